@@ -1,0 +1,1 @@
+"""Data: token shards, layouts of samples, packed batches and counter-based randomness."""

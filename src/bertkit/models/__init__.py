@@ -1,0 +1,1 @@
+"""Models: shared layers, one file per family, heads, and the Hugging Face file formats."""

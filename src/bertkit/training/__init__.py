@@ -1,0 +1,1 @@
+"""Training: the one loop, optimisers, schedules and meters."""
