@@ -1,0 +1,49 @@
+# `make` lists what there is to do. Everything runs in $(VENV), which `make setup` fills from constraints.txt.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made-from-constraints
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup quickstart test lint types tests bench clean
+
+help: ## List the targets
+	@awk -F ': .*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make the virtual environment, with every version pinned
+
+# torch goes first, by itself: it is by far the largest, and the only one whose build differs between machines.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "bertkit needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) torch==2.13.0
+	$(PIP_INSTALL) hatchling
+	$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+quickstart: $(STAMP) ## Pretrain a small BERT on the text of this Python installation (about 5 minutes)
+	$(BIN)/bertkit pretrain quickstart
+
+test: lint types tests ## Check style and types, and run every test
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+# Two processes with one thread each: sums come out the same however many cores there are.
+tests: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+bench: $(STAMP) ## Measure speed and memory on this machine
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean: ## Delete the virtual environment and the tools' caches (runs stay)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

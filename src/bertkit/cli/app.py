@@ -1,0 +1,176 @@
+"""The `bertkit` command: finds the subcommand, runs it, and turns every fault into its exit code.
+
+Nothing here follows a paper; exit codes and streams are those of the command-line contract. A subcommand's module is
+imported only when it is asked for, and imports nothing heavy itself, so that `--help` and `--version` answer at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import logging
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from datetime import datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from bertkit import __version__
+from bertkit.cli.common import spread_arguments, story
+from bertkit.errors import BertkitError, DataError, UsageError
+
+COMMANDS = {
+    "tokenize": "bertkit.cli.tokenize",
+    "pretrain": "bertkit.cli.pretrain",
+    "fill": "bertkit.cli.fill",
+    "runs": "bertkit.cli.runs",
+    "recipes": "bertkit.cli.recipes",
+}
+"""Each subcommand and the module that holds its `app`, in the order of the help page."""
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells have it: stopped by Ctrl-C where there was nothing to save."""
+
+_MACHINE_FAULTS = {
+    errno.ENOSPC: "free some space and run again",
+    errno.EDQUOT: "free some space and run again",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+    errno.EACCES: "check who may read and write there",
+    errno.EPERM: "check who may read and write there",
+    errno.EROFS: "choose a place that can be written",
+    errno.EIO: "check the disk",
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group of commands whose modules are imported when asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if cmd_name not in self.commands:
+            command = typer.main.get_command(importlib.import_module(COMMANDS[cmd_name]).app)
+            command.name = cmd_name
+            self.commands[cmd_name] = command
+        return self.commands[cmd_name]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean `bertkit {near[0]}`?" if near else f"one of: {', '.join(COMMANDS)}"
+            raise UsageError(f"no command named {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(name="bertkit", cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"bertkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback(context_settings={"help_option_names": ["-h", "--help"]})
+def bertkit(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train, evaluate and probe the BERT family: one recipe per paper, runs that reproduce to the bit."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run `bertkit` with these arguments and return its exit code; nothing but SystemExit is ever raised."""
+    story.begin()
+    try:
+        return _run(arguments)
+    finally:
+        story.end()
+
+
+def _run(arguments: Sequence[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(spread_arguments(list(arguments)), prog_name="bertkit", standalone_mode=False)
+        sys.stdout.flush()
+    except BertkitError as fault:
+        return _tell(fault)
+    except TyperException as fault:
+        return _tell_usage(fault)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted; what is left has nowhere to go, Python's own flush at exit included.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except OSError as fault:
+        if fault.errno not in _MACHINE_FAULTS:
+            return _tell_bug(fault)
+        where = f"{fault.filename}: " if fault.filename else ""
+        return _tell(DataError(f"{where}{fault.strerror}; {_MACHINE_FAULTS[fault.errno]}"))
+    except Exception as bug:
+        return _tell_bug(bug)
+    if code == INTERRUPTED:
+        story.error("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """The console entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    sys.exit(run(sys.argv[1:]))
+
+
+def _tell(fault: BertkitError) -> int:
+    story.error(str(fault) or type(fault).__name__)
+    return fault.exit_code
+
+
+def _tell_usage(fault: TyperException) -> int:
+    context = getattr(fault, "ctx", None)
+    text = fault.format_message().strip()
+    if type(fault).__name__ == "NoArgsIsHelpError":
+        print(text, file=sys.stderr)
+        return fault.exit_code
+    help_of = f"; see `{context.command_path} --help`" if context is not None else ""
+    story.error(text.rstrip(".") + help_of)
+    return fault.exit_code
+
+
+def _tell_bug(bug: Exception) -> int:
+    text = "".join(traceback.format_exception(bug))
+    where = story.log_file or _open_log()
+    try:
+        if where is None:
+            handle, name = tempfile.mkstemp(prefix=f"bertkit-{datetime.now():%Y%m%d-%H%M%S}-", suffix=".txt", text=True)
+            os.close(handle)
+            where = Path(name)
+        with where.open("a", encoding="utf-8") as file:
+            file.write(f"arguments: {sys.argv[1:]}\n{text}")
+        told = f"the traceback is in {where}"
+    except OSError as unwritable:
+        told = f"the traceback could not be written ({unwritable}):\n{text}"
+    story.error(f"a bug in bertkit: {type(bug).__name__}: {bug}\n{told}")
+    return BertkitError.exit_code
+
+
+def _open_log() -> Path | None:
+    """The file that a run in progress logs to, if there is one."""
+    for handler in logging.getLogger("bertkit").handlers:
+        if isinstance(handler, logging.FileHandler):
+            return Path(handler.baseFilename)
+    return None

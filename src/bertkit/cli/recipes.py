@@ -1,0 +1,42 @@
+"""`bertkit recipes`: what ships, and what a recipe comes to once `extends` and `--set` are applied.
+
+Nothing here follows a paper. Sibling runs.py looks at what was run; this looks at what can be.
+"""
+
+from __future__ import annotations
+
+from bertkit.cli.common import AsJson, Quiet, RecipeName, SetOption, Verbose, command_app, result, story
+
+app = command_app("List the shipped recipes, or show one in full.")
+
+
+@app.command("list")
+def list_recipes(as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+    """List the recipes that ship: name, kind, title, paper."""
+    from bertkit.recipe.load import shipped_headers
+
+    headers = shipped_headers()
+    if as_json:
+        result(headers, as_json=True)
+        return
+    width = max((len(header["name"]) for header in headers), default=0)
+    for header in headers:
+        result(f"{header['name']:{width}}  {header['kind']}  {header['title'] or ''}")
+    story.info(f"{len(headers)} recipes; `bertkit recipes show NAME` shows one in full")
+
+
+@app.command("show")
+def show_recipe(
+    recipe: RecipeName,
+    overrides: SetOption = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Show a recipe resolved: every setting, defaults included, as YAML (or JSON)."""
+    from bertkit.recipe.hashing import what_hash
+    from bertkit.recipe.load import dump_recipe, load_recipe
+
+    resolved = load_recipe(recipe, overrides or ())
+    result(resolved.model_dump(mode="json") if as_json else dump_recipe(resolved), as_json=as_json)
+    story.info(f"what-hash {what_hash(resolved)}")

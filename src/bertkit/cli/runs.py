@@ -1,0 +1,165 @@
+"""`bertkit runs`: look at runs and check that they are still what they were.
+
+Nothing here follows a paper. Sibling recipes.py shows what can be run; this shows what was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertkit.cli.common import AsJson, Quiet, Verbose, command_app, result, runs_root, story
+from bertkit.errors import DataError
+
+if TYPE_CHECKING:
+    from bertkit.run.directory import RunDirectory
+
+SHOWN_RESULTS = 3
+"""How many figures of a run's results fit in its line of `runs list`."""
+
+app = command_app("List the runs, show one, or verify that its files are what it wrote.")
+
+
+def _complete_run(incomplete: str) -> list[str]:
+    return sorted(path.parent.name for path in runs_root().glob(f"{incomplete}*/run.json"))
+
+
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run directory, or the id of one (`bertkit runs list`).", autocompletion=_complete_run
+    ),
+]
+
+
+@app.command("list")
+def list_runs(as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+    """List the runs under BERTKIT_RUNS (else runs/), the newest first: id, status, steps, start, results."""
+    from bertkit.run.directory import find_runs
+
+    rows = [_row(run) for run in find_runs(runs_root())]
+    if as_json:
+        result(rows, as_json=True)
+        return
+    width = max((len(row["id"]) for row in rows), default=0)
+    for row in rows:
+        started = row["started"][:16].replace("T", " ")
+        figures = _figures(row["result"])
+        result(f"{row['id']:{width}}  {row['status']:7}  {row['steps']:>9,}  {started}  {figures}".rstrip())
+    story.info(f"{len(rows)} runs in {runs_root()}; `bertkit runs show RUN` shows one")
+
+
+@app.command("show")
+def show_run(run: RunName, as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+    """Show a run: what it was asked, how far it got, its newest figures, results and checkpoints."""
+    from bertkit.run.directory import find_run
+
+    found = find_run(run, runs_root())
+    shown = _document(found)
+    if as_json:
+        result(shown, as_json=True)
+        return
+    record = shown["record"]
+    story.table(("field", "value"), [*_summary(shown), *_flat("", record["fingerprints"])], title=found.id)
+    for title in ("metrics", "results"):
+        if shown[title]:
+            story.table((title, "value"), _flat("", shown[title]))
+    if len(record["attempts"]) > 1:
+        attempts = [(a["started"], a.get("ended"), a["status"], a.get("exit_reason")) for a in record["attempts"]]
+        story.table(("started", "ended", "status", "reason"), attempts, title="attempts")
+    result(found.path)
+
+
+@app.command("verify")
+def verify(run: RunName, as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+    """Check every file of a run against its recorded hash; exit code 5 where one is missing, truncated or altered."""
+    from dataclasses import asdict
+
+    from bertkit.run.directory import find_run
+    from bertkit.run.verify import verify_run
+
+    report = verify_run(find_run(run, runs_root()).path)
+    checks = [asdict(check) for check in report.checks]
+    if as_json:
+        result({"run": report.path, "ok": not report.faults, "checks": checks}, as_json=True)
+    else:
+        story.table(("part", "verdict", ""), [(c.name, c.verdict, c.detail) for c in report.checks])
+    report.raise_for_faults()
+    if not as_json:
+        result(report.path)
+
+
+def _row(run: RunDirectory) -> dict[str, Any]:
+    record = run.record
+    try:
+        results = run.results
+    except DataError as error:  # one damaged file does not hide the other runs
+        story.warn(str(error))
+        results = None
+    return {
+        "id": run.id,
+        "kind": record["kind"],
+        "recipe": record["recipe"],
+        "status": run.status,
+        "started": record["started"],
+        "steps": run.steps,
+        "result": results,
+    }
+
+
+def _document(run: RunDirectory) -> dict[str, Any]:
+    """All that is known of a run, as `runs show --json` prints it; checkpoints are listed, not verified."""
+    from bertkit.run.directory import ENVIRONMENT
+    from bertkit.run.files import read_json
+    from bertkit.run.metrics import last_metrics
+
+    environment = run.path / ENVIRONMENT
+    return {
+        "run": run.path,
+        "id": run.id,
+        "status": run.status,
+        "exit_reason": run.exit_reason,
+        "steps": run.steps,
+        "record": run.record,
+        "environment": read_json(environment) if environment.exists() else None,
+        "metrics": last_metrics(run.metrics),
+        "results": run.results,
+        "checkpoints": sorted(path.name for path in run.checkpoints.glob("step-*")),
+    }
+
+
+def _summary(shown: dict[str, Any]) -> list[tuple[str, object]]:
+    record, environment = shown["record"], shown["environment"] or {}
+    git = environment.get("git") or {}
+    rows = [
+        ("status", shown["status"]),
+        ("reason", shown["exit_reason"]),
+        ("kind", record["kind"]),
+        ("recipe", record["recipe"]),
+        ("command", " ".join(record["command"])),
+        ("started", record["started"]),
+        ("ended", record.get("ended")),
+        ("steps", shown["steps"]),
+        ("tokens", record.get("tokens")),
+        ("seed", record.get("seed")),
+        ("what-hash", record["what_hash"]),
+        ("torch", (environment.get("packages") or {}).get("torch")),
+        ("processor", (environment.get("cpu") or {}).get("model")),
+        ("commit", f"{git['commit']}{' (with changes)' if git.get('dirty') else ''}" if git.get("commit") else None),
+        ("checkpoints", ", ".join(shown["checkpoints"]) or None),
+    ]
+    return [(name, value) for name, value in rows if value is not None]
+
+
+def _flat(prefix: str, value: Any) -> list[tuple[str, object]]:
+    """A nested mapping as rows of dotted key and value."""
+    if isinstance(value, dict):
+        return [row for key, item in value.items() for row in _flat(f"{prefix}.{key}" if prefix else str(key), item)]
+    return [(prefix, value)] if value is not None else []
+
+
+def _figures(results: dict[str, Any] | None) -> str:
+    """The first few numbers of a run's results, for one line."""
+    numbers = [(k, v) for k, v in _flat("", results or {}) if isinstance(v, int | float) and not isinstance(v, bool)]
+    return "  ".join(f"{name} {value:.4g}" for name, value in numbers[:SHOWN_RESULTS])

@@ -1,0 +1,266 @@
+"""What a command tells: the story on stderr for people, the result on stdout for programs.
+
+Nothing here follows a paper. The story is Python's own logging under the name `bertkit`, so a line that any layer logs
+is shown here and kept in the run's log.txt alike; sibling common.py holds the options, this file the two streams.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+PLAIN_LINE_SECONDS = 10.0
+"""Where stderr is no terminal, a progress line is printed at most this often."""
+
+logger = logging.getLogger("bertkit")
+
+
+class Meter:
+    """The progress of one piece of work; made by `Story.progress`."""
+
+    def __init__(self, story: Story, label: str, total: int | None, unit: str) -> None:
+        self._story, self._label, self._total, self._unit = story, label, total, unit
+        self._started = self._said = time.monotonic()
+        self._bar: Progress | None = None
+        self.completed = 0
+        self.note = ""
+
+    def advance(self, amount: int = 1, note: str | None = None) -> None:
+        """`amount` more units are done; `note` is a short text shown beside the bar, such as the loss."""
+        self.update(self.completed + amount, note)
+
+    def update(self, completed: int, note: str | None = None) -> None:
+        """In all, `completed` units are done."""
+        self.completed = completed
+        self.note = self.note if note is None else note
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=completed, note=self.note)
+        elif time.monotonic() - self._said >= PLAIN_LINE_SECONDS:
+            self._said = time.monotonic()
+            self._story.line(self.text())
+
+    def text(self) -> str:
+        """One plain line: how far, how fast, how long yet."""
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        rate = self.completed / seconds
+        done = f"{self.completed:,}"
+        if self._total:
+            done += f"/{self._total:,} ({self.completed / self._total:.0%})"
+        parts = [f"{self._label}: {done} {self._unit}", f"{rate:,.0f} {self._unit}/s"]
+        if self._total and rate > 0:
+            parts.append(f"{duration(max(self._total - self.completed, 0) / rate)} left")
+        return ", ".join([*parts, self.note] if self.note else parts)
+
+
+class Story:
+    """Everything meant for people, on stderr.
+
+    `verbosity` is -1 with -q (warnings and errors only), 0 by default, 1 and more with -v (debug lines too). There is
+    neither bar nor colour where stderr is not a terminal, and NO_COLOR is honoured.
+    """
+
+    def __init__(self) -> None:
+        self.log_file: Path | None = None
+        self._verbosity = 0
+        self._level_before = logger.level
+        self._console: Console | None = None
+
+    @property
+    def verbosity(self) -> int:
+        """-1 quiet, 0 usual, 1 and more verbose."""
+        return self._verbosity
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person watches: bars and colours are for terminals only."""
+        return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    @property
+    def console(self) -> Console:
+        """The rich console on stderr, made when first wanted (rich takes a tenth of a second to import)."""
+        if self._console is None or self._console.file is not sys.stderr:
+            from rich.console import Console
+
+            self._console = Console(
+                file=sys.stderr, highlight=False, force_terminal=None if self.is_terminal else False
+            )
+        return self._console
+
+    def begin(self, verbosity: int = 0) -> None:
+        """Start telling: attach the logger's handler and forget what an earlier command of this process set."""
+        self.end()
+        self.log_file = None
+        logger.addHandler(_StoryHandler(self))
+        self._level_before = logger.level
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False  # a library that sets up the root logger would have each line shown twice
+        self.set_verbosity(verbosity)
+        if not self.is_terminal:
+            quiet_library_bars()
+
+    def end(self) -> None:
+        """Stop telling: leave the logger as `begin` found it."""
+        for handler in [h for h in logger.handlers if isinstance(h, _StoryHandler)]:
+            logger.removeHandler(handler)
+            logger.setLevel(self._level_before)
+        logger.propagate = True
+
+    def set_verbosity(self, verbosity: int) -> None:
+        """Choose what is shown; what is logged to a file stays complete."""
+        self._verbosity = verbosity
+        level = logging.WARNING if verbosity < 0 else logging.DEBUG if verbosity > 0 else logging.INFO
+        for handler in logger.handlers:
+            if isinstance(handler, _StoryHandler):
+                handler.setLevel(level)
+        if verbosity < 0:
+            quiet_library_bars()
+
+    def debug(self, text: str) -> None:
+        """Shown with -v only."""
+        logger.debug("%s", text)
+
+    def info(self, text: str) -> None:
+        """Shown unless -q."""
+        logger.info("%s", text)
+
+    def warn(self, text: str) -> None:
+        """Shown always."""
+        logger.warning("%s", text)
+
+    def error(self, text: str) -> None:
+        """Shown always; the command ends with its fault's exit code."""
+        logger.error("%s", text)
+
+    def line(self, text: str, style: str | None = None) -> None:
+        """A line shown unless -q and not logged, such as one of a progress report."""
+        if self._verbosity >= 0:
+            self._write(text, style)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
+        """A table for people: aligned text, figures to the right; shown unless -q.
+
+        On a terminal rich draws it; elsewhere columns are parted by two blanks and never cut, so that a log holds all.
+        """
+        cells = [["" if cell is None else f"{cell}" for cell in row] for row in rows]
+        right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
+        if self._verbosity < 0:
+            return
+        if not self.is_terminal:
+            self._plain_table(columns, cells, right, title)
+            return
+        from rich.markup import escape
+        from rich.table import Table
+
+        drawn = Table(title=escape(title) if title else None, title_justify="left", box=None, header_style="bold")
+        for name, to_right in zip(columns, right, strict=True):
+            drawn.add_column(escape(name), justify="right" if to_right else "left", overflow="fold")
+        for row in cells:
+            drawn.add_row(*(escape(cell) for cell in row))
+        self.console.print(drawn)
+
+    @contextmanager
+    def progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[Meter]:
+        """Show the progress of a piece of work: a bar on a terminal, else now and then a plain line."""
+        meter = Meter(self, label, total, unit)
+        if self._verbosity < 0 or not self.is_terminal:
+            yield meter
+            if self._verbosity >= 0 and meter.completed and meter._said > meter._started:
+                self.line(meter.text())
+            return
+        from rich import progress as bars
+
+        columns = (
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn(unit),
+            bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.fields[note]}", markup=False),
+        )
+        with bars.Progress(*columns, console=self.console, transient=True) as bar:
+            bar.add_task(label, total=total, note="")
+            meter._bar = bar
+            yield meter
+
+    def _plain_table(
+        self, columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], title: str | None
+    ) -> None:
+        widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
+        if title:
+            self._write(title)
+        for row in [columns, *cells]:
+            padded = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+            self._write("  ".join(padded).rstrip())
+
+    def _write(self, text: str, style: str | None = None) -> None:
+        if self.is_terminal:
+            self.console.print(text, style=style, markup=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+class _StoryHandler(logging.Handler):
+    """Shows log records as the story."""
+
+    _prefix: Mapping[int, str] = {logging.WARNING: "warning: ", logging.ERROR: "error: ", logging.CRITICAL: "error: "}
+    _style: Mapping[int, str] = {logging.DEBUG: "dim", logging.WARNING: "yellow", logging.ERROR: "red"}
+
+    def __init__(self, story: Story) -> None:
+        super().__init__()
+        self._story = story
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self._prefix.get(record.levelno, "") + record.getMessage()
+        self._story._write(text, self._style.get(record.levelno))
+
+
+def quiet_library_bars() -> None:
+    """Keep the libraries' own bars off a log file; a value that the user set stays."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+
+def duration(seconds: float) -> str:
+    """A length of time as people say it: 8 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
+    whole = round(seconds)
+    for size, unit, smaller_size, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // smaller_size} {smaller}"
+    return f"{whole} s"
+
+
+def jsonable(value: Any) -> Any:
+    """`value` as JSON can hold it: paths become text, numpy numbers Python's, NaN and infinity null."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item") and not isinstance(value, bool | int | float | str):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def result(value: object, *, as_json: bool = False, stream: TextIO | None = None) -> None:
+    """Write the command's result to stdout: `value` as one line of text, or as one JSON document with `as_json`."""
+    out = stream or sys.stdout
+    text = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False) if as_json else str(value)
+    out.write(text.rstrip("\n") + "\n")
+    out.flush()
+
+
+story = Story()
+"""The one story of this process."""

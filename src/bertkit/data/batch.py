@@ -1,0 +1,196 @@
+"""The one batch format: tokens of all sequences end to end, no padding between the embedding and the head.
+
+Attention alone knows where sequences end. For torch's scaled dot-product attention, which wants rectangles, the
+sequences are gathered by length into a few blocks; which rows go where is worked out here, once a batch, outside the
+step.
+
+    ids_T          [CLS] the cat [SEP] [CLS] a [MASK] returns a list [SEP]
+    cu_seqlens_B1  0                   4                                  11
+    target_index_M                            6
+
+Shapes: T packed tokens, B sequences, b sequences of one block, S its longest sequence, P = sum of b*S, M predicted
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertkit.data.samples import Samples
+
+BLOCK_WASTE = 0.25
+"""A block takes in shorter sequences while at most this share of a row would be padding."""
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """A rectangle of sequences; `mask_b11S` is true at real tokens, and None where no row is padded."""
+
+    sequences: int
+    length: int
+    mask_b11S: Tensor | None
+
+
+@dataclass(frozen=True)
+class PackedSequences:
+    """Where sequences begin and end, and how attention gathers them into blocks.
+
+    Attributes:
+        cu_seqlens_B1: int32, where each sequence starts, and T.
+        max_length: of the longest sequence.
+        blocks: the rectangles, longest first.
+        gather_P: for each cell of the blocks, row after row, the packed token that stands there (any token where the
+            cell is padding); None where the packed order is already that of one unpadded block.
+        scatter_T: for each packed token, its cell in the blocks.
+    """
+
+    cu_seqlens_B1: Tensor
+    max_length: int
+    blocks: tuple[AttentionBlock, ...]
+    gather_P: Tensor | None
+    scatter_T: Tensor | None
+
+    @property
+    def num_sequences(self) -> int:
+        return self.cu_seqlens_B1.numel() - 1
+
+    def as_one_block(self) -> PackedSequences:
+        """The same sequences in one block, in their own order: for those who want to see all attention maps at once."""
+        device = self.cu_seqlens_B1.device
+        return PackedSequences.from_lengths(self.cu_seqlens_B1.diff().cpu().numpy(), shortest_share=0.0).to(device)
+
+    @classmethod
+    def from_lengths(
+        cls, lengths: Sequence[int] | NDArray[np.int64], *, shortest_share: float = 1 - BLOCK_WASTE
+    ) -> PackedSequences:
+        """Plan the blocks for sequences of these lengths (each at least 1).
+
+        Args:
+            lengths: tokens of each sequence.
+            shortest_share: a block takes in sequences of at least this share of its longest one's length; with 0 there
+                is one block, in the order of the sequences.
+        """
+        lengths_B = np.asarray(lengths, dtype=np.int64)
+        cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
+        cu_tensor = torch.from_numpy(cu_seqlens_B1.astype(np.int32))
+        longest = int(lengths_B.max())
+        if int(lengths_B.min()) == longest:
+            block = AttentionBlock(lengths_B.size, longest, None)
+            return cls(cu_tensor, longest, (block,), None, None)
+        order_B = np.argsort(-lengths_B, kind="stable") if shortest_share > 0 else np.arange(lengths_B.size)
+        blocks: list[AttentionBlock] = []
+        gathers: list[NDArray[np.int64]] = []
+        scatter_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
+        offset = first = 0
+        while first < order_B.size:
+            length = int(lengths_B[order_B[first:]].max())
+            fits = lengths_B[order_B[first:]] >= np.ceil(length * shortest_share)
+            members_b = order_B[first : first + int(fits.sum())]
+            column_S = np.arange(length)
+            real_bS = column_S < lengths_B[members_b, None]
+            token_bS = cu_seqlens_B1[members_b, None] + np.where(real_bS, column_S, 0)
+            cell_bS = offset + np.arange(members_b.size)[:, None] * length + column_S
+            scatter_T[token_bS[real_bS]] = cell_bS[real_bS]
+            gathers.append(token_bS.ravel())
+            mask = None if real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
+            blocks.append(AttentionBlock(members_b.size, length, mask))
+            offset += token_bS.size
+            first += members_b.size
+        gather_P = torch.from_numpy(np.concatenate(gathers))
+        return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T))
+
+    def to(self, device: torch.device) -> PackedSequences:
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=True)
+
+        return PackedSequences(
+            self.cu_seqlens_B1.to(device, non_blocking=True),
+            self.max_length,
+            tuple(replace(block, mask_b11S=move(block.mask_b11S)) for block in self.blocks),
+            move(self.gather_P),
+            move(self.scatter_T),
+        )
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """What a model reads and an objective compares with.
+
+    Attributes:
+        ids_T, token_types_T, positions_T: int64.
+        sequences: where sequences begin and end.
+        target_index_M, target_id_M: positions in T to predict and the ids that stood there.
+        labels: per-sequence labels by objective, each of shape B.
+    """
+
+    ids_T: Tensor
+    token_types_T: Tensor
+    positions_T: Tensor
+    sequences: PackedSequences
+    target_index_M: Tensor
+    target_id_M: Tensor
+    labels: Mapping[str, Tensor]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.ids_T.numel()
+
+    @property
+    def num_sequences(self) -> int:
+        return self.sequences.num_sequences
+
+    @property
+    def first_token_B(self) -> Tensor:
+        """The packed position of each sequence's first token, where a classifier reads."""
+        return self.sequences.cu_seqlens_B1[:-1].long()
+
+    @classmethod
+    def from_samples(cls, samples: Samples) -> PackedBatch:
+        return cls(
+            ids_T=torch.from_numpy(np.ascontiguousarray(samples.ids_T)),
+            token_types_T=torch.from_numpy(np.ascontiguousarray(samples.token_types_T)),
+            positions_T=torch.from_numpy(samples.position_T),
+            sequences=PackedSequences.from_lengths(samples.lengths_B),
+            target_index_M=torch.from_numpy(np.ascontiguousarray(samples.target_index_M)),
+            target_id_M=torch.from_numpy(np.ascontiguousarray(samples.target_id_M)),
+            labels={name: torch.from_numpy(np.ascontiguousarray(label)) for name, label in samples.labels.items()},
+        )
+
+    @classmethod
+    def from_ids(cls, ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] | None = None) -> PackedBatch:
+        """A batch of given token ids without targets, for inference."""
+        if not ids or not all(len(sequence) for sequence in ids):
+            raise ValueError("a batch needs at least one sequence, and every sequence at least one token")
+        lengths_B = [len(sequence) for sequence in ids]
+        ids_T = torch.tensor([token for sequence in ids for token in sequence], dtype=torch.int64)
+        if token_types is None:
+            token_types_T = torch.zeros_like(ids_T)
+        else:
+            token_types_T = torch.tensor([kind for sequence in token_types for kind in sequence], dtype=torch.int64)
+        none_M = torch.empty(0, dtype=torch.int64)
+        return cls(
+            ids_T=ids_T,
+            token_types_T=token_types_T,
+            positions_T=torch.cat([torch.arange(length) for length in lengths_B]),
+            sequences=PackedSequences.from_lengths(lengths_B),
+            target_index_M=none_M,
+            target_id_M=none_M,
+            labels={},
+        )
+
+    def to(self, device: torch.device) -> PackedBatch:
+        if device == self.ids_T.device:
+            return self
+        moved = {
+            entry.name: getattr(self, entry.name).to(device, non_blocking=True)
+            for entry in fields(self)
+            if entry.name != "labels"
+        }
+        labels = {name: label.to(device, non_blocking=True) for name, label in self.labels.items()}
+        return PackedBatch(**moved, labels=labels)

@@ -1,0 +1,32 @@
+"""The data noun of a recipe: which text, cut into which samples.
+
+Shared by every pretraining recipe; what a sample looks like is its layout's business (see layouts/).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from bertkit.data.layouts import AnyLayout, SegmentPair
+from bertkit.settings import Settings
+from bertkit.text.sources import SourceOptions
+
+
+class DataConfig(Settings):
+    """Where the text comes from and how it becomes samples."""
+
+    sources: list[str] = Field(
+        ["builtin:pydocs"], min_length=1, description="Files, directories, globs, hub:ORG/NAME or builtin:pydocs."
+    )
+    reading: SourceOptions = Field(default_factory=SourceOptions, description="How the sources are read.")
+    layout: AnyLayout = Field(default_factory=SegmentPair, description="How text becomes samples.")
+    sequence_length: int = Field(512, ge=8, description="Tokens of the longest sample, special tokens included.")
+    static_copies: int | None = Field(
+        None,
+        ge=1,
+        description="How many fixed copies of the corpus are made, each with its own pairs and masks, used in turn,"
+        " one an epoch; null draws them anew in every epoch (dynamic masking).",
+    )
+    held_out: float = Field(
+        0.01, gt=0, lt=1, description="Share of the documents that is never trained on, for the held-out figures."
+    )

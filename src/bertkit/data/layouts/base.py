@@ -1,0 +1,70 @@
+"""What a layout is: it plans an epoch's samples from the corpus, then assembles those that a batch asks for.
+
+A plan is a table with one row a sample, saying which token ranges it is made of; it is a pure function of the corpus,
+the draws and the epoch, so it can be made again anywhere, and small enough to keep on disk.
+
+Shapes: N documents, R rows (samples) of a plan, B rows asked for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.settings import Settings
+
+Plan = NDArray[Any]
+Ranges = NDArray[np.int64]
+
+
+class Layout(Settings, ABC):
+    """How text becomes samples. A layout is its own settings: plain data that travels to workers."""
+
+    special_tokens: ClassVar[int]
+    """Separator and classifier tokens in every sample."""
+
+    labels: ClassVar[tuple[str, ...]] = ()
+    """The per-sequence labels that it makes, by the name of the objective that they serve."""
+
+    epoch_dependent: ClassVar[bool]
+    """Whether every epoch (or static copy) has a plan of its own."""
+
+    @property
+    def choice(self) -> str:
+        """The name by which a recipe chooses it."""
+        return str(type(self).model_fields["name"].default)
+
+    @abstractmethod
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        """A structured array of R rows, in corpus order.
+
+        Args:
+            shards: the corpus.
+            documents_N2: each document's first segment and the segment behind its last.
+            sequence_length: tokens of the longest sample, special tokens included.
+            draw: the source of every choice.
+            epoch: which epoch, or which static copy.
+        """
+
+    @abstractmethod
+    def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
+        """The samples of these rows, end to end, not yet corrupted."""
+
+
+class Address:
+    """Where samples stand in the stream: what their draws are keyed by.
+
+    Attributes:
+        epoch_B: the epoch, or the static copy, of each sample.
+        sample_B: the row of each sample in its epoch's plan.
+    """
+
+    def __init__(self, epoch_B: NDArray[np.int64], sample_B: NDArray[np.int64]) -> None:
+        self.epoch_B = epoch_B
+        self.sample_B = sample_B

@@ -1,0 +1,110 @@
+"""Runs of whole sentences: [CLS] sentence sentence ... [SEP], as many as fit.
+
+Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.2. FULL-SENTENCES goes on into the next document behind a
+separator; DOC-SENTENCES stops at the end of a document. Sibling of segment_pair.py, whose samples are two segments
+with a label.
+
+A sentence longer than a sample is cut into samples of its own. The plan is the same in every epoch, as in the released
+code: only the order and the masks change.
+
+Shapes: N documents, R planned runs, B runs asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from bertkit.data.layouts.base import Address, Layout, Plan, Ranges
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+
+_ROW = np.dtype([("start", "<u8"), ("end", "<u8")])
+
+
+class _Sentences(Layout):
+    special_tokens: ClassVar[int] = 2
+    epoch_dependent: ClassVar[bool] = False
+
+    def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
+        document_token_N1 = shards.segment_start_S1[shards.document_start_D1]
+        sequences: list[np.ndarray] = []
+        for start, end in plan_B.tolist():
+            low, high = np.searchsorted(document_token_N1, [start + 1, end])
+            edges = [start, *document_token_N1[low:high].tolist(), end]
+            pieces: list[np.ndarray] = [np.array([vocabulary.cls_id])]
+            for left, right in pairwise(edges):
+                pieces += [shards.tokens_between(left, right), np.array([vocabulary.sep_id])]
+            sequences.append(np.concatenate(pieces))
+        ids_T = np.concatenate(sequences).astype(np.int64)
+        cu_seqlens_B1 = np.concatenate([[0], np.cumsum([sequence.size for sequence in sequences])])
+        special_T = (ids_T == vocabulary.cls_id) | (ids_T == vocabulary.sep_id)
+        return Samples(
+            ids_T=ids_T,
+            token_types_T=np.zeros_like(ids_T),
+            special_T=special_T,
+            cu_seqlens_B1=cu_seqlens_B1,
+            epoch_B=address.epoch_B,
+            sample_B=address.sample_B,
+        )
+
+
+class DocSentences(_Sentences):
+    """Runs that stop at the end of their document."""
+
+    name: Literal["doc-sentences"] = "doc-sentences"
+
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        room = sequence_length - self.special_tokens
+        rows: list[tuple[int, int]] = []
+        for low, high in documents_N2.tolist():
+            rows += _fill(shards.segment_start_S1[low : high + 1].tolist(), room)
+        return np.array(rows, dtype=_ROW)
+
+
+class FullSentences(_Sentences):
+    """Runs that go on into the next document, with a separator between the two."""
+
+    name: Literal["full-sentences"] = "full-sentences"
+
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        room = sequence_length - self.special_tokens
+        rows: list[tuple[int, int]] = []
+        run_starts = np.flatnonzero(np.r_[True, documents_N2[1:, 0] != documents_N2[:-1, 1]])
+        for run in np.split(documents_N2, run_starts[1:]):
+            # A separator costs one token: shifting every document by its number in the run makes room for it.
+            starts, shifts = [], []
+            for number, (low, high) in enumerate(run.tolist()):
+                segment_starts = shards.segment_start_S1[low:high].tolist()
+                starts += [start + number for start in segment_starts]
+                shifts += [number] * len(segment_starts)
+            starts.append(int(shards.segment_start_S1[run[-1, 1]]) + len(run) - 1)
+            shifts.append(len(run) - 1)
+            rows += _fill_shifted(starts, shifts, room)
+        return np.array(rows, dtype=_ROW)
+
+
+def _fill(starts: list[int], room: int) -> list[tuple[int, int]]:
+    """Token ranges of whole segments, each of at most `room` tokens; a longer segment is cut."""
+    return _fill_shifted(starts, [0] * len(starts), room)
+
+
+def _fill_shifted(starts: list[int], shifts: list[int], room: int) -> list[tuple[int, int]]:
+    """The same over starts that were moved up by `shifts` to make room for separators; ranges are in tokens."""
+    rows: list[tuple[int, int]] = []
+    segment, last = 0, len(starts) - 1
+    while segment < last:
+        end = bisect_right(starts, starts[segment] + room, lo=segment) - 1
+        if end > segment:
+            # Room is measured in shifted positions, separators included; the range itself is in tokens.
+            rows.append((starts[segment] - shifts[segment], starts[end] - shifts[end]))
+            segment = end
+            continue
+        token, stop = starts[segment] - shifts[segment], starts[segment + 1] - shifts[segment + 1]
+        rows += [(left, min(left + room, stop)) for left in range(token, stop, room)]
+        segment += 1
+    return rows

@@ -1,0 +1,122 @@
+"""Samples on their way to a batch: token ids end to end, in numpy, before and after an objective's corruption.
+
+A layout assembles samples, objectives corrupt them and mark targets, and batch.py turns them into tensors. All of it
+is a pure function of the seed and the sample's address, so it can run in any worker.
+
+Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.data.random import Draw
+from bertkit.text.tokenizer import Tokenizer
+
+Integers = NDArray[np.int64]
+_NO_TARGETS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What corruption needs to know of a tokenizer; plain data, so it travels to workers."""
+
+    size: int
+    pad_id: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+    word_start_V: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+        return cls(
+            size=tokenizer.vocab_size,
+            pad_id=tokenizer.pad_id,
+            cls_id=tokenizer.cls_id,
+            sep_id=tokenizer.sep_id,
+            mask_id=tokenizer.mask_id,
+            word_start_V=tokenizer.word_start_V,
+        )
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Sequences laid end to end.
+
+    Attributes:
+        ids_T: token ids.
+        token_types_T: 0 for the first segment, 1 for the second.
+        special_T: true where a token is a separator or classifier token, which no objective may corrupt.
+        cu_seqlens_B1: where each sequence starts, and T.
+        epoch_B, sample_B: the address of each sequence for draws.
+        target_index_M, target_id_M: positions in T to predict, ascending, and the original ids there.
+        labels: per-sequence labels by objective, each of shape B.
+    """
+
+    ids_T: Integers
+    token_types_T: Integers
+    special_T: NDArray[np.bool_]
+    cu_seqlens_B1: Integers
+    epoch_B: Integers
+    sample_B: Integers
+    target_index_M: Integers = field(default_factory=lambda: _NO_TARGETS)
+    target_id_M: Integers = field(default_factory=lambda: _NO_TARGETS)
+    labels: Mapping[str, Integers] = field(default_factory=dict)
+
+    @cached_property
+    def lengths_B(self) -> Integers:
+        return np.diff(self.cu_seqlens_B1)
+
+    @cached_property
+    def sequence_T(self) -> Integers:
+        """Which sequence each token belongs to."""
+        return np.repeat(np.arange(self.lengths_B.size), self.lengths_B)
+
+    @cached_property
+    def position_T(self) -> Integers:
+        """Each token's position in its sequence."""
+        return np.arange(self.ids_T.size) - self.cu_seqlens_B1[self.sequence_T]
+
+    def uniform_T(self, draw: Draw, purpose: str) -> NDArray[np.float64]:
+        """One uniform number in [0, 1) for every token, addressed by epoch, sample and position."""
+        sequence_T = self.sequence_T
+        return draw.uniform(
+            purpose, epoch=self.epoch_B[sequence_T], sample=self.sample_B[sequence_T], position=self.position_T
+        )
+
+    def with_changes(self, **changes: Any) -> Samples:
+        return replace(self, **changes)
+
+    def split(self, max_tokens: int | None) -> Iterator[Samples]:
+        """Runs of whole sequences of at most `max_tokens` tokens each; a longer sequence stands alone."""
+        if max_tokens is None or self.ids_T.size <= max_tokens:
+            yield self
+            return
+        first = 0
+        while first < self.lengths_B.size:
+            limit = self.cu_seqlens_B1[first] + max_tokens
+            last = max(first + 1, int(np.searchsorted(self.cu_seqlens_B1, limit, side="right")) - 1)
+            yield self._between(first, last)
+            first = last
+
+    def _between(self, first: int, last: int) -> Samples:
+        start, end = self.cu_seqlens_B1[[first, last]]
+        low, high = np.searchsorted(self.target_index_M, [start, end])
+        return Samples(
+            ids_T=self.ids_T[start:end],
+            token_types_T=self.token_types_T[start:end],
+            special_T=self.special_T[start:end],
+            cu_seqlens_B1=self.cu_seqlens_B1[first : last + 1] - start,
+            epoch_B=self.epoch_B[first:last],
+            sample_B=self.sample_B[first:last],
+            target_index_M=self.target_index_M[low:high] - start,
+            target_id_M=self.target_id_M[low:high],
+            labels={name: label_B[first:last] for name, label_B in self.labels.items()},
+        )

@@ -1,0 +1,241 @@
+"""The stream of training batches: step number in, batch out, for any number of workers.
+
+Every batch is a pure function of (seed, stage, step): the epoch's plan says what the samples are, a Feistel permutation
+says in which order they come, and counter-based draws corrupt them. Nothing has to be remembered to resume, and torch's
+DataLoader can hand steps to workers in any way it likes.
+
+Shapes: N documents, B sequences of a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.layouts import Address, Layout
+from bertkit.data.layouts.base import Plan, Ranges
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.errors import DataError
+
+_FEW_DOCUMENTS = 50
+
+
+class Corruption(Protocol):
+    """The part of an objective that works on samples, in a worker."""
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples: ...
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """What decides the samples of one stage. Plain data: travels to workers and into a plan's address."""
+
+    seed: int
+    scope: str
+    layout: Layout
+    sequence_length: int
+    static_copies: int | None
+
+    @property
+    def draw(self) -> Draw:
+        return Draw(self.seed, self.scope)
+
+    def copy_of(self, epoch: int) -> int:
+        """Which set of draws an epoch uses: its own, or one of the static copies in turn."""
+        return epoch if self.static_copies is None else epoch % self.static_copies
+
+
+def split_documents(shards: TokenShards, held_out: float, seed: int) -> tuple[Ranges, Ranges]:
+    """Training and held-out documents, as ranges of segments, each of shape N x 2.
+
+    Whole documents are held out, chosen by a draw on their number. A corpus of fewer than 50 documents gives the last
+    segments of each document instead, so that a text without blank lines can be trained on too.
+
+    Raises:
+        DataError: if the corpus has fewer than two segments.
+    """
+    starts_D1 = shards.document_start_D1
+    documents_N2 = np.stack([starts_D1[:-1], starts_D1[1:]], axis=1).astype(np.int64)
+    if len(documents_N2) < _FEW_DOCUMENTS:
+        length_N = documents_N2[:, 1] - documents_N2[:, 0]
+        kept_N = np.where(length_N > 1, np.minimum(np.ceil(length_N * (1 - held_out)), length_N - 1), length_N)
+        middle_N = documents_N2[:, 0] + kept_N.astype(np.int64)
+        training = np.stack([documents_N2[:, 0], middle_N], axis=1)
+        held = np.stack([middle_N, documents_N2[:, 1]], axis=1)
+        held = held[held[:, 0] < held[:, 1]]
+    else:
+        uniform_N = Draw(seed).uniform("held-out", sample=np.arange(len(documents_N2)))
+        threshold = max(held_out, float(np.sort(uniform_N)[0]))
+        held, training = documents_N2[uniform_N <= threshold], documents_N2[uniform_N > threshold]
+    if not len(held) or not len(training):
+        raise DataError(
+            f"{shards.directory}: the corpus has {shards.num_segments} segment(s) in {shards.num_documents}"
+            " document(s), too few to hold any out; give more text"
+        )
+    return training, held
+
+
+class SampleStream:
+    """All samples of a stage in the order of training: epoch after epoch, each in its own permutation."""
+
+    def __init__(
+        self, spec: SampleSpec, shards: TokenShards, documents_N2: Ranges, plan_directory: Path | None
+    ) -> None:
+        self.spec = spec
+        self.shards = shards
+        self.documents_N2 = documents_N2
+        self.plan_directory = plan_directory
+        self._plan = lru_cache(maxsize=2)(self._make_plan)
+        self._lengths: list[int] = []
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"spec": self.spec, "shards": self.shards, "documents": self.documents_N2, "plans": self.plan_directory}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__init__(state["spec"], state["shards"], state["documents"], state["plans"])  # type: ignore[misc, arg-type]  # same types out as in
+
+    def plan(self, epoch: int) -> Plan:
+        """The plan of an epoch; kept on disk, so that each is made once for all workers and resumes."""
+        return self._plan(self.spec.copy_of(epoch) if self.spec.layout.epoch_dependent else 0)
+
+    def epoch_length(self, epoch: int) -> int:
+        """Samples in an epoch."""
+        while len(self._lengths) <= epoch:
+            self._lengths.append(len(self.plan(len(self._lengths))))
+        return self._lengths[epoch]
+
+    def samples(self, first: int, count: int, vocabulary: Vocabulary) -> Samples:
+        """Samples `first` to `first + count` of the stream, uncorrupted, with the address that their draws are keyed
+        by."""
+        plans: list[Plan] = []
+        addresses: list[Address] = []
+        for epoch, offset, taken in self._runs(first, count):
+            length = self.epoch_length(epoch)
+            row_B = self.spec.draw.permuted("order", np.arange(offset, offset + taken), size=length, epoch=epoch)
+            plans.append(self.plan(epoch)[row_B])
+            addresses.append(Address(np.full(taken, self.spec.copy_of(epoch)), row_B))
+        address = Address(
+            np.concatenate([part.epoch_B for part in addresses]), np.concatenate([part.sample_B for part in addresses])
+        )
+        return self.spec.layout.assemble(self.shards, np.concatenate(plans), vocabulary, address)
+
+    def _runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """The stretch of the stream as (epoch, offset in it, number of samples)."""
+        epoch, offset = 0, first
+        while offset >= self.epoch_length(epoch):
+            offset -= self.epoch_length(epoch)
+            epoch += 1
+        while count:
+            taken = min(count, self.epoch_length(epoch) - offset)
+            yield epoch, offset, taken
+            count -= taken
+            epoch, offset = epoch + 1, 0
+
+    def _make_plan(self, copy: int) -> Plan:
+        path = None if self.plan_directory is None else self.plan_directory / self._address() / f"plan-{copy:05d}.npy"
+        if path is not None and path.exists():
+            return np.load(path, mmap_mode="r")
+        spec = self.spec
+        plan = spec.layout.plan(self.shards, self.documents_N2, spec.sequence_length, spec.draw, copy)
+        if not len(plan):
+            raise DataError(
+                f"{self.shards.directory}: {self.shards.tokens} tokens of text make no sample of layout"
+                f" {spec.layout.choice!r} at sequence_length {spec.sequence_length}; give more text"
+            )
+        if path is not None:
+            _save_atomically(path, plan)
+        return plan
+
+    def _address(self) -> str:
+        spec = self.spec
+        decides = {
+            "seed": spec.seed,
+            "scope": spec.scope,
+            "layout": spec.layout.model_dump(mode="json"),
+            "sequence_length": spec.sequence_length,
+            "shards": self.shards.fingerprint,
+            "documents": hashlib.sha256(self.documents_N2.tobytes()).hexdigest(),
+        }
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _save_atomically(path: Path, plan: Plan) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        np.save(file, plan)
+    os.replace(file.name, path)
+
+
+class StepBatches(Dataset[list[PackedBatch]]):
+    """Step number in, that step's micro-batches out."""
+
+    def __init__(
+        self,
+        stream: SampleStream,
+        vocabulary: Vocabulary,
+        corruptions: Sequence[Corruption],
+        *,
+        batch_sequences: int,
+        micro_batch_tokens: int | None,
+    ) -> None:
+        self.stream = stream
+        self.vocabulary = vocabulary
+        self.corruptions = tuple(corruptions)
+        self.batch_sequences = batch_sequences
+        self.micro_batch_tokens = micro_batch_tokens
+
+    def samples(self, step: int) -> Samples:
+        """The whole batch of a step (0-based in its stage), corrupted, before it is split."""
+        samples = self.stream.samples(step * self.batch_sequences, self.batch_sequences, self.vocabulary)
+        for corruption in self.corruptions:
+            samples = corruption.corrupt(samples, self.vocabulary, self.stream.spec.draw)
+        return samples
+
+    def __getitem__(self, step: int) -> list[PackedBatch]:
+        return [PackedBatch.from_samples(part) for part in self.samples(step).split(self.micro_batch_tokens)]
+
+    def check_enough(self) -> None:
+        """Raise DataError if the corpus is shorter than one batch."""
+        length = self.stream.epoch_length(0)
+        if length < self.batch_sequences:
+            raise DataError(
+                f"{self.stream.shards.directory}: the text makes {length} samples of at most"
+                f" {self.stream.spec.sequence_length} tokens, fewer than one batch of {self.batch_sequences}; give more"
+                f" text, or --set optimisation.batch_sequences={max(1, length)} or less"
+            )
+
+    def loader(self, steps: range, *, workers: int) -> Iterator[list[PackedBatch]]:
+        """The batches of these steps in order, prepared ahead by `workers` processes (0: in this one)."""
+        loader = DataLoader(
+            self,
+            batch_size=None,
+            sampler=steps,
+            num_workers=workers,
+            prefetch_factor=4 if workers else None,
+            worker_init_fn=_quiet_worker if workers else None,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # the loader seeds its workers from here, not from the generator of dropout
+        )
+        return iter(loader)
+
+
+def _quiet_worker(worker: int) -> None:
+    """One thread a worker: the cores belong to the training step. Signals are the parent's to handle."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,112 @@
+"""Figures on text that was never trained on: loss, accuracy, the unigram baseline, pseudo-perplexity.
+
+Salazar et al. 2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: each token masked in turn). `perplexity` here is
+the exponential of the masked-LM loss at the recipe's own masking, which is cheaper and lower-is-better alike, but another
+quantity.
+
+Shapes: T packed tokens, B sequences, M predicted tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.stream import Corruption, SampleStream
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import Objective
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.training.engine import Engine
+from bertkit.training.step import evaluate, weighted_loss
+
+_MAX_EXPONENT = 700.0
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out samples of one stage, the same at every look.
+
+    Attributes:
+        samples: before corruption.
+        batches: corrupted, in micro-batches.
+        objectives: what is measured.
+    """
+
+    samples: Samples
+    batches: tuple[PackedBatch, ...]
+    objectives: tuple[Objective, ...]
+
+    @classmethod
+    def prepare(
+        cls,
+        stream: SampleStream,
+        vocabulary: Vocabulary,
+        objectives: Sequence[Objective],
+        *,
+        sequences: int,
+        micro_batch_tokens: int,
+    ) -> HeldOut:
+        """The first `sequences` samples of the held-out stream, or as many as one pass has."""
+        count = min(sequences, stream.epoch_length(0))
+        samples = stream.samples(0, count, vocabulary)
+        corrupted = samples
+        corruptions: Sequence[Corruption] = objectives
+        for corruption in corruptions:
+            corrupted = corruption.corrupt(corrupted, vocabulary, stream.spec.draw)
+        batches = tuple(PackedBatch.from_samples(part) for part in corrupted.split(micro_batch_tokens))
+        return cls(samples, batches, tuple(objectives))
+
+    def figures(self, model: PretrainingModel, engine: Engine) -> dict[str, Any]:
+        """Loss, and by term: loss, accuracy, and for the masked LM its perplexity."""
+        totals = evaluate(model, self.objectives, self.batches, engine)
+        figures: dict[str, Any] = {"loss": weighted_loss(totals, self.objectives)}
+        for name, total in totals.items():
+            figures |= {f"loss/{name}": total.mean, f"accuracy/{name}": total.accuracy}
+        if "masked_lm" in totals:
+            figures["perplexity"] = math.exp(min(totals["masked_lm"].mean, _MAX_EXPONENT))
+        return figures
+
+    def unigram_accuracy(self, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:
+        """Accuracy of always predicting the most frequent token of the corpus, on these targets."""
+        target_id_M = torch.cat([batch.target_id_M for batch in self.batches])
+        return float((target_id_M == int(token_counts_V.argmax())).double().mean())
+
+    def pseudo_perplexity(
+        self, model: PretrainingModel, vocabulary: Vocabulary, engine: Engine, *, sequences: int
+    ) -> float:
+        """exp of the mean negative log-likelihood of each ordinary token when it alone is masked."""
+        total, count = 0.0, 0
+        objective = MaskedLM()
+        for one in list(self.samples.split(1))[:sequences]:
+            copies = _each_token_masked(one, vocabulary)
+            batches = [PackedBatch.from_samples(part) for part in copies.split(engine.micro_batch_tokens)]
+            term = evaluate(model, [objective], batches, engine)[objective.term]
+            total, count = total + term.sum, count + term.count
+        return math.exp(min(total / max(1, count), _MAX_EXPONENT))
+
+
+def _each_token_masked(one: Samples, vocabulary: Vocabulary) -> Samples:
+    """A copy of the sequence for each of its ordinary tokens, with that token masked."""
+    position_M = np.flatnonzero(~one.special_T)
+    length, copies = one.ids_T.size, position_M.size
+    target_index_M = np.arange(copies) * length + position_M
+    ids_T = np.tile(one.ids_T, copies)
+    ids_T[target_index_M] = vocabulary.mask_id
+    return Samples(
+        ids_T=ids_T,
+        token_types_T=np.tile(one.token_types_T, copies),
+        special_T=np.tile(one.special_T, copies),
+        cu_seqlens_B1=np.arange(copies + 1) * length,
+        epoch_B=np.repeat(one.epoch_B, copies),
+        sample_B=np.repeat(one.sample_B, copies),
+        target_index_M=target_index_M,
+        target_id_M=one.ids_T[position_M],
+    )
+

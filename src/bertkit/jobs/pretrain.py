@@ -1,0 +1,298 @@
+"""Pretraining: a recipe in, a run directory out.
+
+Puts the parts together: text becomes shards, shards become batches, the loop takes its steps, and what is worth keeping
+goes into the run directory. Serves every pretraining recipe; what a paper does differently lives in its noun's folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.samples import Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
+from bertkit.errors import DataError, DivergedError, StoppedError
+from bertkit.jobs.fill import fill_masks
+from bertkit.jobs.held_out import HeldOut
+from bertkit.models.hub import find_model, hub_names, load_pretraining_model, save_model
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.recipe.schema import Recipe
+from bertkit.recipe.stages import Stage, stages_of
+from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
+from bertkit.run.directory import RunDirectory
+from bertkit.run.metrics import MetricsLog
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.cost import measured_peak_flops, training_flops
+from bertkit.training.engine import Engine, resolve_engine
+from bertkit.training.interrupt import StopRequest
+from bertkit.training.meters import Stopwatch, WindowMeter
+from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.step import Stepper
+
+log = logging.getLogger(__name__)
+
+
+class ProgressMeter(Protocol):
+    """Shows how far a piece of work is."""
+
+    def update(self, completed: int, note: str | None = None) -> None: ...
+
+
+class Progress(Protocol):
+    """Opens a progress display."""
+
+    def __call__(self, label: str, total: int | None = None, unit: str = "steps") -> AbstractContextManager[ProgressMeter]: ...
+
+
+@dataclass
+class StageRun:
+    """A stage with its batches and its held-out samples."""
+
+    stage: Stage
+    batches: StepBatches
+    held_out: HeldOut
+
+
+class Pretraining:
+    """One run, from its start or from its newest checkpoint to its end.
+
+    Args:
+        recipe: resolved.
+        shards: the tokenised corpus.
+        run: the directory, whose lock the caller holds.
+        cache: where plans of epochs are kept.
+        init: a model to start from in place of a random one.
+    """
+
+    def __init__(
+        self, recipe: Recipe, shards: TokenShards, run: RunDirectory, *, cache: Path, init: str | None = None
+    ) -> None:
+        self.recipe = recipe
+        self.shards = shards
+        self.run = run
+        self.engine: Engine = resolve_engine(recipe.engine)
+        self.tokenizer = Tokenizer.load(shards.directory)
+        self.vocabulary = Vocabulary.of(self.tokenizer)
+        self.steps = recipe.optimisation.steps
+        self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
+        self.model = self._new_model(init).to(self.engine.device)
+        self.optimizer = recipe.optimisation.optimizer.build(self.model)
+        self.stepper = Stepper(
+            self.model, self.optimizer, self.engine, clip_norm=recipe.optimisation.optimizer.clip_norm
+        )
+        self.meter = WindowMeter()
+        self.step = self.tokens = self._skipped_in_a_row = 0
+
+    def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
+        """Train to the end and write the model; returns the contents of results.json.
+
+        Raises:
+            StoppedError: a signal or the time limit came first; a checkpoint is saved.
+            DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
+            DataError: the corpus is too short, or the disk is full.
+        """
+        for stage_run in self.stages:
+            stage_run.batches.check_enough()
+        torch.manual_seed(self.recipe.seed)
+        self._resume()
+        peak_flops = measured_peak_flops(self.engine.device, bf16=self.engine.bf16)
+        self._announce()
+        with (
+            StopRequest(max_minutes) as stop,
+            MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as metrics,
+            progress(self.recipe.name, total=self.steps, unit="steps") as meter,
+        ):
+            self._metrics, self._peak_flops = metrics, peak_flops
+            meter.update(self.step)
+            for stage_run in self.stages:
+                self._train_stage(stage_run, stop, meter)
+            self._save_checkpoint()
+            return self._finish()
+
+    def _train_stage(self, stage_run: StageRun, stop: StopRequest, meter: ProgressMeter) -> None:
+        stage = stage_run.stage
+        start = max(self.step, stage.first_step)
+        if start >= stage.end_step:
+            return
+        steps = range(start - stage.first_step, stage.end_step - stage.first_step)
+        watch = Stopwatch()
+        for batches in stage_run.batches.loader(steps, workers=self.engine.workers):
+            waited_seconds = watch.lap()
+            self._take_step(batches, stage.recipe)
+            self.meter.add(
+                self._outcome,
+                seconds=waited_seconds + (computed := watch.lap()),
+                waited_seconds=waited_seconds,
+                flops=training_flops(self.model, batches),
+            )
+            self._after_step(stage_run, meter)
+            if stop.reason is not None and self.step < self.steps:
+                self._stop(stop.reason)
+            watch.lap()
+            del computed
+
+    def _take_step(self, batches: Sequence[PackedBatch], recipe: Recipe) -> None:
+        optimisation = self.recipe.optimisation
+        rate = optimisation.schedule.rate(self.step, self.steps)
+        self._rate = rate
+        self._outcome = self.stepper.step(batches, recipe.objectives, rate)
+        self.step += 1
+        self.tokens += self._outcome.tokens
+        if self._outcome.finite:
+            self._skipped_in_a_row = 0
+            return
+        self._skipped_in_a_row += 1
+        log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
+        if self._skipped_in_a_row > optimisation.max_nonfinite_steps:
+            raise DivergedError(
+                f"training diverged: {self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or"
+                " gradient that is not finite; lower optimisation.schedule.peak, or lengthen warmup_steps"
+            )
+
+    def _after_step(self, stage_run: StageRun, meter: ProgressMeter) -> None:
+        engine = self.recipe.engine
+        due = self.step == self.steps
+        if due or self.step % engine.log_every_steps == 0:
+            summary = self.meter.summary(stage_run.stage.recipe.objectives, peak_flops=self._peak_flops)
+            self._metrics.log(self.step, {"tokens": self.tokens, "lr": self._rate, **summary})
+            meter.update(self.step, note=f"loss {summary['loss']:.3f}, {summary['tokens_per_s']:,.0f} tokens/s")
+            self.meter.reset()
+        else:
+            meter.update(self.step)
+        if due or self.step % engine.evaluate_every_steps == 0 or self.step == stage_run.stage.end_step:
+            self._figures = stage_run.held_out.figures(self.model, self.engine)
+            self._metrics.log(self.step, {f"held_out/{name}": value for name, value in self._figures.items()})
+            log.info("step %d: held-out %s", self.step, _in_words(self._figures))
+        if not due and self.step % engine.save_every_steps == 0:
+            self._save_checkpoint()
+
+    def _stop(self, reason: str) -> None:
+        self._save_checkpoint()
+        raise StoppedError(
+            f"stopped by {reason} at step {self.step} of {self.steps}, checkpoint saved; go on with"
+            f" `bertkit pretrain --resume {self.run.path}`"
+        )
+
+    def _finish(self) -> dict[str, Any]:
+        writing = self.run.path / "model.writing"
+        shutil.rmtree(writing, ignore_errors=True)
+        try:
+            save_model(self.model, self.tokenizer, writing)
+        except OSError as error:
+            raise DataError(f"{writing}: cannot write the model: {error}; free space and run again with --resume") from error
+        shutil.rmtree(self.run.model, ignore_errors=True)
+        writing.rename(self.run.model)
+        self.run.seal_model()
+        results = self._results()
+        self.run.write_results(results)
+        self.run.update(steps=self.step, tokens=self.tokens)
+        return results
+
+    def _results(self) -> dict[str, Any]:
+        last = self.stages[-1].held_out
+        held_out = last.figures(self.model, self.engine)
+        terms = {objective.term for objective in last.objectives}
+        results: dict[str, Any] = {"held_out": held_out}
+        if "masked_lm" in terms:
+            held_out["accuracy/unigram"] = last.unigram_accuracy(self.shards.token_counts_V)
+            scored = self.recipe.engine.pseudo_perplexity_sequences
+            if scored:
+                held_out["pseudo_perplexity"] = last.pseudo_perplexity(
+                    self.model, self.vocabulary, self.engine, sequences=scored
+                )
+            results["examples"] = fill_masks(
+                self.model, self.tokenizer, self.recipe.engine.examples, device=self.engine.device
+            )
+        return results
+
+    def _save_checkpoint(self) -> None:
+        self._metrics.sync()
+        state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
+        tensors = {
+            "weights": self.model.state_dict(),
+            "optimizer": optimizer_tensors(self.model, self.optimizer),
+            "generators": {"cpu": torch.get_rng_state()},
+        }
+        if self.engine.device.type == "cuda":
+            tensors["generators"]["cuda"] = torch.cuda.get_rng_state()
+        save_checkpoint(self.run.checkpoints, self.step, tensors, state, self.recipe.engine.keep_checkpoints)
+        self.run.update(steps=self.step, tokens=self.tokens)
+
+    def _resume(self) -> None:
+        checkpoint = load_newest_checkpoint(self.run.checkpoints)
+        if checkpoint is None:
+            return
+        self._restore(checkpoint)
+        log.info("going on from %s", checkpoint.path)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.model.load_state_dict(checkpoint.tensors["weights"])
+        restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
+        torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
+        if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
+            torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])
+        self.step = int(checkpoint.state["step"])
+        self.tokens = int(checkpoint.state["tokens"])
+        self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
+
+    def _new_model(self, init: str | None) -> PretrainingModel:
+        heads = [objective.term for objective in self.recipe.objectives]
+        if init is not None:
+            model, report = load_pretraining_model(find_model(init), heads=tuple(heads))
+            if report.missing:
+                log.warning("%s: newly drawn: %s", init, ", ".join(report.missing))
+            return model
+        encoder = self.recipe.model.build(self.vocabulary.size, pad_id=self.vocabulary.pad_id)
+        model = PretrainingModel(encoder, heads)
+        model.initialise(self.recipe.seed)
+        return model
+
+    def _stage_run(self, stage: Stage, plans: Path) -> StageRun:
+        recipe, data = stage.recipe, stage.recipe.data
+        training_N2, held_out_N2 = split_documents(self.shards, data.held_out, recipe.seed)
+        spec = SampleSpec(recipe.seed, f"train/{stage.number}", data.layout, data.sequence_length, data.static_copies)
+        batches = StepBatches(
+            SampleStream(spec, self.shards, training_N2, plans),
+            self.vocabulary,
+            recipe.objectives,
+            batch_sequences=recipe.optimisation.batch_sequences,
+            micro_batch_tokens=self.engine.micro_batch_tokens,
+        )
+        held_spec = SampleSpec(recipe.seed, f"held-out/{stage.number}", data.layout, data.sequence_length, 1)
+        held_out = HeldOut.prepare(
+            SampleStream(held_spec, self.shards, held_out_N2, None),
+            self.vocabulary,
+            recipe.objectives,
+            sequences=recipe.engine.evaluation_sequences,
+            micro_batch_tokens=self.engine.micro_batch_tokens,
+        )
+        return StageRun(stage, batches, held_out)
+
+    def _announce(self) -> None:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        log.info(
+            "%s: %s parameters, %s tokens of text, %s steps of %s sequences, %s on %s",
+            self.recipe.name,
+            f"{parameters:,}",
+            f"{self.shards.tokens:,}",
+            f"{self.steps:,}",
+            f"{self.recipe.optimisation.batch_sequences:,}",
+            self.engine.precision,
+            self.engine.device.type,
+        )
+
+
+def _in_words(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+
+
+__all__ = ["Pretraining", "Progress", "ProgressMeter", "hub_names"]

@@ -1,0 +1,157 @@
+"""Self-attention over packed sequences: the only place that knows where sequences end.
+
+Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py) and
+each rectangle goes through torch's scaled dot-product attention. Where probabilities are dropped out or recorded they
+are formed in the open, which torch would do too, with a slower sampler.
+
+Shapes: T packed tokens, D width, N heads, H head width; b sequences of one block, S its longest; P cells of all blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import AttentionBlock, PackedSequences
+from bertkit.models.dropout import dropout
+from bertkit.models.recorder import Scope
+
+
+class _Regroup(torch.autograd.Function):
+    """Rows in another order; backward takes them back by the inverse, which is faster than adding them up by index.
+
+    Right only where every row that `forward_index` repeats or `backward_index` leaves out has a gradient of zero: the
+    padding cells of a block, which are masked as keys and dropped as queries.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, forward_index: Tensor, backward_index: Tensor) -> Tensor:
+        ctx.save_for_backward(backward_index)
+        return rows.index_select(0, forward_index)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (backward_index,) = ctx.saved_tensors
+        return gradients[0].index_select(0, backward_index), None, None
+
+
+class _Ungroup(torch.autograd.Function):
+    """The rows of the packed tokens out of the cells of the blocks; backward puts zeros into the padding cells."""
+
+    @staticmethod
+    def forward(ctx: Any, cells: Tensor, scatter_T: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter_T)
+        ctx.shape = cells.shape
+        return cells.index_select(0, scatter_T)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (scatter_T,) = ctx.saved_tensors
+        cells = gradients[0].new_zeros(ctx.shape)
+        cells[scatter_T] = gradients[0]
+        return cells, None
+
+
+def to_blocks(rows_TNH: Tensor, sequences: PackedSequences) -> list[Tensor]:
+    """Packed rows as one tensor (b, N, S, H) a block."""
+    if sequences.gather_P is None:
+        cells_PNH = rows_TNH
+    else:
+        cells_PNH = _Regroup.apply(rows_TNH, sequences.gather_P, sequences.scatter_T)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+    sizes = [block.sequences * block.length for block in sequences.blocks]
+    return [
+        cells.view(block.sequences, block.length, *cells.shape[1:]).transpose(1, 2)
+        for cells, block in zip(cells_PNH.split(sizes), sequences.blocks, strict=True)
+    ]
+
+
+def from_blocks(blocks_bNSH: list[Tensor], sequences: PackedSequences) -> Tensor:
+    """The inverse of `to_blocks`: (T, N, H)."""
+    cells = [block.transpose(1, 2).flatten(0, 1) for block in blocks_bNSH]
+    cells_PNH = cells[0] if len(cells) == 1 else torch.cat(cells)
+    if sequences.scatter_T is None:
+        return cells_PNH
+    return _Ungroup.apply(cells_PNH, sequences.scatter_T)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves Function.apply untyped
+
+
+def attend(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    dropout_rate: float,
+    scope: Scope,
+) -> Tensor:
+    """Every token attends to all tokens of its own sequence; returns (T, N, H).
+
+    Args:
+        dropout_rate: rate of dropout on the attention probabilities; 0 outside training.
+        scope: points `hook_attn_scores` and `hook_pattern`, each of shape (B, N, S, S) over all sequences in their
+        order,
+            padding cells with pattern 0.
+    """
+    in_the_open = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
+    if in_the_open:
+        sequences = sequences.as_one_block()
+    mixed = []
+    for query, key, value, block in zip(
+        to_blocks(query_TNH, sequences),
+        to_blocks(key_TNH, sequences),
+        to_blocks(value_TNH, sequences),
+        sequences.blocks,
+        strict=True,
+    ):
+        if in_the_open or dropout_rate > 0:
+            mixed.append(_attend_openly(query, key, value, block, dropout_rate, scope))
+        else:
+            mixed.append(functional.scaled_dot_product_attention(query, key, value, attn_mask=block.mask_b11S))
+    return from_blocks(mixed, sequences)
+
+
+def _attend_openly(
+    query: Tensor, key: Tensor, value: Tensor, block: AttentionBlock, dropout_rate: float, scope: Scope
+) -> Tensor:
+    scores_bNSS = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
+    scores_bNSS = scope.tap("hook_attn_scores", scores_bNSS)
+    if block.mask_b11S is not None:
+        scores_bNSS = scores_bNSS.masked_fill(~block.mask_b11S, -math.inf)
+    pattern_bNSS = torch.softmax(scores_bNSS, dim=-1)
+    if block.mask_b11S is not None and scope.needs("hook_pattern"):
+        pattern_bNSS = pattern_bNSS * block.mask_b11S.transpose(-1, -2)
+    pattern_bNSS = scope.tap("hook_pattern", pattern_bNSS)
+    return dropout(pattern_bNSS, dropout_rate, training=True).to(value.dtype) @ value
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with an output projection.
+
+    Args:
+        width: D, a multiple of `heads`.
+        heads: N.
+        dropout_rate: on the attention probabilities.
+    """
+
+    def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout_rate = dropout_rate
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
+        """(T, D) to (T, D). Points, each (T, N, H): `hook_q`, `hook_k`, `hook_v`, and `hook_z`, the heads' outputs."""
+        heads_TNH = (hidden_TD.shape[0], self.heads, -1)
+        query_TNH = scope.tap("hook_q", self.query(hidden_TD).view(heads_TNH))
+        key_TNH = scope.tap("hook_k", self.key(hidden_TD).view(heads_TNH))
+        value_TNH = scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
+        rate = self.dropout_rate if self.training else 0.0
+        mixed_TNH = attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
+        output: Tensor = self.output(scope.tap("hook_z", mixed_TNH).flatten(1))
+        return output

@@ -1,0 +1,63 @@
+"""Dropout from sixteen random bits an element.
+
+Srivastava et al. 2014, JMLR 15. Differs from torch.nn.functional.dropout in how the mask is drawn: torch's Bernoulli
+sampler costs ten times as much on a CPU, which at small widths is a quarter of a training step. The rate is met to
+2^-16, and the scale is that of the rate that is met, so that the expectation is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_LEVELS = 1 << 16
+_LANES = 4
+"""Numbers of sixteen bits in one draw of sixty-four."""
+
+
+class _Dropout(torch.autograd.Function):
+    """Keeps the scaled mask for the backward pass; in float32, for a product of unequal types is several times
+    slower."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, dropped_levels: int) -> Tensor:
+        draws = -(-hidden.numel() // _LANES)
+        bits = torch.empty(draws, dtype=torch.int64).random_(-(1 << 63), None).view(torch.int16)
+        keep = bits[: hidden.numel()] >= dropped_levels - _LEVELS // 2
+        mask = keep.view(hidden.shape).to(hidden.dtype).mul_(_LEVELS / (_LEVELS - dropped_levels))
+        ctx.save_for_backward(mask)
+        return hidden * mask
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return gradients[0] * mask, None
+
+
+def dropout(hidden: Tensor, rate: float, *, training: bool) -> Tensor:
+    """Zero each element with probability `rate` and scale the rest, in training; otherwise the input itself.
+
+    Draws from torch's default generator, whose state is checkpointed.
+    """
+    if not training or rate == 0:
+        return hidden
+    if hidden.device.type != "cpu":
+        return functional.dropout(hidden, rate)
+    return _Dropout.apply(hidden, round(rate * _LEVELS))  # type: ignore[no-untyped-call, no-any-return]  # torch leaves Function.apply untyped
+
+
+class Dropout(torch.nn.Module):
+    """`dropout` as a module."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return dropout(hidden, self.rate, training=self.training)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}"

@@ -1,0 +1,86 @@
+"""The parts that every family is put together from: activations, feed-forward, and the two orders of norm and residual.
+
+Vaswani et al. 2017, arXiv:1706.03762, section 3 (norm after the residual sum, as BERT has it); Xiong et al. 2020,
+arXiv:2002.04745 (norm before the sub-layer, as Megatron's BERT has it).
+
+Shapes: T packed tokens, D width, F width of the feed-forward layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import PackedSequences
+from bertkit.models.attention import SelfAttention
+from bertkit.models.dropout import Dropout
+from bertkit.models.recorder import Scope
+
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
+"""Names of the Hub's `hidden_act`; `gelu_new` and `gelu_pytorch_tanh` are one formula, the tanh approximation."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between them."""
+
+    def __init__(self, width: int, inner_width: int, activation: Activation) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, inner_width)
+        self.activation = ACTIVATIONS[activation]
+        self.outer = nn.Linear(inner_width, width)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D) to (T, D). Points, each (T, F): `hook_pre` and `hook_post`, around the activation."""
+        inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
+        output: Tensor = self.outer(scope.tap("hook_post", self.activation(inner_TF)))
+        return output
+
+
+class _Layer(nn.Module):
+    """Attention and feed-forward, each with a norm and a residual connection; the order is the subclass's."""
+
+    def __init__(
+        self, attention: SelfAttention, feed_forward: FeedForward, *, width: int, norm_eps: float, dropout_rate: float
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_norm = nn.LayerNorm(width, eps=norm_eps)
+        self.feed_forward = feed_forward
+        self.feed_forward_norm = nn.LayerNorm(width, eps=norm_eps)
+        self.dropout = Dropout(dropout_rate)
+
+
+class PostNormLayer(_Layer):
+    """norm(x + sublayer(x)), as in the original Transformer and BERT."""
+
+    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
+        hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
+        attended_TD = scope.tap("hook_attn_out", self.attention(hidden_TD, sequences, scope.within("attn.")))
+        hidden_TD = scope.tap("hook_resid_mid", self.attention_norm(hidden_TD + self.dropout(attended_TD)))
+        fed_TD = scope.tap("hook_mlp_out", self.feed_forward(hidden_TD, scope.within("mlp.")))
+        return scope.tap("hook_resid_post", self.feed_forward_norm(hidden_TD + self.dropout(fed_TD)))
+
+
+class PreNormLayer(_Layer):
+    """x + sublayer(norm(x)): the residual stream is never normalised, which trains at higher rates without long
+    warm-up."""
+
+    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
+        hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
+        attended_TD = self.attention(self.attention_norm(hidden_TD), sequences, scope.within("attn."))
+        hidden_TD = hidden_TD + self.dropout(scope.tap("hook_attn_out", attended_TD))
+        hidden_TD = scope.tap("hook_resid_mid", hidden_TD)
+        fed_TD = scope.tap("hook_mlp_out", self.feed_forward(self.feed_forward_norm(hidden_TD), scope.within("mlp.")))
+        return scope.tap("hook_resid_post", hidden_TD + self.dropout(fed_TD))

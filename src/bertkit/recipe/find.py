@@ -1,0 +1,65 @@
+"""Where recipes lie: files of the user's own, and those that ship with the package.
+
+Nothing here follows a paper. `recipes/roberta.yaml`, `roberta.yaml` and `roberta` name the same recipe, and a file in
+the working directory wins. Sibling load.py reads what is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+import bertkit
+from bertkit.errors import UsageError
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@cache
+def shipped_directory() -> Path:
+    """The directory of shipped recipes: inside the installed package, else the `recipes` of the source checkout."""
+    package = Path(bertkit.__file__).parent
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parents[1] / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The names of the shipped recipes, sorted; a file whose name begins with `_` is a part of others, not a recipe."""
+    return sorted(path.stem for path in shipped_directory().glob("*.yaml") if not path.name.startswith("_"))
+
+
+def find_recipe(name: str, extended_by: Path | None = None) -> Path:
+    """The file of a recipe.
+
+    Looked for, in this order: beside the file whose `extends` names it (never that file itself, so that one's own
+    `bert.yaml` can extend the shipped `bert`), the working directory, its `recipes` folder, the shipped recipes.
+
+    Raises:
+        UsageError: there is none; the nearest name is given.
+    """
+    for path in _candidates(name, extended_by):
+        if path.exists() and not path.is_dir() and not (extended_by and path.samefile(extended_by)):
+            return path
+    known = [*(path.stem for folder in (Path(), Path("recipes")) for path in folder.glob("*.yaml")), *recipe_names()]
+    near = get_close_matches(_stem(name), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "`bertkit recipes list` shows what ships"
+    asked_by = f"{extended_by}: extends: " if extended_by else ""
+    what = "no such file" if name.endswith(SUFFIXES) or "/" in name else "no such recipe, neither here nor shipped"
+    raise UsageError(f"{asked_by}{name!r}: {what}; {hint}")
+
+
+def _candidates(name: str, extended_by: Path | None) -> Iterator[Path]:
+    has_suffix = name.endswith(SUFFIXES)
+    # A file without the suffix counts only where a path says so: `bert` may well be a data file of the user's.
+    names = [name] if has_suffix else [*(name + suffix for suffix in SUFFIXES), *([name] if "/" in name else [])]
+    for folder in [*([extended_by.parent] if extended_by else []), Path(), Path("recipes")]:
+        yield from (folder / each for each in names)
+    if name.removeprefix("recipes/") == Path(name).name:
+        yield shipped_directory() / f"{_stem(name)}.yaml"
+
+
+def _stem(name: str) -> str:
+    last = Path(name).name
+    return last.rsplit(".", 1)[0] if last.endswith(SUFFIXES) else last

@@ -1,0 +1,59 @@
+"""The hash of the half of a recipe that decides the result, and how two recipes differ in it.
+
+Nothing here follows a paper. Left out are `engine`, which decides only speed, and the header, which only describes. The
+hash names the run and guards `--resume`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+NOT_DECIDING = frozenset({"engine", "name", "title", "paper", "arxiv", "table"})
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT = _Absent()
+"""Stands for the value of a key that one of two recipes does not have."""
+
+
+def deciding_half(recipe: BaseModel) -> dict[str, Any]:
+    """What decides the result, as JSON data."""
+    return {key: value for key, value in recipe.model_dump(mode="json").items() if key not in NOT_DECIDING}
+
+
+def what_hash(recipe: BaseModel) -> str:
+    """SHA-256 in hexadecimal of the deciding half's canonical JSON (sorted keys, no blanks)."""
+    canonical = json.dumps(deciding_half(recipe), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def differing_keys(first: BaseModel, second: BaseModel) -> list[tuple[str, Any, Any]]:
+    """The dotted keys of the deciding half that differ, each with the first's value and the second's (or ABSENT)."""
+    a, b = deciding_half(first), deciding_half(second)
+    # Where only the order of named items differs, the flat forms are equal and the top-level values are not.
+    return _unequal(_flat(a), _flat(b)) or _unequal(a, b)
+
+
+def _unequal(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    pairs = [(key, a.get(key, ABSENT), b.get(key, ABSENT)) for key in sorted({*a, *b})]
+    return [(key, x, y) for key, x, y in pairs if x != y]
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key to value; an item of a list of single-key mappings goes by its key, other lists are values."""
+    if isinstance(data, list) and data and all(isinstance(item, dict) and len(item) == 1 for item in data):
+        order = [next(iter(item)) for item in data]
+        if len(set(order)) == len(order):
+            data = {key: value for item in data for key, value in item.items()}
+    if isinstance(data, dict) and data:
+        parts = (_flat(value, f"{prefix}{key}.") for key, value in data.items())
+        return {key: value for part in parts for key, value in part.items()}
+    return {prefix.removesuffix("."): data}

@@ -1,0 +1,101 @@
+"""What a recipe may hold: a header, a seed, the five nouns, and `engine`.
+
+Every paper of the BERT family is a choice of the five nouns; each noun's settings stand beside the class that they
+build, and this file only puts them together. The nouns and the seed decide the result, `engine` only the speed; sibling
+hashing.py relies on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, create_model, model_serializer, model_validator
+
+from bertkit.data.config import DataConfig
+from bertkit.models.registry import AnyEncoderConfig
+from bertkit.objectives.base import Objective
+from bertkit.objectives.registry import OBJECTIVES
+from bertkit.recipe.load import DEFAULT_KIND
+from bertkit.settings import Settings
+from bertkit.text.tokenizer import TokenizerConfig
+from bertkit.training.config import EngineConfig, OptimisationConfig
+
+
+class Term(Settings):
+    """One objective with its settings, written as a mapping with one key: `masked_lm: {rate: 0.15}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, data: Any) -> Any:
+        """`- next_sentence` and `- next_sentence:` both mean its defaults."""
+        if isinstance(data, str):
+            return {data: {}}
+        if isinstance(data, dict):
+            return {name: {} if settings is None else settings for name, settings in data.items()}
+        return data
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Term:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("each item of the list is one objective: `- name: {settings}`")
+        return self
+
+    @property
+    def objective(self) -> Objective:
+        """The objective itself."""
+        (name,) = self.model_fields_set
+        chosen = getattr(self, name)
+        assert isinstance(chosen, Objective)
+        return chosen
+
+    @model_serializer(mode="plain")
+    def _as_written(self) -> dict[str, Any]:
+        return {self.objective.term: self.objective.model_dump(mode="json")}
+
+
+if TYPE_CHECKING:
+    AnyTerm = Term
+else:
+    # One optional field per registered objective: pydantic then locates every fault inside it by the objective's name.
+    AnyTerm = create_model(
+        "AnyTerm", __base__=Term, **{name: (kind | None, None) for name, kind in sorted(OBJECTIVES.items())}
+    )
+
+
+def _each_once(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    # No min_length on the field: pydantic then reports a list whose items are at fault as empty, too.
+    if not terms:
+        raise ValueError(f"needs at least one objective of: {', '.join(OBJECTIVES)}")
+    names = [each.objective.term for each in terms]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{', '.join(twice)} is listed twice; an objective counts once, with its `weight`")
+    return terms
+
+
+class Recipe(Settings):
+    """One configuration of one paper, complete: running it twice gives the same result."""
+
+    name: str = Field(
+        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
+    )
+    kind: Literal["pretrain"] = Field(DEFAULT_KIND, description="What the recipe is run by: `bertkit pretrain`.")
+    title: str = Field("", description="One line for `bertkit recipes list`.")
+    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
+    arxiv: str | None = Field(
+        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
+    )
+    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness.")
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
+    data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
+    model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
+    objective: Annotated[tuple[AnyTerm, ...], AfterValidator(_each_once)] = Field(
+        description="What is learnt: a list of objectives, each with its settings."
+    )
+    optimisation: OptimisationConfig = Field(description="Optimiser, schedule, batch and number of steps.")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The objectives in the order written."""
+        return tuple(each.objective for each in self.objective)

@@ -1,0 +1,352 @@
+"""The run directory: what a command was asked, what happened, and the proof of what it made.
+
+Own design (contract: the run directory). `run.json` is the record; metrics.py and checkpoint.py write the streams
+beside it. Imports neither torch nor pydantic, so that listing runs is quick.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
+from bertkit.run.files import read_json, sha256_of, write_json, write_text
+from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
+from bertkit.run.log import LogFile
+from bertkit.run.metrics import METRICS_FILE, last_metrics
+
+RECORD = "run.json"
+RECIPE = "recipe.yaml"
+RESULTS = "results.json"
+ENVIRONMENT = "environment.json"
+FORMAT = 1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run is, before anything has happened.
+
+    Attributes:
+        kind: `pretrain`, `finetune`, ...
+        recipe: the recipe's name.
+        recipe_yaml: the resolved recipe; rerunning it reproduces the run.
+        what_hash: hash of the result-deciding half of the recipe; names the directory.
+        seed: the seed of all randomness.
+        command: the command line, word by word.
+        fingerprints: of `data`, `tokenizer` and starting `model`, as far as there are any.
+    """
+
+    kind: str
+    recipe: str
+    recipe_yaml: str
+    what_hash: str
+    seed: int
+    command: Sequence[str]
+    fingerprints: Mapping[str, str | None] = field(default_factory=dict)
+
+
+class RunDirectory:
+    """A run on disk; made by `create`, found by `open`. Writing needs the run's lock, which `recording` takes.
+
+    Attributes:
+        path: the directory.
+        record: the content of run.json as this object last read or wrote it.
+    """
+
+    def __init__(self, path: Path, record: dict[str, Any], lock: RunLock | None = None) -> None:
+        self.path = path
+        self.record = record
+        self._lock = lock
+
+    @classmethod
+    def create(cls, root: Path, identity: RunIdentity, path: Path | None = None) -> RunDirectory:
+        """Make a new run `root/<recipe>-<what_hash[:8]>`, with `-2`, `-3` for repeats; or exactly `path`.
+
+        This process holds the new run's lock from here on; `recording` gives it back.
+
+        Raises:
+            UsageError: `path` holds a run or other files already.
+        """
+        if path is None:
+            path = _new_directory(root, f"{identity.recipe}-{identity.what_hash[:8]}")
+        else:
+            _claim(path)
+        lock = RunLock(path)
+        try:
+            write_text(path / RECIPE, identity.recipe_yaml)
+            run = cls(path, _first_record(path, identity), lock)
+            write_json(path / RECORD, run.record)
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Read a run.
+
+        Raises:
+            DataError: `path` is not a run directory, or its record is damaged.
+        """
+        if not (path / RECORD).is_file():
+            raise DataError(f"{path}: not a run directory ({'it has no ' + RECORD if path.is_dir() else 'missing'})")
+        record = read_json(path / RECORD)
+        faults = record_faults(record)
+        if faults:
+            raise DataError(f"{path / RECORD}: {'; '.join(faults)}; the file is damaged or of a newer version")
+        return cls(path, record)
+
+    @property
+    def id(self) -> str:
+        """The directory's name."""
+        return self.path.resolve().name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The finished model, a Hugging Face directory."""
+        return self.path / "model"
+
+    @property
+    def metrics(self) -> Path:
+        """One object per logged step, as JSON Lines."""
+        return self.path / METRICS_FILE
+
+    @property
+    def tensorboard(self) -> Path:
+        """Directory of the event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def log_file(self) -> Path:
+        """Everything the run logged."""
+        return self.path / "log.txt"
+
+    @property
+    def recipe_yaml(self) -> str:
+        """The resolved recipe as text."""
+        return (self.path / RECIPE).read_text(encoding="utf-8")
+
+    @property
+    def status(self) -> str:
+        """running, done, stopped or failed; a run whose process was killed is stopped."""
+        status = str(self.record["status"])
+        return "stopped" if status == "running" and not is_locked(self.path) else status
+
+    @property
+    def exit_reason(self) -> str | None:
+        """Why the run is not running any more; None while it runs."""
+        if self.record["status"] == "running" and self.status == "stopped":
+            return "its process ended without a word (killed, or the machine went down)"
+        reason = self.record.get("exit_reason")
+        return None if reason is None else str(reason)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps done: of the record, or of the metrics where a killed run got further."""
+        recorded = int(self.record.get("steps") or 0)
+        if self.record["status"] == "done":
+            return recorded
+        newest = last_metrics(self.metrics)
+        return max(recorded, int(newest["step"]) if newest else 0)
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """The content of results.json; None before there is one."""
+        path = self.path / RESULTS
+        return read_json(path) if path.exists() else None
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of the record (such as `steps` and `tokens`) and write it, atomically."""
+        assert self._lock is not None, "only the process that is recording a run may change it"
+        self.record.update(fields)
+        write_json(self.path / RECORD, self.record)
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        """Write results.json; NaN and infinity become null."""
+        write_json(self.path / RESULTS, results)
+        self.update(results_sha256=sha256_of(self.path / RESULTS))
+
+    def write_environment(self) -> None:
+        """Write environment.json; when a resumed run finds another environment, earlier ones stay under `earlier`."""
+        from bertkit.run.environment import describe_environment
+
+        path, now = self.path / ENVIRONMENT, describe_environment()
+        before = read_json(path) if path.exists() else {}
+        earlier = before.pop("earlier", [])
+        if before and before != now:
+            earlier.append(before)
+        write_json(path, now | ({"earlier": earlier} if earlier else {}))
+
+    def seal_model(self) -> None:
+        """Record the sha256 of every file of the model directory, for `runs verify`."""
+        files = sorted(path for path in self.model.rglob("*") if path.is_file())
+        self.update(model_sha256={path.relative_to(self.model).as_posix(): sha256_of(path) for path in files})
+
+    @contextmanager
+    def recording(self, command: Sequence[str] | None = None) -> Iterator[None]:
+        """Hold the lock, log to log.txt and keep the status while the body runs; what the body raises is passed on.
+
+        The status ends as done, as stopped after StoppedError or an interrupt, else as failed, each with its reason.
+        `command` is the command line of a resumed attempt.
+
+        Raises:
+            UsageError: another process is writing this run.
+        """
+        if self._lock is None:
+            self._lock = RunLock(self.path)
+        try:
+            self.record = RunDirectory.open(self.path).record
+            handler = LogFile(self.log_file)
+            try:
+                self._begin(self.record["command"] if command is None else command)
+                yield
+                self._end("done", "finished")
+            except BaseException as error:
+                self._end_with(error, handler)
+                raise
+            finally:
+                handler.detach()
+        finally:
+            self._lock.release()
+            self._lock = None
+
+    def _begin(self, command: Sequence[str]) -> None:
+        attempts = self.record["attempts"]
+        if attempts and attempts[-1]["ended"] is None:
+            attempts[-1] |= {"status": "stopped", "exit_reason": "its process ended without a word"}
+        attempts.append({"started": _now(), "ended": None, "command": list(command), "status": "running"})
+        self.update(status="running", exit_reason=None, ended=None, attempts=attempts)
+
+    def _end(self, status: str, reason: str) -> None:
+        end = {"status": status, "exit_reason": reason, "ended": _now()}
+        self.record["attempts"][-1] |= end | {"steps": self.record.get("steps")}
+        self.update(**end)
+
+    def _end_with(self, error: BaseException, handler: LogFile) -> None:
+        stopped = isinstance(error, StoppedError | KeyboardInterrupt)
+        if isinstance(error, BertkitError):
+            reason = str(error) or type(error).__name__
+        elif stopped:
+            reason = "interrupted"
+        else:
+            reason = f"{type(error).__name__}: {error}"
+        handler.note(logging.INFO if stopped else logging.ERROR, f"{'stopped' if stopped else 'failed'}: {reason}")
+        try:
+            self._end("stopped" if stopped else "failed", reason)
+        except OSError as refused:
+            log.warning("the end of the run could not be recorded in %s (%s)", self.path / RECORD, refused)
+
+
+def find_runs(root: Path) -> list[RunDirectory]:
+    """The runs under `root`, the newest first; a damaged record is passed over with a warning."""
+    runs = []
+    for record in sorted(root.glob(f"*/{RECORD}")):
+        try:
+            runs.append(RunDirectory.open(record.parent))
+        except DataError as error:
+            log.warning("%s", error)
+    return sorted(runs, key=lambda run: str(run.record["started"]), reverse=True)
+
+
+def find_run(name: str, root: Path) -> RunDirectory:
+    """The run at the path `name`, or of that id under `root`.
+
+    Raises:
+        DataError: there is none; the message offers the nearest id.
+    """
+    for path in (Path(name), root / name):
+        if (path / RECORD).is_file():
+            return RunDirectory.open(path)
+    if Path(name).is_dir():
+        raise DataError(f"{name}: not a run directory (it has no {RECORD})")
+    ids = [record.parent.name for record in root.glob(f"*/{RECORD}")]
+    near = get_close_matches(Path(name).name, ids, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "`bertkit runs list` shows the runs there are"
+    raise DataError(f"{name}: no such run, neither as a path nor under {root}; {hint}")
+
+
+def newest_unfinished_run(root: Path, what_hash: str) -> RunDirectory | None:
+    """The newest run of this what-hash that was stopped, killed or failed: what a bare `--resume` goes on with."""
+    for run in find_runs(root):
+        if run.record["what_hash"] == what_hash and run.status != "done":
+            if run.status != "running":
+                return run
+            log.warning("%s is of this recipe too, but is being written by a living process", run.path)
+    return None
+
+
+def record_faults(record: Mapping[str, Any]) -> list[str]:
+    """What keeps a run.json from being understood, one line per field."""
+    if record.get("format") != FORMAT:
+        return [f"format is {record.get('format')!r}, expected {FORMAT}"]
+    kinds: dict[str, type] = {
+        "kind": str, "recipe": str, "status": str, "started": str, "what_hash": str, "command": list, "attempts": list,
+        "fingerprints": dict, "steps": int,
+    }  # fmt: skip
+    return [
+        f"{name} is {record.get(name)!r}, expected a {kind.__name__}"
+        for name, kind in kinds.items()
+        if not isinstance(record.get(name), kind)
+    ]
+
+
+def _new_directory(root: Path, stem: str) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        path = root / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()  # fails where it exists: two processes never get one name
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("unreachable")
+
+
+def _claim(path: Path) -> None:
+    if (path / RECORD).exists():
+        raise UsageError(f"{path}: holds a run already; go on with `--resume {path}`, or name another --run-dir")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path}: is a file; --run-dir expects a directory, made if missing")
+    path.mkdir(parents=True, exist_ok=True)
+    others = sorted(item.name for item in path.iterdir() if item.name not in (LOCK_FILE, RECIPE))
+    if others:
+        raise UsageError(f"{path}: holds other files ({', '.join(others[:3])}); --run-dir expects a new directory")
+
+
+def _first_record(path: Path, identity: RunIdentity) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "id": path.resolve().name,
+        "kind": identity.kind,
+        "recipe": identity.recipe,
+        "command": list(identity.command),
+        "status": "running",
+        "exit_reason": None,
+        "started": _now(),
+        "ended": None,
+        "steps": 0,
+        "tokens": 0,
+        "what_hash": identity.what_hash,
+        "seed": identity.seed,
+        "fingerprints": dict(identity.fingerprints),
+        "recipe_sha256": sha256_of(path / RECIPE),
+        "attempts": [],
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,124 @@
+"""What a run ran on: versions, hardware, threads, the state of the working directory's git repository.
+
+Nothing here follows a paper (contract: environment.json). It names what can change a result or a speed, and keeps
+secrets out: no token, no password, no credentials within a URL.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from bertkit import __version__
+
+_VARIABLES = re.compile(
+    r"(BERTKIT|HF|OMP|MKL|KMP|CUDA|CUBLAS|NCCL|TORCH|PYTORCH|TOKENIZERS)_\w+|PYTHONHASHSEED|RANK|WORLD_SIZE"
+)
+_SECRET = re.compile(r"TOKEN(?!IZERS)|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|AUTH", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_GIT_SECONDS = 10
+
+
+def describe_environment() -> dict[str, Any]:
+    """The environment as environment.json holds it; the same twice in one process unless something changed."""
+    return {
+        "bertkit": __version__,
+        "python": sys.version.split()[0],
+        "packages": dependency_versions(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "memory_mb": round(psutil.virtual_memory().total / 2**20),
+        "threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
+        "gpus": _gpus(),
+        "git": git_state(Path.cwd()),
+        "arguments": [_USER_INFO.sub("", argument) for argument in sys.argv],
+        "variables": _variables(),
+    }
+
+
+def dependency_versions() -> dict[str, str | None]:
+    """The installed version of each direct dependency of the package; None where it is not installed."""
+    try:
+        requirements = metadata.requires("bertkit") or []
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        requirements = []
+    names = sorted(
+        {match[0] for text in requirements if "extra ==" not in text and (match := _REQUIREMENT.match(text))}
+    )
+    versions: dict[str, str | None] = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions | {"torch": torch.__version__}
+
+
+def git_state(directory: Path) -> dict[str, Any] | None:
+    """Commit of the repository that `directory` lies in and whether its tracked files differ; None outside of one."""
+    if shutil.which("git") is None:
+        return None
+    commit = _git(directory, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    """What git says; None where it refuses (no repository, no commit yet) or takes too long."""
+    command = ["git", "-C", str(directory), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu() -> dict[str, Any]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "model": _cpu_model(),
+        "cores": psutil.cpu_count(logical=False),
+        "logical": psutil.cpu_count(),
+        "usable": usable,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _cpu_model() -> str:
+    """The processor's name; Linux keeps it in /proc/cpuinfo, elsewhere platform knows."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def _gpus() -> list[dict[str, Any]]:
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"{properties.major}.{properties.minor}"
+        memory_mb = round(properties.total_memory / 2**20)
+        found.append({"name": properties.name, "memory_mb": memory_mb, "capability": capability})
+    return found
+
+
+def _variables() -> dict[str, str]:
+    shown = {
+        name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name) and not _SECRET.search(name)
+    }
+    return {name: _USER_INFO.sub("", shown[name]) for name in sorted(shown)}

@@ -1,0 +1,172 @@
+"""The metrics stream: one JSON object per logged step in metrics.jsonl, and the same as TensorBoard events.
+
+Own design (contract: the run directory). A killed run leaves at most one torn line, which is dropped; a resumed run
+first drops what lies after its checkpoint, so that no step's figure appears twice. Imports no torch until events are
+wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bertkit.errors import DataError
+from bertkit.run.files import finite
+
+METRICS_FILE = "metrics.jsonl"
+_TAIL_BYTES = 1 << 16
+
+log = logging.getLogger(__name__)
+
+
+class MetricsLog:
+    """Appends to metrics.jsonl, and to TensorBoard event files where `tensorboard` names their directory.
+
+    Each line reaches the operating system before `log` returns, so a kill loses none.
+
+    Args:
+        path: the metrics.jsonl; made if missing.
+        tensorboard: directory of the event files; None for none.
+        start_step: the step resumed from; lines of later steps are dropped. 0 for a start from nothing: all are.
+    """
+
+    def __init__(self, path: Path, tensorboard: Path | None = None, *, start_step: int = 0) -> None:
+        _drop_after(path, start_step)
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._events = None if tensorboard is None else _open_events(tensorboard, start_step)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append `{"step": step, **values}`; numbers go to TensorBoard too. NaN and infinity become null.
+
+        A step may be logged in parts (the loss, later the held-out loss), each figure once; steps never go down.
+
+        Raises:
+            OSError: the disk is full or failing.
+        """
+        line = json.dumps(finite({"step": step, **values}), ensure_ascii=False, allow_nan=False) + "\n"
+        _write_all(self._file, line.encode())
+        if self._events is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self._events.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Force the lines onto the disk; called before a checkpoint, it keeps all figures of the steps behind it."""
+        os.fsync(self._file)
+        if self._events is not None:
+            self._events.flush()
+
+    def close(self) -> None:
+        """Flush and close; a second call does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The logged objects in order; none where the file is missing. A torn last line is passed over.
+
+    Raises:
+        DataError: a line other than a torn last one is not an object with a step; names file and line.
+    """
+    for number, line, value in _lines(path):
+        if value is None:
+            if not line.endswith(b"\n"):
+                return
+            raise DataError(
+                f"{path}, line {number}: expected a JSON object with an integer `step`, found {line[:60]!r}"
+            )
+        yield value
+
+
+def last_metrics(path: Path) -> dict[str, Any] | None:
+    """The newest logged object, read from the end of the file; None where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    return next((value for line in reversed(lines) if (value := _parse(line)) is not None), None)
+
+
+def metrics_faults(path: Path) -> list[str]:
+    """What is wrong with a metrics.jsonl: an unreadable line, a step that goes down, a figure logged twice."""
+    faults: list[str] = []
+    newest, logged = 0, set[str]()
+    for number, line, value in _lines(path):
+        if value is None:
+            if line.endswith(b"\n"):
+                faults.append(f"{path}, line {number}: not a JSON object with an integer `step`")
+            continue
+        step, names = value["step"], value.keys() - {"step", "tokens"}
+        if step < newest:
+            faults.append(f"{path}, line {number}: step {step} after step {newest}")
+        elif step == newest and (twice := names & logged):
+            faults.append(f"{path}, line {number}: step {step} logs {', '.join(sorted(twice))} a second time")
+        logged = names | (logged if step == newest else set())
+        newest = max(newest, step)
+    return faults
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """Line number, line, and the object in it, or None where the line is torn or foreign."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line, _parse(line)
+    except FileNotFoundError:
+        return
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and type(value.get("step")) is int else None
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Cut the file before the first line that is torn, foreign or of a later step."""
+    keep = 0
+    for number, line, value in _lines(path):
+        if value is None and line.endswith(b"\n"):
+            log.warning("%s, line %d is damaged; it and what follows are dropped", path, number)
+        if value is None or value["step"] > step or step == 0:
+            break
+        keep += len(line)
+    if path.exists() and path.stat().st_size > keep:
+        os.truncate(path, keep)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _open_events(directory: Path, start_step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # TensorBoard itself hides the points of a killed attempt that lie at and after purge_step.
+    return SummaryWriter(str(directory), purge_step=start_step + 1 if start_step else None)

@@ -1,0 +1,203 @@
+"""A tokenizer's files: the Hugging Face directory that is written, and everything that can be read.
+
+File formats of `transformers` (tokenizer.json, tokenizer_config.json, special_tokens_map.json, vocab.txt, vocab.json with
+merges.txt); its Python classes are not needed here. Sibling of tokenizer.py, which knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from bertkit.errors import DataError
+from bertkit.text.tokenizer import ROLES, Tokenizer
+
+# Names that the known families use for each role, the likeliest first.
+KNOWN_NAMES = {
+    "pad": ("[PAD]", "<pad>", "<|padding|>"),
+    "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+MAX_WORD_CHARACTERS = 200
+HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece, vocab.txt."""
+    directory.mkdir(parents=True, exist_ok=True)
+    is_wordpiece = isinstance(tokenizer.backend.model, models.WordPiece)
+    tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
+    config = {
+        "tokenizer_class": "BertTokenizerFast" if is_wordpiece else "PreTrainedTokenizerFast",
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+        **({"do_lower_case": tokenizer.lowercases, **_bert_options(tokenizer)} if is_wordpiece else {}),
+        **tokens,
+    }
+    _write(directory / "tokenizer.json", tokenizer.backend.to_str(pretty=True))
+    _write(directory / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False))
+    _write(directory / "special_tokens_map.json", json.dumps(tokens, indent=2, ensure_ascii=False))
+    if is_wordpiece:
+        pieces = sorted(tokenizer.backend.get_vocab().items(), key=lambda entry: entry[1])
+        _write(directory / "vocab.txt", "\n".join(piece for piece, _ in pieces))
+
+
+def _bert_options(tokenizer: Tokenizer) -> dict[str, Any]:
+    normalizer = json.loads(tokenizer.backend.to_str())["normalizer"] or {}
+    if normalizer.get("type") != "BertNormalizer":
+        return {}
+    return {
+        "strip_accents": normalizer["strip_accents"],
+        "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+
+
+def bert_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """[CLS] A [SEP], or [CLS] A [SEP] B [SEP] with B of type 1."""
+    cls, sep = tokenizer.roles["cls"], tokenizer.roles["sep"]
+    return processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
+    )
+
+
+def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
+    """Load a directory, a tokenizer.json, a vocab.txt, or a Hub id (`ORG/NAME` or `NAME`).
+
+    Raises:
+        DataError: nothing there, a damaged file, or a Hub id that is neither cached nor reachable.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _load_directory(path)
+    if path.is_file():
+        return _load_file(path)
+    name = str(source)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix in (".json", ".txt"):
+        raise DataError(f"tokenizer not found: {name} is neither a file nor a directory")
+    return _load_directory(_downloaded(name, offline=offline), shown=f"hub:{name}")
+
+
+def _load_directory(directory: Path, shown: str | None = None) -> Tokenizer:
+    for file in ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json"):
+        if (directory / file).is_file():
+            return _load_file(directory / file)
+    raise DataError(
+        f"no tokenizer in {shown or directory}: expected tokenizer.json, vocab.txt, or vocab.json with merges.txt"
+    )
+
+
+def _load_file(path: Path) -> Tokenizer:
+    config = _companion(path, "tokenizer_config.json")
+    names = {**_companion(path, "special_tokens_map.json"), **config}
+    if path.suffix == ".txt":
+        return _from_wordpieces(path, config)
+    if path.name in ("vocab.json", "encoder.json"):
+        backend = _from_byte_pieces(path)
+    else:
+        backend = _read(path, lambda: Backend.from_file(str(path)))
+    lowercases = config.get("do_lower_case", '"Lowercase"' in backend.to_str() or '"lowercase":true' in backend.to_str())
+    return Tokenizer(backend, _roles(backend, names), lowercases=bool(lowercases))
+
+
+def _read(path: Path, reader: Callable[[], Any]) -> Any:
+    """The reader's result; `tokenizers` raises plain Exception for every fault of a file."""
+    try:
+        return reader()
+    except Exception as fault:
+        raise DataError(f"{path}: not a readable tokenizer file: {fault}") from fault
+
+
+def _companion(path: Path, name: str) -> dict[str, Any]:
+    file = path.parent / name
+    if not file.is_file():
+        return {}
+    content = _read(file, lambda: json.loads(file.read_text(encoding="utf-8")))
+    if not isinstance(content, dict):
+        raise DataError(f"{file}: expected a JSON object, found {type(content).__name__}")
+    return content
+
+
+def _roles(backend: Backend, names: dict[str, Any]) -> dict[str, str]:
+    """Which token plays which role: as the files say, else by the names that the known families use."""
+    roles = {}
+    for role in ROLES:
+        named = names.get(f"{role}_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        candidates = [named] if isinstance(named, str) else list(KNOWN_NAMES[role])
+        known = [token for token in candidates if backend.token_to_id(token) is not None]
+        if known:
+            roles[role] = known[0]
+    return roles
+
+
+def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
+    """A vocab.txt of google-research/bert: one piece a line, its id the line's number from 0."""
+    lines = _read(path, lambda: path.read_text(encoding="utf-8")).split("\n")
+    pieces = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    if len(vocabulary) < len(pieces):
+        line = next(i for i, piece in enumerate(pieces) if vocabulary[piece] != i)
+        raise DataError(f"{path}, line {line + 1}: piece {pieces[line]!r} occurs a second time further down")
+    missing = [names[0] for names in KNOWN_NAMES.values() if names[0] not in vocabulary]
+    if missing:
+        raise DataError(f"{path}: not a BERT vocabulary, it lacks {', '.join(missing)}")
+    # The original code takes do_lower_case as an option; a cased vocabulary is known by its capitals.
+    capitals = any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+    lowercases = bool(config.get("do_lower_case", not capitals))
+    backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
+    backend.normalizer = normalizers.BertNormalizer(
+        strip_accents=config.get("strip_accents"),
+        lowercase=lowercases,
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    roles = {role: names[0] for role, names in KNOWN_NAMES.items()}
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in roles.values()])
+    tokenizer = Tokenizer(backend, roles, lowercases=lowercases)
+    backend.post_processor = bert_template(tokenizer)
+    return tokenizer
+
+
+def _from_byte_pieces(path: Path) -> Backend:
+    """vocab.json with merges.txt (RoBERTa), or encoder.json with vocab.bpe (GPT-2)."""
+    merges = path.parent / ("merges.txt" if path.name == "vocab.json" else "vocab.bpe")
+    if not merges.is_file():
+        raise DataError(f"{path}: {merges.name} must lie beside it")
+    backend = Backend(_read(path, lambda: models.BPE.from_file(str(path), str(merges))))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    names = {name for known in KNOWN_NAMES.values() for name in known}
+    specials = sorted((i, token) for token, i in backend.get_vocab().items() if token in names)
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for _, token in specials])
+    return backend
+
+
+def _downloaded(name: str, *, offline: bool) -> Path:
+    """Fetch the tokenizer's files of a Hub model; those already in the Hub cache are not fetched again."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), local_files_only=offline))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as fault:
+        remedy = "run once with network access" if offline else "check the name and the network"
+        reason = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
+        raise DataError(
+            f"tokenizer {name!r}: no such file or directory, and not available from the Hub ({reason}); {remedy}"
+        ) from fault

@@ -1,0 +1,202 @@
+"""Learning a vocabulary from text: WordPiece, BPE, byte-level BPE or Unigram.
+
+Devlin et al. 2019, arXiv:1810.04805 (WordPiece); Sennrich et al. 2016, arXiv:1508.07909 (BPE); Radford et al. 2019, GPT-2
+(byte-level BPE); Kudo 2018, arXiv:1804.10959 (Unigram). `tokenizers` learns; this file sees to it that the same text gives
+the same bytes: the alphabet is fixed before learning, and Unigram's scores are rounded, since both depend on hashing there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+from tokenizers import Tokenizer as Backend
+
+from bertkit.errors import DataError, UsageError
+from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer_files import bert_template
+
+# Ids 0 to 4 of every learnt vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
+SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+# A longer word becomes [UNK]: max_input_chars_per_word of google-research/bert tokenization.py (`tokenizers` has 100).
+MAX_WORD_CHARACTERS = 200
+SCORE_DECIMALS = 4
+BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+# A run of punctuation, or of anything else, each with the word mark before it: GPT-2's way, without its contractions.
+_WORD_OR_PUNCTUATION = Regex(r"▁?((?!▁)[\p{P}\p{S}])+|▁?[^▁\p{P}\p{S}]+|▁+")
+
+
+def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """Learn a vocabulary; the same texts in the same order give the same tokenizer.json, byte for byte.
+
+    Args:
+        config: kind and size; `path` is not used here.
+        texts: read once, and held in memory: pass a sample of a large corpus.
+
+    Raises:
+        UsageError: `vocab_size` holds less than the special tokens and the alphabet.
+        DataError: no text.
+    """
+    texts = list(texts)
+    if not any(text and not text.isspace() for text in texts):
+        raise DataError("there is no text to learn a vocabulary from")
+    backend = _untrained(config)
+    alphabet = BYTE_ALPHABET if config.type == "byte-bpe" else _alphabet(backend, texts, config.character_coverage)
+    continuing = [f"##{c}" for c in alphabet if _continues_words(backend, c)] if config.type == "wordpiece" else []
+    _check_size(config, len(alphabet), len(continuing))
+    if config.type == "unigram":
+        texts = _without_rare_characters(backend, texts, alphabet)
+    backend.train_from_iterator(iter(texts), _trainer(config, alphabet, continuing))
+    return _finished(backend, config)
+
+
+def _untrained(config: TokenizerConfig) -> Backend:
+    unk = SPECIAL_TOKENS["unk"]
+    if config.type == "wordpiece":
+        model = models.WordPiece(unk_token=unk, max_input_chars_per_word=MAX_WORD_CHARACTERS)
+        backend = Backend(model)
+        backend.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=True,
+            strip_accents=config.strips_accents,
+            lowercase=config.lowercases,
+        )
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece(prefix="##")
+    elif config.type == "byte-bpe":
+        backend = Backend(models.BPE())
+        steps = [normalizers.Lowercase()] if config.lowercases else []
+        steps = [normalizers.NFD(), normalizers.StripAccents(), *steps] if config.strips_accents else steps
+        if steps:
+            backend.normalizer = normalizers.Sequence(steps)
+        # RoBERTa leaves the first word of a text without a space; here a word has the same pieces wherever it stands.
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        backend.decoder = decoders.ByteLevel()
+    else:
+        backend = Backend(models.BPE(unk_token=unk) if config.type == "bpe" else models.Unigram())
+        backend.normalizer = _sentencepiece_normalizer(config)
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Metaspace(prepend_scheme="always"), pre_tokenizers.Split(_WORD_OR_PUNCTUATION, "isolated")]
+        )
+        backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    return backend
+
+
+def _sentencepiece_normalizer(config: TokenizerConfig) -> normalizers.Normalizer:
+    """Quotes made plain, compatibility forms joined, spaces single: google-research/albert tokenization.py."""
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if config.strips_accents:
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    else:
+        steps += [normalizers.NFKC()]
+    if config.lowercases:
+        steps += [normalizers.Lowercase()]
+    return normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
+
+
+def _alphabet(backend: Backend, texts: list[str], coverage: float) -> list[str]:
+    """The most frequent characters, after normalising, that make up `coverage` of the text; in code point order."""
+    occurrences: Counter[str] = Counter()
+    for text in texts:
+        occurrences.update(text.split(" "))
+    counts = np.zeros(0x110000, dtype=np.int64)
+    words = list(occurrences)
+    for first in range(0, len(words), 100_000):
+        part = words[first : first + 100_000]
+        normal = [backend.normalizer.normalize_str(word) if backend.normalizer else word for word in part]
+        characters = np.frombuffer("".join(normal).encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+        weights = np.repeat([occurrences[word] for word in part], [len(word) for word in normal])
+        np.add.at(counts, characters, weights)
+    seen = [int(c) for c in np.flatnonzero(counts) if not chr(c).isspace()]
+    seen.sort(key=lambda c: (-counts[c], c))
+    missing_share = 1 - np.cumsum(counts[seen]) / counts[seen].sum()
+    kept = int(np.argmax(missing_share <= 1 - coverage + 1e-12)) + 1
+    return sorted(chr(c) for c in seen[:kept])
+
+
+def _continues_words(backend: Backend, character: str) -> bool:
+    """Can this character stand inside a word? Punctuation and ideographs always stand alone."""
+    normal = backend.normalizer.normalize_str(f"a{character}a")
+    return len(backend.pre_tokenizer.pre_tokenize_str(normal)) == 1
+
+
+def _check_size(config: TokenizerConfig, alphabet: int, continuing: int) -> None:
+    # Metaspace vocabularies need the word mark itself as well.
+    needed = len(SPECIAL_TOKENS) + alphabet + continuing + (config.type in ("bpe", "unigram"))
+    if config.vocab_size < needed:
+        parts = f"{len(SPECIAL_TOKENS)} special tokens and {needed - len(SPECIAL_TOKENS)} single characters"
+        remedy = "" if config.type == "byte-bpe" else " or lower tokenizer.character_coverage"
+        raise UsageError(
+            f"tokenizer.vocab_size: {config.vocab_size} does not hold the {parts} of this text; "
+            f"give at least {needed}{remedy}"
+        )
+
+
+def _trainer(config: TokenizerConfig, alphabet: list[str], continuing: list[str]) -> trainers.Trainer:
+    specials = list(SPECIAL_TOKENS.values())
+    if config.type == "wordpiece":
+        # Left to itself the trainer numbers the alphabet in the order of a hash table, new in each process. Entered as
+        # special tokens the characters get fixed ids; _finished makes them ordinary again.
+        return trainers.WordPieceTrainer(
+            vocab_size=config.vocab_size,
+            min_frequency=config.min_frequency,
+            special_tokens=[*specials, *alphabet, *continuing],
+            limit_alphabet=0,
+            show_progress=False,
+        )
+    if config.type == "unigram":
+        return trainers.UnigramTrainer(
+            vocab_size=config.vocab_size,
+            special_tokens=specials,
+            initial_alphabet=alphabet,
+            unk_token=SPECIAL_TOKENS["unk"],
+            show_progress=False,
+        )
+    letters = alphabet if config.type == "byte-bpe" else [*alphabet, "▁"]
+    return trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        special_tokens=[*specials, *letters],
+        limit_alphabet=0,
+        show_progress=False,
+    )
+
+
+def _without_rare_characters(backend: Backend, texts: list[str], alphabet: list[str]) -> list[str]:
+    """Unigram's trainer keeps every character that it sees: show it the text without the rare ones."""
+    kept = set(alphabet) | {" "}
+
+    def clean() -> Iterator[str]:
+        for text in texts:
+            normal = backend.normalizer.normalize_str(text)
+            rare = set(normal) - kept
+            yield normal.translate(dict.fromkeys(map(ord, rare))) if rare else normal
+
+    return list(clean())
+
+
+def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
+    """A tokenizer of the learnt model in which the five special tokens alone are special."""
+    settings = json.loads(backend.to_str())
+    settings["added_tokens"] = []
+    if config.type == "unigram":
+        pieces = settings["model"]["vocab"]
+        special, learnt = pieces[: len(SPECIAL_TOKENS)], pieces[len(SPECIAL_TOKENS) :]
+        rounded = [[piece, round(score, SCORE_DECIMALS)] for piece, score in learnt]
+        settings["model"]["vocab"] = special + sorted(rounded, key=lambda entry: (-entry[1], entry[0]))
+    plain = Backend.from_str(json.dumps(settings))
+    plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()])
+    tokenizer = Tokenizer(plain, dict(SPECIAL_TOKENS), lowercases=config.lowercases)
+    plain.post_processor = bert_template(tokenizer)
+    return tokenizer

@@ -1,0 +1,81 @@
+"""The optimisation noun of a recipe, and the engine.
+
+Optimisation decides the result and is hashed; the engine decides speed and what is reported, and is not. Shared by
+every recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from bertkit.settings import Settings
+from bertkit.training.optimizers import AdamWConfig
+from bertkit.training.schedules import AnySchedule, BertSchedule
+
+
+class StageConfig(Settings):
+    """A part of the run in which some settings differ."""
+
+    share: float = Field(gt=0, le=1, description="Share of the run's steps that this stage takes.")
+    set: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of data and objective that differ, by dotted key: data.sequence_length: 128.",
+    )
+
+
+class OptimisationConfig(Settings):
+    """How the weights are found."""
+
+    optimizer: AdamWConfig = Field(default_factory=AdamWConfig, description="The update rule.")
+    schedule: AnySchedule = Field(
+        default_factory=lambda: BertSchedule(peak=1e-4, warmup_steps=10_000), description="The learning rate by step."
+    )
+    batch_sequences: int = Field(256, ge=1, description="Sequences per update, over all micro-batches and ranks.")
+    steps: int = Field(1_000_000, ge=1, description="Updates.")
+    stages: list[StageConfig] = Field(default_factory=list, description="Parts of the run, in order; shares sum to 1.")
+    max_nonfinite_steps: int = Field(
+        3, ge=0, description="Updates in a row that may be skipped because loss or gradient was not finite."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OptimisationConfig:
+        if self.schedule.warmup_steps >= self.steps:
+            raise ValueError(f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be below steps ({self.steps})")
+        total = sum(stage.share for stage in self.stages)
+        if self.stages and abs(total - 1) > 1e-6:
+            raise ValueError(f"the shares of stages sum to {total:g}, not 1")
+        ends = self.stage_ends()
+        if any(end <= start for start, end in zip([0, *ends], ends, strict=False)):
+            raise ValueError(f"a stage of {self.steps} steps ends before it begins: stage ends {ends}")
+        return self
+
+    def stage_ends(self) -> list[int]:
+        """The step behind each stage's last."""
+        if not self.stages:
+            return [self.steps]
+        shares = [sum(stage.share for stage in self.stages[: number + 1]) for number in range(len(self.stages))]
+        return [round(share * self.steps) for share in shares[:-1]] + [self.steps]
+
+
+class EngineConfig(Settings):
+    """How fast, where, and how often it says so; never changes the result beyond rounding."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="Of matrix products; auto takes bf16 where the processor has instructions for it."
+    )
+    micro_batch_tokens: int | Literal["auto"] = Field("auto", description="Tokens computed at once.")
+    workers: int | Literal["auto"] = Field("auto", description="Processes that prepare batches; 0: none.")
+    log_every_steps: int = Field(20, ge=1, description="Updates between two lines of metrics.jsonl.")
+    evaluate_every_steps: int = Field(1000, ge=1, description="Updates between two looks at the held-out text.")
+    evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each look.")
+    pseudo_perplexity_sequences: int = Field(
+        16, ge=0, description="Held-out sequences scored at the end with each token masked in turn."
+    )
+    save_every_steps: int = Field(1000, ge=1, description="Updates between two checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    examples: list[str] = Field(
+        default_factory=list, description="Texts with [MASK] that are filled in when training is done."
+    )

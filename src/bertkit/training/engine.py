@@ -1,0 +1,73 @@
+"""What the machine can do, resolved: device, precision, micro-batch, workers.
+
+Nothing here follows a paper. bf16 is chosen only where the processor multiplies in it: elsewhere it is emulated, a
+hundred times slower than fp32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+import torch
+
+from bertkit.errors import UsageError
+from bertkit.training.config import EngineConfig
+
+_CPU_MICRO_BATCH_TOKENS = 4096
+_CUDA_MICRO_BATCH_TOKENS = 32768
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The settings of `EngineConfig` with every `auto` decided.
+
+    Attributes:
+        device: where tensors live.
+        bf16: whether matrix products are in bfloat16.
+        micro_batch_tokens: most tokens computed at once.
+        workers: processes that prepare batches.
+    """
+
+    device: torch.device
+    bf16: bool
+    micro_batch_tokens: int
+    workers: int
+
+    @property
+    def precision(self) -> str:
+        return "bf16" if self.bf16 else "fp32"
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Mixed precision around a forward pass, or nothing."""
+        if self.bf16:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+
+def resolve_engine(config: EngineConfig) -> Engine:
+    """Decide every `auto`.
+
+    Raises:
+        UsageError: if `engine.device` is cuda and there is none.
+    """
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise UsageError("engine.device is cuda, but torch finds no CUDA device; use --device cpu")
+    device = torch.device("cuda" if available and config.device != "cpu" else "cpu")
+    default_tokens = _CUDA_MICRO_BATCH_TOKENS if device.type == "cuda" else _CPU_MICRO_BATCH_TOKENS
+    spare_cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) - 1
+    return Engine(
+        device=device,
+        bf16=multiplies_bf16(device) if config.precision == "auto" else config.precision == "bf16",
+        micro_batch_tokens=default_tokens if config.micro_batch_tokens == "auto" else config.micro_batch_tokens,
+        workers=min(1 if device.type == "cpu" else 4, spare_cores) if config.workers == "auto" else config.workers,
+    )
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether the processor has instructions that multiply in bfloat16."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -1,0 +1,52 @@
+"""Stopping early without losing anything: signals and a time limit ask, the loop answers between two steps.
+
+Nothing here follows a paper. SIGINT and SIGTERM ask once; a second SIGINT is obeyed at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+class StopRequest:
+    """Whether and why to stop, while the context is open.
+
+    Args:
+        max_minutes: time limit from the opening of the context; None for none.
+    """
+
+    def __init__(self, max_minutes: float | None = None) -> None:
+        self._limit_seconds = None if max_minutes is None else max_minutes * 60
+        self._opened = time.monotonic()
+        self._signal: str | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._opened = time.monotonic()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop; None while there is no reason."""
+        if self._signal is not None:
+            return self._signal
+        if self._limit_seconds is not None and time.monotonic() - self._opened >= self._limit_seconds:
+            return f"time limit of {self._limit_seconds / 60:g} minutes"
+        return None
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self._signal == name == "SIGINT":
+            raise KeyboardInterrupt
+        self._signal = name

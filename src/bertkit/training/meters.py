@@ -1,0 +1,81 @@
+"""What a run tells of itself while it trains: losses, speed, memory, and how long the step waited for its input.
+
+Own design. A meter adds up over the steps between two log lines; speed leaves out evaluation and checkpoints.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bertkit.objectives.base import Objective
+from bertkit.training.step import StepOutcome, TermTotal, weighted_loss
+
+
+def peak_memory_mb() -> float:
+    """Largest resident memory of this process, or allocated on the GPU where there is one, in 10^6 bytes."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+class WindowMeter:
+    """Sums over the steps since the last log line."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.terms: dict[str, TermTotal] = {}
+        self.steps = self.tokens = self.skipped = 0
+        self.seconds = self.waited_seconds = self.flops = 0.0
+        self.gradient_norm = 0.0
+
+    def add(self, outcome: StepOutcome, *, seconds: float, waited_seconds: float, flops: float) -> None:
+        """Count one step; a skipped one gives time and tokens but no loss."""
+        if outcome.finite:
+            for name, term in outcome.terms.items():
+                self.terms[name] = self.terms[name] + term if name in self.terms else term
+            self.gradient_norm = outcome.gradient_norm
+        self.skipped += not outcome.finite
+        self.steps += 1
+        self.tokens += outcome.tokens
+        self.seconds += seconds
+        self.waited_seconds += waited_seconds
+        self.flops += flops
+
+    def summary(self, objectives: Sequence[Objective], *, peak_flops: float) -> dict[str, Any]:
+        """The figures of one log line, under the names of metrics.jsonl."""
+        present = [objective for objective in objectives if objective.term in self.terms]
+        targets = sum(term.count for term in self.terms.values())
+        seconds = max(self.seconds, 1e-9)
+        return {
+            "loss": weighted_loss(self.terms, present) if present else float("nan"),
+            **{f"loss/{name}": term.mean for name, term in self.terms.items()},
+            **{f"accuracy/{name}": term.accuracy for name, term in self.terms.items()},
+            "grad_norm": self.gradient_norm,
+            "tokens_per_s": self.tokens / seconds,
+            "target_tokens_per_s": targets / seconds,
+            "mfu": self.flops / seconds / peak_flops,
+            "input_stall": self.waited_seconds / seconds,
+            "peak_memory_mb": peak_memory_mb(),
+            **({"skipped_steps": self.skipped} if self.skipped else {}),
+        }
+
+
+class Stopwatch:
+    """Seconds since it was last read."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        seconds, self._started = now - self._started, now
+        return seconds

@@ -1,0 +1,124 @@
+"""One training step: micro-batches in, one update out.
+
+Losses are sums; the step divides each term once, by its count over all micro-batches, which is known before the first
+is computed. So the update is the same however the batch is cut. Serves every objective; nothing here follows a paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import Objective
+from bertkit.training.engine import Engine
+
+
+@dataclass(frozen=True)
+class TermTotal:
+    """One term over a whole batch: summed loss in nats, predictions, and how many were right."""
+
+    sum: float
+    count: int
+    correct: int
+
+    def __add__(self, other: TermTotal) -> TermTotal:
+        return TermTotal(self.sum + other.sum, self.count + other.count, self.correct + other.correct)
+
+    @property
+    def mean(self) -> float:
+        return self.sum / max(1, self.count)
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / max(1, self.count)
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a step did.
+
+    Attributes:
+        terms: each objective's total.
+        gradient_norm: before clipping.
+        tokens: real tokens read.
+        finite: false where loss or gradient was not, and the update was skipped.
+    """
+
+    terms: Mapping[str, TermTotal]
+    gradient_norm: float
+    tokens: int
+    finite: bool
+
+
+def weighted_loss(terms: Mapping[str, TermTotal], objectives: Sequence[Objective]) -> float:
+    """The total loss: each term's mean times its weight."""
+    return sum(objective.weight * terms[objective.term].mean for objective in objectives)
+
+
+class Stepper:
+    """Computes gradients and applies updates."""
+
+    def __init__(
+        self, model: PretrainingModel, optimizer: torch.optim.Optimizer, engine: Engine, *, clip_norm: float | None
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.engine = engine
+        self.clip_norm = math.inf if clip_norm is None else clip_norm
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def step(self, batches: Sequence[PackedBatch], objectives: Sequence[Objective], rate: float) -> StepOutcome:
+        """One update at this learning rate, over the micro-batches of one batch."""
+        self.model.train()
+        counts = {objective.term: max(1, sum(objective.count(batch) for batch in batches)) for objective in objectives}
+        totals: dict[str, TermTotal] = {}
+        for batch in batches:
+            loss, terms = self._forward(batch.to(self.engine.device), objectives, counts)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+            totals = {name: totals[name] + term if name in totals else term for name, term in terms.items()}
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm))
+        finite = math.isfinite(norm) and all(math.isfinite(term.sum) for term in totals.values())
+        if finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepOutcome(totals, norm, sum(batch.num_tokens for batch in batches), finite)
+
+    def _forward(
+        self, batch: PackedBatch, objectives: Sequence[Objective], counts: Mapping[str, int]
+    ) -> tuple[Tensor, dict[str, TermTotal]]:
+        with self.engine.autocast():
+            hidden_TD = self.model(batch)
+            parts = {objective: objective.loss(self.model, hidden_TD, batch) for objective in objectives}
+        loss = torch.stack(
+            [part.sum * (objective.weight / counts[objective.term]) for objective, part in parts.items()]
+        ).sum()
+        terms = {
+            objective.term: TermTotal(float(part.sum.detach()), part.count, int(part.correct))
+            for objective, part in parts.items()
+        }
+        return loss, terms
+
+
+@torch.no_grad()
+def evaluate(
+    model: PretrainingModel, objectives: Sequence[Objective], batches: Sequence[PackedBatch], engine: Engine
+) -> dict[str, TermTotal]:
+    """Each objective's total over these batches, without dropout."""
+    model.eval()
+    totals = {objective.term: TermTotal(0.0, 0, 0) for objective in objectives}
+    for batch in batches:
+        moved = batch.to(engine.device)
+        with engine.autocast():
+            hidden_TD = model(moved)
+            for objective in objectives:
+                part = objective.loss(model, hidden_TD, moved)
+                totals[objective.term] += TermTotal(float(part.sum), part.count, int(part.correct))
+    return totals

@@ -1,0 +1,136 @@
+"""`bertkit runs`: the documents of the contract, its exit codes, and what people see.
+
+Runs the command in this process; the runs are made by tests/run/making.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bertkit.cli.app import run as bertkit
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
+from making import finished_run, stopped_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runs root with one finished and one newer, stopped run."""
+    root = tmp_path / "runs"
+    finished_run(root)
+    time.sleep(0.002)
+    stopped_run(root, "electra")
+    monkeypatch.setenv("BERTKIT_RUNS", str(root))
+    return root
+
+
+def test_list_prints_the_contracts_document(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bertkit(["runs", "list", "--json"]) == 0
+    newest, oldest = json.loads(capsys.readouterr().out)
+    assert list(newest) == ["id", "kind", "recipe", "status", "started", "steps", "result"]
+    assert (newest["id"], newest["status"], newest["steps"], newest["result"]) == (
+        "electra-01234567",
+        "stopped",
+        7,
+        None,
+    )
+    assert (oldest["id"], oldest["status"], oldest["steps"]) == ("bert-tiny-01234567", "done", 5)
+    assert oldest["result"]["held_out"] == {"loss": 1.5, "masked_accuracy": 0.25}
+
+
+def test_list_for_people_is_one_line_per_run_that_begins_with_its_id(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bertkit(["runs", "list"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["electra-01234567", "bert-tiny-01234567"]
+    assert "held_out.loss 1.5" in lines[1]
+    assert "2 runs" in said.err
+
+
+def test_no_runs_is_an_empty_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BERTKIT_RUNS", str(tmp_path / "none"))
+    assert bertkit(["runs", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_one_damaged_run_does_not_hide_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "electra-01234567" / "run.json").write_text("{")
+    (runs / "bert-tiny-01234567" / "results.json").write_text("[")
+    assert bertkit(["runs", "list", "--json"]) == 0
+    said = capsys.readouterr()
+    (only,) = json.loads(said.out)
+    assert (only["id"], only["result"]) == ("bert-tiny-01234567", None)
+    assert "electra-01234567/run.json" in said.err
+    assert "results.json" in said.err
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_show_takes_an_id_or_a_path_and_ends_with_the_path(
+    runs: Path, by_id: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "bert-tiny-01234567"
+    assert bertkit(["runs", "show", name if by_id else str(runs / name)]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{runs / name}\n"
+    for part in ("done", "finished", "step-00000005", "held_out.masked_accuracy", "d" * 64):
+        assert part in said.err
+
+
+def test_show_as_json_holds_record_environment_metrics_and_results(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bertkit(["runs", "show", "bert-tiny-01234567", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["metrics"] == {"step": 5, "tokens": 500, "loss": 1.8}
+    assert shown["checkpoints"] == ["step-00000004", "step-00000005"]
+    assert shown["record"]["what_hash"].startswith("01234567")
+    assert shown["environment"]["packages"]["torch"].startswith("2.")
+    assert shown["results"]["unigram_accuracy"] == 0.05
+
+
+def test_an_unknown_run_exits_3_and_offers_the_nearest(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bertkit(["runs", "show", "bert-tiny-01234568"]) == 3
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "did you mean bert-tiny-01234567?" in said.err
+
+
+def test_verify_of_a_whole_run_exits_0_with_its_path(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bertkit(["runs", "verify", "bert-tiny-01234567"]) == 0
+    assert capsys.readouterr().out == f"{runs / 'bert-tiny-01234567'}\n"
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_verify_of_an_altered_run_exits_5_and_names_the_file(
+    runs: Path, as_json: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = runs / "bert-tiny-01234567" / "model" / "model.safetensors"
+    os.truncate(damaged, 10)
+    assert bertkit(["runs", "verify", "bert-tiny-01234567", *as_json]) == 5
+    said = capsys.readouterr()
+    assert str(damaged) in said.err
+    if not as_json:
+        assert said.out == ""
+        return
+    document = json.loads(said.out)
+    assert document["ok"] is False
+    assert [check["name"] for check in document["checks"] if check["verdict"] == "fault"] == ["model"]
+
+
+def test_list_answers_without_importing_torch(runs: Path) -> None:
+    code = (
+        "import sys; from bertkit.cli.app import run; code = run(['runs', 'list', '--json']); "
+        "assert code == 0; assert not {'torch', 'numpy', 'datasets', 'yaml'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,78 @@
+"""What tests share: an offline machine, caches and runs of their own, the command line, and the real corpora."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports torch or a Hugging Face library, which read these once; child processes inherit them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("bertkit", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("bertkit")
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Caches of this test session alone, in child processes too; runs go below the test's working directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setenv("BERTKIT_CACHE", str(cache))
+        for name in ("BERTKIT_RUNS", "BERTKIT_MODEL", "NO_COLOR", "FORCE_COLOR"):
+            patch.delenv(name, raising=False)
+        yield cache
+
+
+@pytest.fixture
+def bertkit(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run the command line in this process: `bertkit("recipes", "list")`."""
+    from bertkit.cli.app import run
+
+    def call(*arguments: str | Path) -> Outcome:
+        capfd.readouterr()
+        code = run([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def bertkit_process() -> Callable[..., Outcome]:
+    """Run the command line in a process of its own, as a shell would: `bertkit_process("--help", cwd=...)`."""
+
+    def call(*arguments: str | Path, timeout: float = 120, **options: object) -> Outcome:
+        command = [sys.executable, "-m", "bertkit", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The directory of real corpora, beside the checkout where it has one."""
+    directory = CHECKOUT.parent / "shared" / "data"
+    if not directory.is_dir():
+        pytest.skip(f"needs the real corpora in {directory}")
+    return directory

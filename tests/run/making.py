@@ -1,0 +1,56 @@
+"""Runs made for tests: small, whole, and quick to make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertkit.errors import StoppedError
+from bertkit.run.checkpoint import save_checkpoint
+from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.metrics import MetricsLog
+
+HASH = "0123456789abcdef" * 4
+
+
+def identity(recipe: str = "bert-tiny", what_hash: str = HASH) -> RunIdentity:
+    return RunIdentity(
+        kind="pretrain",
+        recipe=recipe,
+        recipe_yaml=f"name: {recipe}\nseed: 3\n",
+        what_hash=what_hash,
+        seed=3,
+        command=["bertkit", "pretrain", recipe],
+        fingerprints={"data": "d" * 64, "tokenizer": "t" * 64, "model": None},
+    )
+
+
+def finished_run(root: Path, recipe: str = "bert-tiny", **fields: Any) -> RunDirectory:
+    """A run that is done: five logged steps, two checkpoints, a model and results."""
+    run = RunDirectory.create(root, identity(recipe))
+    with run.recording():
+        run.write_environment()
+        with MetricsLog(run.metrics) as metrics:
+            for step in range(1, 6):
+                metrics.log(step, {"tokens": 100 * step, "loss": 9.0 / step})
+                save_checkpoint(run.checkpoints, step, {"model": {"w": torch.full((9,), float(step))}}, {}, keep=2)
+        run.model.mkdir()
+        (run.model / "config.json").write_text("{}")
+        (run.model / "model.safetensors").write_bytes(bytes(range(99)))
+        run.seal_model()
+        run.write_results({"held_out": {"loss": 1.5, "masked_accuracy": 0.25}, "unigram_accuracy": 0.05})
+        run.update(steps=5, tokens=500, **fields)
+    return run
+
+
+def stopped_run(root: Path, recipe: str = "bert-tiny", what_hash: str = HASH) -> RunDirectory:
+    """A run that a time limit stopped after seven steps."""
+    run = RunDirectory.create(root, identity(recipe, what_hash))
+    try:
+        with run.recording():
+            run.update(steps=7)
+            raise StoppedError("stopped by --max-minutes 1 at step 7")
+    except StoppedError:
+        return run

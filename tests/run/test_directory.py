@@ -1,0 +1,326 @@
+"""Run directories: names, status under every end, one writer at a time, and what a bare `--resume` finds.
+
+Laws of bertkit.run.directory, lock and log; processes are really killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from making import HASH, finished_run, identity, stopped_run
+
+import bertkit.run.directory as module
+from bertkit.errors import BertkitError, DataError, DivergedError, StoppedError, UsageError
+from bertkit.run.directory import RunDirectory, find_run, find_runs, newest_unfinished_run
+from bertkit.run.files import finite, sha256_of, write_json, write_text
+from bertkit.run.lock import RunLock, is_locked
+
+WRITER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from making import identity
+from bertkit.run.directory import RunDirectory
+run = RunDirectory.create(Path(sys.argv[1]), identity())
+with run.recording():
+    run.update(steps=4)
+    if len(sys.argv) > 3 and os.fork() == 0:
+        time.sleep(60)  # a data worker that outlives its trainer for a while
+        os._exit(0)
+    print(run.path, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def living_writer(tmp_path: Path):
+    """A process that is recording a run under tmp_path/runs."""
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "runs"), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield Path(process.stdout.readline().strip()), process
+        process.kill()
+
+
+def test_a_run_is_named_by_recipe_and_hash_and_repeats_are_counted(tmp_path: Path) -> None:
+    names = [RunDirectory.create(tmp_path, identity()).id for _ in range(3)]
+    assert names == ["bert-tiny-01234567", "bert-tiny-01234567-2", "bert-tiny-01234567-3"]
+
+
+def test_the_record_holds_what_the_contract_lists(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    record = json.loads((run.path / "run.json").read_text())
+    assert record["id"] == run.id
+    assert (record["kind"], record["status"], record["exit_reason"]) == ("pretrain", "done", "finished")
+    assert record["started"] < record["ended"]
+    assert (record["what_hash"], record["seed"], record["steps"], record["tokens"]) == (HASH, 3, 5, 500)
+    assert record["command"] == ["bertkit", "pretrain", "bert-tiny"]
+    assert record["fingerprints"] == {"data": "d" * 64, "tokenizer": "t" * 64, "model": None}
+    assert record["model_sha256"]["model.safetensors"] == sha256_of(run.model / "model.safetensors")
+    assert run.recipe_yaml == "name: bert-tiny\nseed: 3\n"
+    assert RunDirectory.open(run.path).record == run.record
+
+
+def test_a_named_directory_is_used_when_new_or_empty_and_refused_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("new/deep", "empty"):
+        assert RunDirectory.create(tmp_path, identity(), tmp_path / name).path == tmp_path / name
+    with pytest.raises(UsageError, match=r"holds a run already.*--resume"):
+        RunDirectory.create(tmp_path, identity(), tmp_path / "empty")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(UsageError, match=r"holds other files \(thesis.txt\)"):
+        RunDirectory.create(tmp_path, identity(), tmp_path / "mine")
+    with pytest.raises(UsageError, match="is a file"):
+        RunDirectory.create(tmp_path, identity(), tmp_path / "mine" / "thesis.txt")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (StoppedError("time limit"), "stopped", "time limit"),
+        (KeyboardInterrupt(), "stopped", "interrupted"),
+        (DivergedError("loss is NaN at step 3"), "failed", "loss is NaN at step 3"),
+        (ZeroDivisionError("division by zero"), "failed", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_every_end_is_recorded_with_its_reason_and_raised_on(
+    tmp_path: Path, error: BaseException, status: str, reason: str
+) -> None:
+    run = RunDirectory.create(tmp_path, identity())
+
+    def train() -> None:
+        assert run.status == "running"
+        assert run.exit_reason is None
+        raise error
+
+    with pytest.raises(type(error)), run.recording():
+        train()
+    again = RunDirectory.open(run.path)
+    assert (again.status, again.exit_reason) == (status, reason)
+    assert reason in run.log_file.read_text()
+
+
+def test_a_resumed_run_keeps_the_history_of_its_attempts(tmp_path: Path) -> None:
+    run = RunDirectory.open(stopped_run(tmp_path).path)
+    with run.recording(["bertkit", "pretrain", "--resume"]):
+        run.update(steps=9)
+    first, second = RunDirectory.open(run.path).record["attempts"]
+    assert (first["status"], first["steps"], first["command"][-1]) == ("stopped", 7, "bert-tiny")
+    assert (second["status"], second["steps"], second["command"][-1]) == ("done", 9, "--resume")
+
+
+def test_the_log_file_gets_what_the_package_logs_only_while_recording(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, identity())
+    logger = logging.getLogger("bertkit.training.anything")
+    logger.warning("before")
+    with run.recording():
+        logger.info("within, %s", "é")
+    logger.warning("after")
+    text = run.log_file.read_text(encoding="utf-8")
+    assert "within, é" in text
+    assert "before" not in text
+    assert "after" not in text
+
+
+def test_a_killed_run_is_stopped_and_can_be_recorded_at_once(living_writer) -> None:
+    path, process = living_writer
+    run = RunDirectory.open(path)
+    assert run.status == "running"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert run.status == "stopped"
+    assert "killed" in (run.exit_reason or "")
+    with run.recording():
+        pass
+    ended = RunDirectory.open(path).record["attempts"]
+    assert [attempt["status"] for attempt in ended] == ["stopped", "done"]
+
+
+def test_a_data_worker_that_outlives_its_trainer_does_not_hold_the_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(Path(__file__).parent), "fork"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        path = Path(process.stdout.readline().strip())
+        group = os.getpgid(process.pid)
+        process.kill()
+        process.wait()
+        try:
+            os.killpg(group, 0)  # the worker lives
+            assert RunDirectory.open(path).status == "stopped"
+            RunLock(path).release()
+        finally:
+            os.killpg(group, signal.SIGKILL)
+
+
+def test_two_processes_never_record_one_run(living_writer) -> None:
+    path, process = living_writer
+    before = (path / "run.json").read_bytes()
+    started = time.monotonic()
+    with pytest.raises(UsageError, match=rf"process {process.pid} on .*--run-dir"), RunDirectory.open(path).recording():
+        pytest.fail("recorded beside another process")
+    assert time.monotonic() - started < 5
+    assert (path / "run.json").read_bytes() == before
+
+
+def test_one_process_does_not_lock_a_run_twice_and_asking_does_not_unlock_it(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    assert is_locked(tmp_path)
+    with pytest.raises(UsageError, match="this process"):
+        RunLock(tmp_path / ".." / tmp_path.name)
+    code = "import sys, pathlib, bertkit.run.lock as lock; print(lock.is_locked(pathlib.Path(sys.argv[1])))"
+    ask = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.check_output(ask, text=True).strip() == "True"
+    lock.release()
+    lock.release()
+    assert subprocess.check_output(ask, text=True).strip() == "False"
+    RunLock(tmp_path).release()
+
+
+def test_runs_are_found_newest_first_and_a_damaged_record_is_passed_over_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = []
+    for name in ("a", "c", "b"):
+        runs.append(stopped_run(tmp_path, name))
+        time.sleep(0.002)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text('{"format": 1, "ki')
+    (tmp_path / "no-run").mkdir()
+    assert [run.id for run in find_runs(tmp_path)] == [run.id for run in reversed(runs)]
+    assert "broken/run.json" in caplog.text
+    assert find_runs(tmp_path / "missing") == []
+
+
+def test_bare_resume_takes_the_newest_unfinished_run_of_the_same_hash(tmp_path: Path, living_writer) -> None:
+    root = tmp_path / "runs"
+    assert newest_unfinished_run(root, HASH) is None  # the one there is running
+    old = stopped_run(root)
+    time.sleep(0.002)
+    new = stopped_run(root)
+    time.sleep(0.002)
+    stopped_run(root, what_hash="f" * 64)
+    finished_run(root)
+    found = newest_unfinished_run(root, HASH)
+    assert found is not None
+    assert found.id == new.id != old.id
+    assert newest_unfinished_run(root, "e" * 64) is None
+
+
+def test_a_run_is_found_by_path_or_id_and_a_wrong_name_gets_the_nearest(tmp_path: Path) -> None:
+    run = stopped_run(tmp_path)
+    assert find_run(str(run.path), Path("elsewhere")).id == run.id
+    assert find_run(run.id, tmp_path).id == run.id
+    with pytest.raises(DataError, match=f"did you mean {run.id}"):
+        find_run("bert-tiny-01234568", tmp_path)
+    with pytest.raises(DataError, match="runs list"):
+        find_run("zzz", tmp_path)
+    with pytest.raises(DataError, match=r"has no run\.json"):
+        find_run(str(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 9}', b'{"format": 1, "kind": 3}', b"\xff\x00"])
+def test_a_damaged_record_is_a_data_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+    run = stopped_run(tmp_path)
+    (run.path / "run.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"run\.json"):
+        RunDirectory.open(run.path)
+
+
+def test_steps_of_a_killed_run_come_from_its_metrics(tmp_path: Path) -> None:
+    run = stopped_run(tmp_path)
+    run.metrics.write_text('{"step": 6}\n{"step": 11}\n{"step": 12, "lo')
+    assert run.steps == 11
+
+
+def test_a_full_disk_at_the_end_does_not_hide_the_fault_that_ended_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def train() -> None:
+        monkeypatch.setattr(module, "write_json", refuse)
+        raise DataError("the fault")
+
+    run = RunDirectory.create(tmp_path, identity())
+    with pytest.raises(BertkitError, match="the fault"), run.recording():
+        train()
+    assert "could not be recorded" in caplog.text
+    assert RunDirectory.open(run.path).status == "stopped"
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_text(path, "new")
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_json_holds_no_nan() -> None:
+    value = {"a": float("nan"), "b": [1.5, float("inf"), (float("-inf"), True)], "c": "nan"}
+    assert finite(value) == {"a": None, "b": [1.5, None, [None, True]], "c": "nan"}
+
+
+def test_the_environment_of_each_attempt_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stopped_run(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:word@hub.example/x")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run.write_environment()
+    run.write_environment()
+    text = (run.path / "environment.json").read_text()
+    assert "hf_secret" not in text
+    assert "word" not in text
+    first = json.loads(text)
+    assert "earlier" not in first
+    assert first["variables"]["HF_ENDPOINT"] == "https://hub.example/x"
+    assert first["packages"]["torch"].startswith("2.")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    run.write_environment()
+    second = json.loads((run.path / "environment.json").read_text())
+    assert second["variables"]["OMP_NUM_THREADS"] == "2"
+    assert second["earlier"] == [first]
+
+
+def test_git_state_tells_commit_and_change(tmp_path: Path) -> None:
+    from bertkit.run.environment import git_state
+
+    def git(*words: str) -> None:
+        identity_words = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity_words, *words], check=True, capture_output=True)
+
+    git("init")
+    assert git_state(tmp_path) is None  # no commit yet
+    (tmp_path / "f").write_text("1")
+    git("add", "f")
+    git("commit", "-m", "x")
+    state = git_state(tmp_path)
+    assert state is not None
+    assert len(state["commit"]) == 40
+    assert state["dirty"] is False
+    (tmp_path / "f").write_text("2")
+    assert git_state(tmp_path) == state | {"dirty": True}
+
+
+def test_looking_at_runs_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, bertkit.run.directory, bertkit.cli.runs; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
