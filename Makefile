@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 		|| { echo "bertkit needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0
-	$(PIP_INSTALL) hatchling
+	$(PIP_INSTALL) hatchling editables
 	$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 

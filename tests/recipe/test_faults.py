@@ -38,7 +38,7 @@ def faults(text: str) -> list[str]:
         ("optimisation: {steps: 0}", "optimisation.steps: expected a value greater than or equal to 1, got 0"),
         (
             "optimisation:\n  optimizer:\n    name: adam",
-            'r.yaml:3: optimisation.optimizer: unknown name "adam"; did you',
+            'r.yaml:4: optimisation.optimizer.name: unknown name "adam"; did',
         ),
         ("optimisation: {optimizer: {betas: [1, 2]}}", "optimisation.optimizer: needs the key 'name'"),
         ("optimisation: {optimizer: {name: adamw, betas: [1]}}", "optimisation.optimizer.betas.1: is required"),

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +26,7 @@ from typer.exceptions import TyperException
 
 from bertkit import __version__
 from bertkit.cli.common import spread_arguments, story
+from bertkit.cli.story import ReaderLeftError
 from bertkit.errors import BertkitError, DataError, UsageError
 
 COMMANDS = {
@@ -36,8 +38,14 @@ COMMANDS = {
 }
 """Each subcommand and the module that holds its `app`, in the order of the help page."""
 
+COMPLETION = "_BERTKIT_COMPLETE"
+"""Set by the shell's completion script, which passes the words to complete in the environment and no arguments."""
+
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it: stopped by Ctrl-C where there was nothing to save."""
+
+READER_LEFT = 141
+"""128 + SIGPIPE, as shells have it: stdout was closed before all was written, as by `| head`."""
 
 _MACHINE_FAULTS = {
     errno.ENOSPC: "free some space and run again",
@@ -73,7 +81,7 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(name="bertkit", cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(name="bertkit", cls=LazyGroup, pretty_exceptions_enable=False)
 
 
 def _version(value: bool) -> None:
@@ -101,6 +109,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if not arguments and COMPLETION not in os.environ:
+        with redirect_stdout(sys.stderr):  # the help is no result here
+            _run(["--help"])
+        return UsageError.exit_code
     command = typer.main.get_command(app)
     try:
         code = command.main(spread_arguments(list(arguments)), prog_name="bertkit", standalone_mode=False)
@@ -111,10 +123,10 @@ def _run(arguments: Sequence[str]) -> int:
         return _tell_usage(fault)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has what it wanted; what is left has nowhere to go, Python's own flush at exit included.
+    except (ReaderLeftError, BrokenPipeError):
+        # What is left to write has nowhere to go, Python's own flush at exit included.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13
+        return READER_LEFT
     except OSError as fault:
         if fault.errno not in _MACHINE_FAULTS:
             return _tell_bug(fault)
@@ -143,9 +155,6 @@ def _tell(fault: BertkitError) -> int:
 def _tell_usage(fault: TyperException) -> int:
     context = getattr(fault, "ctx", None)
     text = fault.format_message().strip()
-    if type(fault).__name__ == "NoArgsIsHelpError":
-        print(text, file=sys.stderr)
-        return fault.exit_code
     help_of = f"; see `{context.command_path} --help`" if context is not None else ""
     story.error(text.rstrip(".") + help_of)
     return fault.exit_code

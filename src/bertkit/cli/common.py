@@ -71,9 +71,7 @@ def command_app(help: str | None = None) -> typer.Typer:
     One function makes a plain command named after the module; several make a group (`bertkit runs list`), which `help`
     describes.
     """
-    return typer.Typer(
-        help=help, add_completion=False, no_args_is_help=help is not None, pretty_exceptions_enable=False
-    )
+    return typer.Typer(help=help, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _quiet(value: bool) -> bool:
@@ -105,6 +103,10 @@ def _option(*names: str, help: str, metavar: str | None = None, panel: str | Non
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False, **more)
 
 
+def _flag(*names: str, help: str, **more: Any) -> Any:
+    return _option(*names, help=help, metavar="", **more)  # typer would show a type, which a flag has no use for
+
+
 RecipeName = Annotated[
     str,
     typer.Argument(
@@ -119,7 +121,7 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a recipe field, e.g. --set data.sequence_length=64. Repeatable."
     ),
 ]
-Plan = Annotated[bool, _option("--plan", help="Print what would run (parameters, tokens, memory, time), and stop.")]
+Plan = Annotated[bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time), and stop.")]
 RunDir = Annotated[
     Path | None,
     _option("--run-dir", metavar="DIR", help="Where the run is written (default: under BERTKIT_RUNS, else runs/)."),
@@ -133,16 +135,16 @@ Precision = Annotated[
 ]
 MaxSteps = Annotated[
     int | None,
-    _option("--max-steps", metavar="N", min=1, help="Stop after N optimiser steps; the schedule ends there too."),
+    _option("--max-steps", metavar="N", min=1, help="Stop after N optimiser steps."),
 ]
 MaxMinutes = Annotated[
     float | None,
     _option("--max-minutes", metavar="M", min=0, help="Stop after M minutes with a checkpoint saved (exit code 75)."),
 ]
-Offline = Annotated[bool, _option("--offline", help="Use the network for nothing.", callback=_offline)]
-AsJson = Annotated[bool, _option("--json", help="Print one JSON document on stdout.")]
-Quiet = Annotated[bool, _option("-q", "--quiet", help="Tell warnings and errors only.", callback=_quiet)]
-Verbose = Annotated[int, _option("-v", "--verbose", help="Tell more.", count=True, callback=_verbose)]
+Offline = Annotated[bool, _flag("--offline", help="Use the network for nothing.", callback=_offline)]
+AsJson = Annotated[bool, _flag("--json", help="Print one JSON document on stdout.")]
+Quiet = Annotated[bool, _flag("-q", "--quiet", help="Tell warnings and errors only.", callback=_quiet)]
+Verbose = Annotated[int, _flag("-v", "--verbose", help="Tell more.", count=True, callback=_verbose)]
 Data = Annotated[
     list[str] | None,
     _option(

@@ -27,6 +27,10 @@ PLAIN_LINE_SECONDS = 10.0
 logger = logging.getLogger("bertkit")
 
 
+class ReaderLeftError(Exception):
+    """Whoever reads stdout (`| head`) has what it wanted and has closed it."""
+
+
 class Meter:
     """The progress of one piece of work; made by `Story.progress`."""
 
@@ -255,11 +259,18 @@ def jsonable(value: Any) -> Any:
 
 
 def result(value: object, *, as_json: bool = False, stream: TextIO | None = None) -> None:
-    """Write the command's result to stdout: `value` as one line of text, or as one JSON document with `as_json`."""
+    """Write the command's result to stdout: `value` as one line of text, or as one JSON document with `as_json`.
+
+    Raises:
+        ReaderLeftError: stdout is closed; the command need not go on.
+    """
     out = stream or sys.stdout
     text = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False) if as_json else str(value)
-    out.write(text.rstrip("\n") + "\n")
-    out.flush()
+    try:
+        out.write(text.rstrip("\n") + "\n")
+        out.flush()
+    except BrokenPipeError as closed:
+        raise ReaderLeftError from closed
 
 
 story = Story()

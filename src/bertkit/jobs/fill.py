@@ -17,10 +17,17 @@ from bertkit.errors import DataError
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.text.tokenizer import Tokenizer
 
+_CPU = torch.device("cpu")
+
 
 @torch.no_grad()
 def fill_masks(
-    model: PretrainingModel, tokenizer: Tokenizer, texts: Sequence[str], *, top: int = 5
+    model: PretrainingModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    top: int = 5,
+    device: torch.device = _CPU,
 ) -> list[dict[str, Any]]:
     """The `top` words for each mask of each text, as the `fill` document of the command line.
 
@@ -36,8 +43,9 @@ def fill_masks(
     results = []
     for text in texts:
         ids = _encode(tokenizer, text, mask, model.encoder.config.max_tokens)
-        hidden_TD = model(PackedBatch.from_ids([ids]))
-        mask_index_M = torch.tensor([index for index, token in enumerate(ids) if token == tokenizer.mask_id])
+        hidden_TD = model(PackedBatch.from_ids([ids]).to(device))
+        masks = [index for index, token in enumerate(ids) if token == tokenizer.mask_id]
+        mask_index_M = torch.tensor(masks, device=device)
         probability_MV = torch.softmax(model.masked_lm_logits(hidden_TD[mask_index_M]), dim=-1)
         best = probability_MV.topk(min(top, probability_MV.shape[-1]), dim=-1)
         results.append(

@@ -1,8 +1,7 @@
 """Figures on text that was never trained on: loss, accuracy, the unigram baseline, pseudo-perplexity.
 
 Salazar et al. 2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: each token masked in turn). `perplexity` here is
-the exponential of the masked-LM loss at the recipe's own masking, which is cheaper and lower-is-better alike, but another
-quantity.
+the exponential of the masked-LM loss at the recipe's own masking, which is cheaper, but another quantity.
 
 Shapes: T packed tokens, B sequences, M predicted tokens.
 """
@@ -109,4 +108,3 @@ def _each_token_masked(one: Samples, vocabulary: Vocabulary) -> Samples:
         target_index_M=target_index_M,
         target_id_M=one.ids_T[position_M],
     )
-

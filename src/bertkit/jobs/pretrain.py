@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,7 +22,8 @@ from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_doc
 from bertkit.errors import DataError, DivergedError, StoppedError
 from bertkit.jobs.fill import fill_masks
 from bertkit.jobs.held_out import HeldOut
-from bertkit.models.hub import find_model, hub_names, load_pretraining_model, save_model
+from bertkit.jobs.progress import Progress, ProgressMeter
+from bertkit.models.hub import find_model, load_pretraining_model, save_model
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import Stage, stages_of
@@ -36,21 +36,9 @@ from bertkit.training.engine import Engine, resolve_engine
 from bertkit.training.interrupt import StopRequest
 from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
-from bertkit.training.step import Stepper
+from bertkit.training.step import StepOutcome, Stepper
 
 log = logging.getLogger(__name__)
-
-
-class ProgressMeter(Protocol):
-    """Shows how far a piece of work is."""
-
-    def update(self, completed: int, note: str | None = None) -> None: ...
-
-
-class Progress(Protocol):
-    """Opens a progress display."""
-
-    def __call__(self, label: str, total: int | None = None, unit: str = "steps") -> AbstractContextManager[ProgressMeter]: ...
 
 
 @dataclass
@@ -70,12 +58,9 @@ class Pretraining:
         shards: the tokenised corpus.
         run: the directory, whose lock the caller holds.
         cache: where plans of epochs are kept.
-        init: a model to start from in place of a random one.
     """
 
-    def __init__(
-        self, recipe: Recipe, shards: TokenShards, run: RunDirectory, *, cache: Path, init: str | None = None
-    ) -> None:
+    def __init__(self, recipe: Recipe, shards: TokenShards, run: RunDirectory, *, cache: Path) -> None:
         self.recipe = recipe
         self.shards = shards
         self.run = run
@@ -84,7 +69,7 @@ class Pretraining:
         self.vocabulary = Vocabulary.of(self.tokenizer)
         self.steps = recipe.optimisation.steps
         self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
-        self.model = self._new_model(init).to(self.engine.device)
+        self.model = self._new_model().to(self.engine.device)
         self.optimizer = recipe.optimisation.optimizer.build(self.model)
         self.stepper = Stepper(
             self.model, self.optimizer, self.engine, clip_norm=recipe.optimisation.optimizer.clip_norm
@@ -127,10 +112,10 @@ class Pretraining:
         watch = Stopwatch()
         for batches in stage_run.batches.loader(steps, workers=self.engine.workers):
             waited_seconds = watch.lap()
-            self._take_step(batches, stage.recipe)
+            outcome = self._take_step(batches, stage.recipe)
             self.meter.add(
-                self._outcome,
-                seconds=waited_seconds + (computed := watch.lap()),
+                outcome,
+                computed_seconds=watch.lap(),
                 waited_seconds=waited_seconds,
                 flops=training_flops(self.model, batches),
             )
@@ -138,18 +123,15 @@ class Pretraining:
             if stop.reason is not None and self.step < self.steps:
                 self._stop(stop.reason)
             watch.lap()
-            del computed
 
-    def _take_step(self, batches: Sequence[PackedBatch], recipe: Recipe) -> None:
+    def _take_step(self, batches: Sequence[PackedBatch], recipe: Recipe) -> StepOutcome:
         optimisation = self.recipe.optimisation
-        rate = optimisation.schedule.rate(self.step, self.steps)
-        self._rate = rate
-        self._outcome = self.stepper.step(batches, recipe.objectives, rate)
+        outcome = self.stepper.step(batches, recipe.objectives, optimisation.schedule.rate(self.step, self.steps))
         self.step += 1
-        self.tokens += self._outcome.tokens
-        if self._outcome.finite:
+        self.tokens += outcome.tokens
+        if outcome.finite:
             self._skipped_in_a_row = 0
-            return
+            return outcome
         self._skipped_in_a_row += 1
         log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
         if self._skipped_in_a_row > optimisation.max_nonfinite_steps:
@@ -157,21 +139,23 @@ class Pretraining:
                 f"training diverged: {self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or"
                 " gradient that is not finite; lower optimisation.schedule.peak, or lengthen warmup_steps"
             )
+        return outcome
 
     def _after_step(self, stage_run: StageRun, meter: ProgressMeter) -> None:
         engine = self.recipe.engine
         due = self.step == self.steps
         if due or self.step % engine.log_every_steps == 0:
             summary = self.meter.summary(stage_run.stage.recipe.objectives, peak_flops=self._peak_flops)
-            self._metrics.log(self.step, {"tokens": self.tokens, "lr": self._rate, **summary})
+            rate = self.recipe.optimisation.schedule.rate(self.step - 1, self.steps)
+            self._metrics.log(self.step, {"tokens": self.tokens, "lr": rate, **summary})
             meter.update(self.step, note=f"loss {summary['loss']:.3f}, {summary['tokens_per_s']:,.0f} tokens/s")
             self.meter.reset()
         else:
             meter.update(self.step)
         if due or self.step % engine.evaluate_every_steps == 0 or self.step == stage_run.stage.end_step:
-            self._figures = stage_run.held_out.figures(self.model, self.engine)
-            self._metrics.log(self.step, {f"held_out/{name}": value for name, value in self._figures.items()})
-            log.info("step %d: held-out %s", self.step, _in_words(self._figures))
+            figures = stage_run.held_out.figures(self.model, self.engine)
+            self._metrics.log(self.step, {f"held_out/{name}": value for name, value in figures.items()})
+            log.info("step %d: held-out %s", self.step, _in_words(figures))
         if not due and self.step % engine.save_every_steps == 0:
             self._save_checkpoint()
 
@@ -188,7 +172,9 @@ class Pretraining:
         try:
             save_model(self.model, self.tokenizer, writing)
         except OSError as error:
-            raise DataError(f"{writing}: cannot write the model: {error}; free space and run again with --resume") from error
+            raise DataError(
+                f"{writing}: cannot write the model: {error}; free space and run again with --resume"
+            ) from error
         shutil.rmtree(self.run.model, ignore_errors=True)
         writing.rename(self.run.model)
         self.run.seal_model()
@@ -244,8 +230,9 @@ class Pretraining:
         self.tokens = int(checkpoint.state["tokens"])
         self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
 
-    def _new_model(self, init: str | None) -> PretrainingModel:
+    def _new_model(self) -> PretrainingModel:
         heads = [objective.term for objective in self.recipe.objectives]
+        init = self.recipe.init
         if init is not None:
             model, report = load_pretraining_model(find_model(init), heads=tuple(heads))
             if report.missing:
@@ -293,6 +280,3 @@ class Pretraining:
 
 def _in_words(figures: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-
-
-__all__ = ["Pretraining", "Progress", "ProgressMeter", "hub_names"]

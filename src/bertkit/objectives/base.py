@@ -53,6 +53,10 @@ class Objective(Settings, ABC):
         return samples
 
     @abstractmethod
+    def expected_count(self, length: int) -> float:
+        """How many predictions a sequence of this many tokens holds, for estimates."""
+
+    @abstractmethod
     def count(self, batch: PackedBatch) -> int:
         """How many predictions a micro-batch holds, known before the step."""
 

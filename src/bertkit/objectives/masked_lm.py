@@ -77,6 +77,9 @@ class MaskedLM(Objective):
         ids_T[target_index_M] = stands_in_M
         return samples.with_changes(ids_T=ids_T, target_index_M=target_index_M, target_id_M=target_id_M)
 
+    def expected_count(self, length: int) -> float:
+        return float(self.counts_B(np.array([length]))[0])
+
     def count(self, batch: PackedBatch) -> int:
         return batch.target_id_M.numel()
 

@@ -25,6 +25,9 @@ class NextSentence(Objective):
     term: ClassVar[str] = "next_sentence"
     needs_label: ClassVar[bool] = True
 
+    def expected_count(self, length: int) -> float:
+        return 1.0
+
     def count(self, batch: PackedBatch) -> int:
         return batch.num_sequences
 

@@ -39,9 +39,10 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UsageError: no such recipe, not YAML, a circle of `extends`, or faults in the settings (all of them at once).
     """
-    from bertkit.recipe.schema import Recipe
+    tree = resolve_recipe(name, overrides)
+    from bertkit.recipe.schema import Recipe  # brings torch along, which a misspelt name need not wait for
 
-    return validate(resolve_recipe(name, overrides), Recipe)
+    return validate(tree, Recipe)
 
 
 def load_as(schema: type[Model], name: str, overrides: Sequence[str] = ()) -> Model:

@@ -86,6 +86,9 @@ class Recipe(Settings):
     )
     table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness.")
+    init: str | None = Field(
+        None, description="Model to start from in place of random weights: a Hub id, a model or a run directory."
+    )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
     model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")

@@ -1,7 +1,7 @@
 """The stages of a run: the same recipe with some settings changed for a share of the steps.
 
-Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. Each stage is
-checked like a recipe of its own before the first step is taken.
+Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. Each stage
+is checked like a recipe of its own before the first step is taken.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def stages_of(recipe: Recipe) -> list[Stage]:
         for key in changes:
             if key.partition(".")[0] not in _MAY_CHANGE:
                 raise UsageError(
-                    f"optimisation.stages.{number}.set: {key} cannot change inside a run; only {' and '.join(_MAY_CHANGE)} can"
+                    f"optimisation.stages.{number}.set: {key} cannot change inside a run;"
+                    f" only settings of {' and '.join(_MAY_CHANGE)} can"
                 )
         overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
         stages.append(Stage(number, first, end, with_overrides(recipe, overrides)))

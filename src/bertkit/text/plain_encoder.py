@@ -1,7 +1,7 @@
 """Encoding a corpus fast: each distinct word goes through the tokenizer once.
 
-No paper. A space is a border that no piece of a BERT, GPT-2 or SentencePiece-like vocabulary crosses, so the ids of a text
-are the ids of its words end to end; `tokenizers` itself encodes every occurrence anew, at a tenth of the speed.
+No paper. A space is a border that no piece of a BERT, GPT-2 or SentencePiece-like vocabulary crosses, so the ids of a
+text are the ids of its words end to end; `tokenizers` itself encodes every occurrence anew, at a tenth of the speed.
 
 Shapes: K texts, W words of a call, T tokens, U distinct words known so far.
 """
@@ -19,8 +19,8 @@ import tokenizers
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
-# How a text is cut into words: at any space and around punctuation, at single spaces only, or before single spaces, which
-# the word then keeps.
+# How a text is cut into words: at any space and around punctuation, at single spaces only, or before single spaces,
+# which the word then keeps.
 Cutting = Literal["bert", "single-space", "before-space"]
 
 MAX_WORDS = 1 << 18
@@ -42,7 +42,10 @@ class PlainEncoder:
         self._backend = tokenizers.Tokenizer.from_str(backend.to_str())
         self._backend.encode_special_tokens = True
         self._cutting = word_cutting(json.loads(backend.to_str()))
-        self._forget()
+        self._index: dict[str, int] = {}
+        self._pieces: Int64s = np.zeros(1 << 12, np.int64)
+        self._start_U: Int64s = np.zeros(1 << 12, np.int64)
+        self._used = 0
 
     def encode(self, texts: Sequence[str]) -> tuple[Int64s, Int64s]:
         """Ids ids_T of all texts end to end, and the number of ids of each, length_K."""
@@ -66,12 +69,14 @@ class PlainEncoder:
         even = [k for k in range(len(texts)) if k not in ids_K]
         if even:
             flat_T, length_E = self._encode_words([self._cut(texts[k]) for k in even])
-            ids_K |= dict(zip(even, (part.tolist() for part in np.split(flat_T, np.cumsum(length_E)[:-1])), strict=True))
+            ids_K |= dict(
+                zip(even, (part.tolist() for part in np.split(flat_T, np.cumsum(length_E)[:-1])), strict=True)
+            )
         return _flattened([ids_K[k] for k in range(len(texts))])
 
     def _encode_words(self, words_K: list[list[str]]) -> tuple[Int64s, Int64s]:
         if len(self._index) > MAX_WORDS or self._used > MAX_PIECES:
-            self._forget()
+            self._index, self._used = {}, 0
         self._learn(set(chain.from_iterable(words_K)).difference(self._index))
         count_K = np.fromiter(map(len, words_K), np.int64, len(words_K))
         words = map(self._index.__getitem__, chain.from_iterable(words_K))
@@ -96,12 +101,6 @@ class PlainEncoder:
         self._start_U = _with_room(self._start_U, last + 1)
         self._start_U[first + 1 : last + 1] = self._used + np.cumsum(lengths)
         self._used += len(ids)
-
-    def _forget(self) -> None:
-        self._index: dict[str, int] = {}
-        self._pieces: Int64s = np.zeros(1 << 12, np.int64)
-        self._start_U: Int64s = np.zeros(1 << 12, np.int64)
-        self._used = 0
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)

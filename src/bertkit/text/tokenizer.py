@@ -1,7 +1,8 @@
 """A tokenizer: text to ids and back, whatever the vocabulary's kind.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece, [CLS], [SEP], [MASK]); the work is done by `tokenizers`.
-Here is what a model and its objectives ask of one; learning a vocabulary is in vocabulary.py, the files in tokenizer_files.py.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece, [CLS], [SEP], [MASK]); `tokenizers` does the work.
+Here is what a model and its objectives ask of one; a vocabulary is learnt in vocabulary.py, the files are those of
+tokenizer_files.py.
 
 Shapes: V vocabulary.
 """
@@ -131,7 +132,7 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of all tokens that are not text: those with a role and every other one flagged special."""
         flagged = {i for i, added in self.backend.get_added_tokens_decoder().items() if added.special}
-        return frozenset(flagged | {self.backend.token_to_id(token) for token in self.roles.values()})
+        return frozenset(flagged | {self._role_id(role) for role in self.roles})
 
     @cached_property
     def canonical_json(self) -> str:
@@ -207,7 +208,7 @@ class Tokenizer:
                 f"the tokenizer has no {role} token (it has: {', '.join(self.roles.values()) or 'none'}); "
                 "train a new one, or choose one of a BERT-like model"
             )
-        return int(self.backend.token_to_id(self.roles[role]))
+        return int(self._vocabulary[self.roles[role]])
 
     def _word_marker(self) -> tuple[str, bool]:
         """The prefix that marks pieces, and whether it marks those that begin a word or those that continue one."""

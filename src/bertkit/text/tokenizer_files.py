@@ -1,7 +1,7 @@
 """A tokenizer's files: the Hugging Face directory that is written, and everything that can be read.
 
-File formats of `transformers` (tokenizer.json, tokenizer_config.json, special_tokens_map.json, vocab.txt, vocab.json with
-merges.txt); its Python classes are not needed here. Sibling of tokenizer.py, which knows nothing of files.
+File formats of `transformers` (tokenizer.json, tokenizer_config.json, special_tokens_map.json, vocab.txt, vocab.json
+with merges.txt); its Python classes are not needed here. Sibling of tokenizer.py, which knows nothing of files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ KNOWN_NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 MAX_WORD_CHARACTERS = 200
-HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+HUB_FILES = (*TOKENIZER_FILES, "vocab.json", "merges.txt")
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
@@ -109,7 +110,9 @@ def _load_file(path: Path) -> Tokenizer:
         backend = _from_byte_pieces(path)
     else:
         backend = _read(path, lambda: Backend.from_file(str(path)))
-    lowercases = config.get("do_lower_case", '"Lowercase"' in backend.to_str() or '"lowercase":true' in backend.to_str())
+    lowercases = config.get(
+        "do_lower_case", '"Lowercase"' in backend.to_str() or '"lowercase":true' in backend.to_str()
+    )
     return Tokenizer(backend, _roles(backend, names), lowercases=bool(lowercases))
 
 
@@ -197,7 +200,7 @@ def _downloaded(name: str, *, offline: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), local_files_only=offline))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as fault:
         remedy = "run once with network access" if offline else "check the name and the network"
-        reason = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
+        reason = "not in its cache" if offline else (str(fault).strip() or type(fault).__name__).splitlines()[0]
         raise DataError(
             f"tokenizer {name!r}: no such file or directory, and not available from the Hub ({reason}); {remedy}"
         ) from fault

@@ -1,8 +1,9 @@
 """Learning a vocabulary from text: WordPiece, BPE, byte-level BPE or Unigram.
 
-Devlin et al. 2019, arXiv:1810.04805 (WordPiece); Sennrich et al. 2016, arXiv:1508.07909 (BPE); Radford et al. 2019, GPT-2
-(byte-level BPE); Kudo 2018, arXiv:1804.10959 (Unigram). `tokenizers` learns; this file sees to it that the same text gives
-the same bytes: the alphabet is fixed before learning, and Unigram's scores are rounded, since both depend on hashing there.
+Devlin et al. 2019, arXiv:1810.04805 (WordPiece); Sennrich et al. 2016, arXiv:1508.07909 (BPE); Radford et al. 2019,
+GPT-2 (byte-level BPE); Kudo 2018, arXiv:1804.10959 (Unigram). `tokenizers` learns; this file sees to it that the same
+text gives the same bytes: the alphabet is fixed before learning, and Unigram's scores are rounded, since both depend on
+hashing there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from tokenizers import (
@@ -76,7 +78,7 @@ def _untrained(config: TokenizerConfig) -> Backend:
         backend.decoder = decoders.WordPiece(prefix="##")
     elif config.type == "byte-bpe":
         backend = Backend(models.BPE())
-        steps = [normalizers.Lowercase()] if config.lowercases else []
+        steps: list[Any] = [normalizers.Lowercase()] if config.lowercases else []
         steps = [normalizers.NFD(), normalizers.StripAccents(), *steps] if config.strips_accents else steps
         if steps:
             backend.normalizer = normalizers.Sequence(steps)
@@ -95,7 +97,7 @@ def _untrained(config: TokenizerConfig) -> Backend:
 
 def _sentencepiece_normalizer(config: TokenizerConfig) -> normalizers.Normalizer:
     """Quotes made plain, compatibility forms joined, spaces single: google-research/albert tokenization.py."""
-    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if config.strips_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
     else:

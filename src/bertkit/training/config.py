@@ -67,7 +67,9 @@ class EngineConfig(Settings):
         "auto", description="Of matrix products; auto takes bf16 where the processor has instructions for it."
     )
     micro_batch_tokens: int | Literal["auto"] = Field("auto", description="Tokens computed at once.")
-    workers: int | Literal["auto"] = Field("auto", description="Processes that prepare batches; 0: none.")
+    workers: int | Literal["auto"] = Field(
+        "auto", description="Processes that prepare batches; 0: a thread of this one, the best where the cores compute."
+    )
     log_every_steps: int = Field(20, ge=1, description="Updates between two lines of metrics.jsonl.")
     evaluate_every_steps: int = Field(1000, ge=1, description="Updates between two looks at the held-out text.")
     evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each look.")

@@ -1,7 +1,7 @@
 """What a model costs: parameters, floating-point operations, memory.
 
-FLOPs as counted by Kaplan et al. 2020, arXiv:2001.08361, section 2.1 (two for a multiply-add, backward twice the forward),
-with the attention products and the vocabulary projection counted where they are really computed.
+FLOPs as counted by Kaplan et al. 2020, arXiv:2001.08361, section 2.1 (two for a multiply-add, backward twice the
+forward), with the attention products and the vocabulary projection counted where they are really computed.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary.
 """

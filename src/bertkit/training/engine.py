@@ -27,7 +27,7 @@ class Engine:
         device: where tensors live.
         bf16: whether matrix products are in bfloat16.
         micro_batch_tokens: most tokens computed at once.
-        workers: processes that prepare batches.
+        workers: processes that prepare batches; 0 where a thread does.
     """
 
     device: torch.device
@@ -62,7 +62,7 @@ def resolve_engine(config: EngineConfig) -> Engine:
         device=device,
         bf16=multiplies_bf16(device) if config.precision == "auto" else config.precision == "bf16",
         micro_batch_tokens=default_tokens if config.micro_batch_tokens == "auto" else config.micro_batch_tokens,
-        workers=min(1 if device.type == "cpu" else 4, spare_cores) if config.workers == "auto" else config.workers,
+        workers=(0 if device.type == "cpu" else min(4, spare_cores)) if config.workers == "auto" else config.workers,
     )
 
 

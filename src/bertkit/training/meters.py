@@ -37,7 +37,7 @@ class WindowMeter:
         self.seconds = self.waited_seconds = self.flops = 0.0
         self.gradient_norm = 0.0
 
-    def add(self, outcome: StepOutcome, *, seconds: float, waited_seconds: float, flops: float) -> None:
+    def add(self, outcome: StepOutcome, *, computed_seconds: float, waited_seconds: float, flops: float) -> None:
         """Count one step; a skipped one gives time and tokens but no loss."""
         if outcome.finite:
             for name, term in outcome.terms.items():
@@ -46,7 +46,7 @@ class WindowMeter:
         self.skipped += not outcome.finite
         self.steps += 1
         self.tokens += outcome.tokens
-        self.seconds += seconds
+        self.seconds += computed_seconds + waited_seconds
         self.waited_seconds += waited_seconds
         self.flops += flops
 

@@ -1,0 +1,55 @@
+"""`bertkit fill`: the most probable words at each [MASK].
+
+Nothing here follows a paper. The quickest look at what a pretrained model knows.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from bertkit.cli.common import AsJson, Offline, Quiet, Verbose, command_app, result, story
+
+DEFAULT_MODEL = "google-bert/bert-base-uncased"
+
+app = command_app()
+
+
+@app.command()
+def fill(
+    texts: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="Texts with [MASK] where a word is to be filled in.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            show_default=False,
+            help=f"A Hub id, a model or a run directory (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Words for each mask.")] = 5,
+    offline: Offline = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
+    from bertkit.jobs.fill import fill_masks
+    from bertkit.models.hub import find_model, load_pretraining_model
+    from bertkit.text.tokenizer import Tokenizer
+
+    directory = find_model(model or os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL, offline=offline)
+    loaded, report = load_pretraining_model(directory)
+    story.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
+    filled = fill_masks(loaded, Tokenizer.load(directory), texts, top=top)
+    if as_json:
+        result(filled, as_json=True)
+        return
+    for text in filled:
+        result(text["text"])
+        for guesses in text["masks"]:
+            result("  " + "  ".join(f"{guess['token']} {guess['probability']:.1%}" for guess in guesses))

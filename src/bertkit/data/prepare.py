@@ -1,0 +1,253 @@
+"""From a corpus to token shards: learn or load the tokenizer, tokenise on all cores, write, and find again by hash.
+
+No paper. A directory of shards is addressed by its identity, the hash of source, tokenizer and options; it is never
+changed once finished. Sibling shard_writer.py makes an interrupted run go on; this file decides what is made and where.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import heapq
+import json
+import logging
+import os
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
+from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, VERSION, TokenShards, is_shards
+from bertkit.data.tokenizing import tokenize_blocks
+from bertkit.errors import DataError, UsageError
+from bertkit.files import read_json, write_json
+from bertkit.text.sources import Corpus, Position
+from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer_files import TOKENIZER_FILES
+from bertkit.text.vocabulary import train_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class Meter(Protocol):
+    """One piece of work on display."""
+
+    def update(self, completed: int, note: str | None = None) -> None: ...
+
+
+class Progress(Protocol):
+    """Opens a display for a piece of work."""
+
+    def __call__(self, label: str, total: int | None = None, unit: str = "steps") -> AbstractContextManager[Meter]: ...
+
+
+def prepare_shards(
+    corpus: Corpus,
+    config: TokenizerConfig,
+    out: Path | None = None,
+    *,
+    cache: Path,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    offline: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
+) -> TokenShards:
+    """Token shards of a corpus; finished ones are found again, interrupted ones continued.
+
+    The files do not depend on `workers`, nor on whether the run was interrupted. Memory is flat.
+
+    Args:
+        config: the vocabulary to learn, or the tokenizer to use.
+        out: the directory; where left out, one under `cache` that the identity names.
+        workers: processes that tokenise; all cores where left out.
+        progress: shows how many characters are read and tokenised.
+        shard_tokens: a shard is closed when it has so many tokens.
+
+    Raises:
+        UsageError: `out` holds something else; the vocabulary is too small.
+        DataError: the corpus is empty or cannot be read, or the shards in `out` are damaged.
+    """
+    progress = progress or _no_progress
+    given = Tokenizer.load(config.path, offline=offline) if config.path is not None else None
+    identity = shards_identity(corpus, config, given, shard_tokens)
+    directory = Path(out) if out is not None else cache / "shards" / identity[:32]
+    with _locked(directory, cache):
+        finished = _finished(directory, identity, is_cached=out is None)
+        if finished is not None:
+            log.info("token shards of this corpus and tokenizer found in %s", directory)
+            return finished
+        _claim(directory, identity)
+        tokenizer, files = _tokenizer(corpus, config, given, directory, progress)
+        workers = workers or _cores()
+        with closing(ShardWriter(directory, identity, tokenizer.vocab_size, shard_tokens=shard_tokens)) as writer:
+            start = Position(*writer.position) if writer.position else None
+            blocks = tokenize_blocks(corpus.blocks(start), tokenizer, corpus.options.segments, workers)
+            done = 0
+            with progress("tokenising", unit="characters") as meter, closing(blocks):
+                for block, end, characters in blocks:
+                    writer.append(block, [end.reader, end.parts])
+                    done += characters
+                    meter.update(done)
+            if not writer.tokens:
+                raise _empty(corpus)
+            description = {
+                "source": {"fingerprint": corpus.fingerprint, "read": corpus.describe()},
+                "options": corpus.options.model_dump(),
+                "tokenizer": {"fingerprint": tokenizer.fingerprint, "config": config.model_dump()},
+            }
+            return writer.finish(description, files)
+
+
+def shards_identity(
+    corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None, shard_tokens: int = SHARD_TOKENS
+) -> str:
+    """sha256 of all that decides the shards' content: source, tokenizer (or how it is learnt), options, format."""
+    tokenizer = given.fingerprint if given is not None else config.model_dump(exclude={"path"})
+    record = {
+        "version": VERSION,
+        "corpus": corpus.fingerprint,
+        "tokenizer": tokenizer,
+        "shard_tokens": shard_tokens,
+    }
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards | None:
+    """The finished shards of this identity, verified; damaged ones in the cache are removed, to be made again."""
+    if not (directory / MANIFEST).is_file():
+        return None
+    try:
+        shards = TokenShards.open(directory, verify=True)
+    except DataError as fault:
+        if not is_cached:
+            raise
+        log.warning("%s; the cached shards are made again", fault)
+        write_json(directory / PROGRESS, {"identity": "", "stage": "tokenizer"})
+        return None
+    found = shards.manifest.get("identity")
+    if found != identity:
+        raise UsageError(
+            f"{directory} holds token shards of another source, tokenizer or option "
+            f"(identity {str(found)[:12]}, not {identity[:12]}); shards are never changed: choose another directory, "
+            "or remove this one"
+        )
+    return shards
+
+
+def _claim(directory: Path, identity: str) -> None:
+    """Mark the directory as the place where these shards are being made; what another identity left unfinished goes.
+
+    Raises:
+        UsageError: the directory holds something that is not ours.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file; expected a directory")
+    if directory.is_dir() and any(directory.iterdir()) and not is_shards(directory):
+        raise UsageError(f"{directory} is not empty and holds no token shards; choose another directory")
+    directory.mkdir(parents=True, exist_ok=True)
+    if (directory / PROGRESS).is_file() and read_json(directory / PROGRESS).get("identity") == identity:
+        return
+    write_json(directory / PROGRESS, {"identity": identity, "stage": "tokenizer"})
+    (directory / MANIFEST).unlink(missing_ok=True)
+    for pattern in ("tokens-*.bin", "*.idx", COUNTS, *TOKENIZER_FILES):
+        for path in directory.glob(pattern):
+            path.unlink()
+
+
+def _tokenizer(
+    corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None, directory: Path, progress: Progress
+) -> tuple[Tokenizer, list[str]]:
+    """The tokenizer, with its files in the directory, and their names."""
+    if given is not None:
+        tokenizer = given
+    elif read_json(directory / PROGRESS)["stage"] == "tokens":
+        return Tokenizer.load(directory), _names(directory)
+    else:
+        text = list(sample_text(corpus, config.sample_megabytes, progress))
+        if not text:
+            raise _empty(corpus)
+        log.info("learning a vocabulary from %.1f million characters", sum(map(len, text)) / 1e6)
+        tokenizer = train_tokenizer(config, text)
+        if tokenizer.vocab_size < config.vocab_size:
+            log.warning(
+                "tokenizer.vocab_size: the text gives a vocabulary of %s entries, not the %s asked for",
+                f"{tokenizer.vocab_size:,}",
+                f"{config.vocab_size:,}",
+            )
+    tokenizer.save(directory)
+    return tokenizer, _names(directory)
+
+
+def _empty(corpus: Corpus) -> DataError:
+    return DataError(f"the corpus is empty: no text in {', '.join(corpus.sources)}")
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _names(directory: Path) -> list[str]:
+    return [name for name in TOKENIZER_FILES if (directory / name).is_file()]
+
+
+def sample_text(corpus: Corpus, megabytes: float, progress: Progress | None = None) -> Iterator[str]:
+    """Lines of documents drawn evenly from the whole corpus, in its order, of about so many megabytes.
+
+    Each document gets a number from a fixed generator, and those with the smallest numbers are kept as far as they
+    fit: one pass, memory bounded, the same sample every time.
+    """
+    room = int(megabytes * 1e6)
+    numbers = random.Random(0)
+    kept: list[tuple[float, int, list[str]]] = []
+    size = read = index = 0
+    with (progress or _no_progress)("reading a sample", unit="characters") as meter:
+        for block in corpus.blocks():
+            for _, lines in block.parts:
+                heapq.heappush(kept, (-numbers.random(), index, lines))
+                index += 1
+                size += sum(map(len, lines))
+                while size > room and len(kept) > 1:
+                    size -= sum(map(len, heapq.heappop(kept)[2]))
+            read += block.characters
+            meter.update(read)
+    for _, _, lines in sorted(kept, key=lambda entry: entry[1]):
+        yield from lines
+
+
+class _NoMeter:
+    def update(self, completed: int, note: str | None = None) -> None:
+        return
+
+
+def _no_progress(label: str, total: int | None = None, unit: str = "steps") -> AbstractContextManager[Meter]:
+    return nullcontext(_NoMeter())
+
+
+@contextmanager
+def _locked(directory: Path, cache: Path) -> Iterator[None]:
+    """One process at a time makes a directory of shards; others wait, and find it finished."""
+    name = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:32]
+    path = cache / "locks" / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process is making %s; waiting for it", directory)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def prepared_description(shards: TokenShards) -> dict[str, Any]:
+    """Counts of finished shards, for people and JSON."""
+    return {
+        "shards": str(shards.directory),
+        "documents": shards.num_documents,
+        "segments": shards.num_segments,
+        "tokens": shards.tokens,
+        "vocab_size": shards.vocab_size,
+        "fingerprint": shards.fingerprint,
+    }

@@ -1,0 +1,223 @@
+"""Writing token shards as they fill, so that memory stays flat and an interrupted run goes on.
+
+No paper. A shard is closed at the end of the block that fills it; then, and only then, progress.json moves on. What
+lies beyond that point after a crash is cut off and written again. Sibling shards.py reads what is finished here.
+
+Shapes: K segments of a block, T tokens of a block, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.data.shards import (
+    COUNTS,
+    DOCUMENTS,
+    FORMAT,
+    INDEX_TYPE,
+    MANIFEST,
+    PROGRESS,
+    SEGMENTS,
+    VERSION,
+    TokenShards,
+    token_type,
+    tokens_file,
+)
+from bertkit.errors import DataError
+from bertkit.files import fsync_path, read_json, sha256_of, write_json
+
+SHARD_TOKENS = 1 << 26
+_STATE = ("tokens", "segments", "documents", "shards", "position")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TokenBlock:
+    """A tokenised piece of the corpus; no segment is empty.
+
+    Attributes:
+        ids_T: tokens of all segments end to end, in the shards' type.
+        length_K: tokens of each segment.
+        begins_K: does the segment begin a document?
+        opens: the block ends in a document that it began and that has no segment yet.
+    """
+
+    ids_T: NDArray[Any]
+    length_K: NDArray[np.int64]
+    begins_K: NDArray[np.bool_]
+    opens: bool
+
+
+class ShardWriter:
+    """Writes one directory of shards, from its start or from the last shard that an interrupted run finished.
+
+    Attributes:
+        position: what the caller passed with the last block of the last finished shard; None at the start. Blocks that
+            follow it are the ones to append.
+    """
+
+    def __init__(self, directory: Path, identity: str, vocab_size: int, *, shard_tokens: int = SHARD_TOKENS) -> None:
+        self.directory = directory
+        self.identity = identity
+        self.vocab_size = vocab_size
+        self.shard_tokens = shard_tokens
+        self.dtype = token_type(vocab_size)
+        self.position: Any = None
+        self._latest: Any = None
+        self.shards: list[dict[str, Any]] = []
+        self.tokens = self.segments = self.documents = 0
+        self._opens = True
+        self._counts_V = np.zeros(vocab_size, np.int64)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._restore()
+        self._segments = self._opened(SEGMENTS, self.segments)
+        self._documents = self._opened(DOCUMENTS, self.documents)
+        self._shard: BinaryIO | None = None
+        self._shard_size = 0
+
+    def append(self, block: TokenBlock, position: Any) -> None:
+        """Add a block; `position` (JSON) is where reading goes on after it."""
+        if len(block.length_K):
+            begins_K = block.begins_K.copy()
+            begins_K[0] |= self._opens
+            starts_K = self.tokens + np.cumsum(block.length_K) - block.length_K
+            self._segments.write(starts_K.astype(INDEX_TYPE).tobytes())
+            first_segments = self.segments + np.flatnonzero(begins_K)
+            self._documents.write(first_segments.astype(INDEX_TYPE).tobytes())
+            self._append_tokens(block.ids_T)
+            self.segments += len(starts_K)
+            self.documents += len(first_segments)
+            self._opens = block.opens
+        else:
+            self._opens |= block.opens
+        self._latest = position
+        if self._shard_size >= self.shard_tokens:
+            self._close_shard()
+
+    def finish(self, description: dict[str, Any], tokenizer_files: list[str]) -> TokenShards:
+        """Close the last shard and write the manifest, which makes the directory valid.
+
+        Args:
+            description: further entries of the manifest, such as source and options.
+            tokenizer_files: files of this directory that belong to the tokenizer.
+
+        Raises:
+            DataError: not a single token was appended.
+        """
+        if not self.tokens:
+            raise DataError("the corpus is empty: it has no text")
+        if self._shard_size:
+            self._close_shard()
+        for index, total in ((self._segments, self.tokens), (self._documents, self.segments)):
+            index.write(np.array([total], INDEX_TYPE).tobytes())
+            _close(index)
+        with (self.directory / COUNTS).open("wb") as file:
+            np.save(file, self._counts_V)
+            _sync(file)
+        hashes = {shard["file"]: shard["sha256"] for shard in self.shards}
+        names = sorted([*hashes, SEGMENTS, DOCUMENTS, COUNTS, *tokenizer_files])
+        files = {
+            name: {
+                "bytes": (self.directory / name).stat().st_size,
+                "sha256": hashes.get(name) or sha256_of(self.directory / name),
+            }
+            for name in names
+        }
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "identity": self.identity,
+            "tokens": self.tokens,
+            "segments": self.segments,
+            "documents": self.documents,
+            "vocab_size": self.vocab_size,
+            "dtype": self.dtype.str,
+            **description,
+            "shards": [{"file": shard["file"], "tokens": shard["tokens"]} for shard in self.shards],
+            "files": files,
+        }
+        write_json(self.directory / MANIFEST, manifest)
+        (self.directory / PROGRESS).unlink(missing_ok=True)
+        return TokenShards.open(self.directory)
+
+    def close(self) -> None:
+        """Give up the open files; what is not in a finished shard is written again by the next run."""
+        for file in (self._segments, self._documents, self._shard):
+            if file is not None:
+                file.close()
+
+    def _append_tokens(self, ids_T: NDArray[Any]) -> None:
+        if self._shard is None:
+            self._shard = (self.directory / tokens_file(len(self.shards))).open("wb")
+            self._hash = hashlib.sha256()
+        content = np.ascontiguousarray(ids_T, self.dtype).tobytes()
+        self._shard.write(content)
+        self._hash.update(content)
+        self._shard_size += len(ids_T)
+        self.tokens += len(ids_T)
+        self._counts_V += np.bincount(ids_T, minlength=self.vocab_size)
+
+    def _close_shard(self) -> None:
+        assert self._shard is not None
+        _close(self._shard)
+        _sync(self._segments)
+        _sync(self._documents)
+        name = tokens_file(len(self.shards))
+        self.shards.append({"file": name, "tokens": self._shard_size, "sha256": self._hash.hexdigest()})
+        self._shard, self._shard_size, self.position = None, 0, self._latest
+        fsync_path(self.directory)
+        self._record_progress()
+
+    def _record_progress(self) -> None:
+        state = {name: getattr(self, name) for name in ("identity", *_STATE)}
+        write_json(self.directory / PROGRESS, {**state, "opens": self._opens, "stage": "tokens"})
+
+    def _restore(self) -> None:
+        """Take up the state of the last finished shard, where there is one of the same corpus and tokenizer."""
+        path = self.directory / PROGRESS
+        state = read_json(path) if path.is_file() else {}
+        if state.get("identity") != self.identity or not state.get("shards") or self._missing(state):
+            self._record_progress()
+            return
+        for name in _STATE:
+            setattr(self, name, state[name])
+        self._opens = state["opens"]
+        for shard in self.shards:
+            ids_T = np.fromfile(self.directory / shard["file"], self.dtype)
+            self._counts_V += np.bincount(ids_T, minlength=self.vocab_size)
+        log.info("going on after %s shards (%s tokens) of an interrupted run", len(self.shards), f"{self.tokens:,}")
+
+    def _missing(self, state: dict[str, Any]) -> bool:
+        """Is anything that an interrupted run recorded no longer there in full? Then all is written anew."""
+        expected = {shard["file"]: shard["tokens"] * self.dtype.itemsize for shard in state["shards"]}
+        expected |= {SEGMENTS: state["segments"] * 8, DOCUMENTS: state["documents"] * 8}
+        sizes = {name: os.path.getsize(p) if (p := self.directory / name).is_file() else -1 for name in expected}
+        short = [name for name, size in expected.items() if sizes[name] < size]
+        if short:
+            log.warning("%s: %s truncated since the interruption; starting anew", self.directory, ", ".join(short))
+        return bool(short)
+
+    def _opened(self, name: str, entries: int) -> BinaryIO:
+        """The index file, cut back to the entries that belong to finished shards."""
+        file = (self.directory / name).open("ab")
+        file.truncate(entries * INDEX_TYPE.itemsize)
+        file.seek(0, os.SEEK_END)
+        return file
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _close(file: BinaryIO) -> None:
+    _sync(file)
+    file.close()

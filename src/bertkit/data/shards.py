@@ -1,0 +1,166 @@
+"""Token shards: a tokenised corpus on disk, read through memory maps.
+
+No paper. The tokens of all documents lie end to end; two indices say where segments (sentences or lines) and documents
+begin. prepare.py fills shards from a corpus; writing them is shard_writer.py's.
+
+Shapes: S segments, D documents, T tokens of a range, V vocabulary, F shard files.
+
+Four segments in two documents:
+    tokens             7 8 9 | 4 5 | 6 6 6 6 | 3
+    segment_start_S1   0       3     5         9   10
+    document_start_D1  0             2             4
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError
+from bertkit.files import read_json, sha256_of
+
+FORMAT = "bertkit-token-shards"
+VERSION = 1
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+SEGMENTS = "segments-00000.idx"
+DOCUMENTS = "documents-00000.idx"
+COUNTS = "token_counts.npy"
+INDEX_TYPE = np.dtype("<i8")
+
+Int64s = NDArray[np.int64]
+
+
+def tokens_file(shard: int) -> str:
+    """Name of a shard's file of tokens."""
+    return f"tokens-{shard:05d}.bin"
+
+
+def token_type(vocab_size: int) -> np.dtype[Any]:
+    """uint16 where the vocabulary fits, else uint32; little-endian on every machine."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def is_shards(directory: str | Path) -> bool:
+    """Does this directory hold token shards, finished or not?"""
+    return any((Path(directory) / name).is_file() for name in (MANIFEST, PROGRESS))
+
+
+class TokenShards:
+    """A tokenised corpus. Picklable: a worker process opens its own memory maps.
+
+    Attributes:
+        directory: where the files lie; also a tokenizer directory.
+        manifest: the content of manifest.json.
+        fingerprint: sha256 over the sha256 of every file: equal for equal corpora under equal tokenizers.
+        vocab_size, tokens, num_segments, num_documents: counts.
+    """
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self.vocab_size: int = manifest["vocab_size"]
+        self.tokens: int = manifest["tokens"]
+        self.num_segments: int = manifest["segments"]
+        self.num_documents: int = manifest["documents"]
+
+    @classmethod
+    def open(cls, directory: str | Path, *, verify: bool = False) -> TokenShards:
+        """Open finished shards. The size of every file is checked, with `verify` its sha256 too.
+
+        Raises:
+            DataError: not shards, unfinished, or a file missing, truncated or altered; the message names it.
+        """
+        path = Path(directory)
+        if not (path / MANIFEST).is_file():
+            raise DataError(_why_not_shards(path))
+        manifest = read_json(path / MANIFEST)
+        if manifest.get("format") != FORMAT:
+            raise DataError(f"{path / MANIFEST}: not the manifest of token shards (format {manifest.get('format')!r})")
+        if manifest.get("version") != VERSION:
+            raise DataError(
+                f"{path}: token shards of version {manifest.get('version')!r}, expected {VERSION}; tokenise again"
+            )
+        for name, expected in manifest["files"].items():
+            _check_file(path / name, expected, verify=verify)
+        return cls(path, manifest)
+
+    @property
+    def fingerprint(self) -> str:
+        hashes = sorted((name, file["sha256"]) for name, file in self.manifest["files"].items())
+        return hashlib.sha256(repr(hashes).encode()).hexdigest()
+
+    @cached_property
+    def segment_start_S1(self) -> Int64s:
+        """Token offset of each segment's first token over all shards; at the end the number of tokens."""
+        return self._map(SEGMENTS, INDEX_TYPE)
+
+    @cached_property
+    def document_start_D1(self) -> Int64s:
+        """Index of each document's first segment; at the end the number of segments."""
+        return self._map(DOCUMENTS, INDEX_TYPE)
+
+    @cached_property
+    def token_counts_V(self) -> Int64s:
+        """How often each id of the vocabulary occurs."""
+        counts_V: Int64s = np.load(self.directory / COUNTS)
+        return counts_V
+
+    def tokens_between(self, start: int, end: int) -> Int64s:
+        """Tokens start to end (exclusive), ids_T, counted over all shards; a range may reach over several shards.
+
+        Raises:
+            IndexError: not 0 <= start <= end <= tokens.
+        """
+        if not 0 <= start <= end <= self.tokens:
+            raise IndexError(f"tokens {start} to {end} of {self.tokens}")
+        first, last = np.searchsorted(self._shard_start_F1, [start, end - 1], side="right") - 1
+        parts = []
+        for shard in range(int(first), int(last) + 1):
+            offset = int(self._shard_start_F1[shard])
+            parts.append(self._shards[shard][max(start - offset, 0) : end - offset])
+        return np.concatenate(parts, dtype=np.int64) if parts else np.zeros(0, np.int64)
+
+    @cached_property
+    def _shard_start_F1(self) -> Int64s:
+        return np.cumsum([0] + [shard["tokens"] for shard in self.manifest["shards"]], dtype=np.int64)
+
+    @cached_property
+    def _shards(self) -> list[NDArray[Any]]:
+        dtype = np.dtype(self.manifest["dtype"])
+        return [self._map(shard["file"], dtype) for shard in self.manifest["shards"]]
+
+    def _map(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        # As a plain array: indexing a numpy.memmap object costs several times as much.
+        return np.memmap(self.directory / name, dtype=dtype, mode="r").view(np.ndarray)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"directory": self.directory, "manifest": self.manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["directory"], state["manifest"])  # type: ignore[misc]  # maps are opened when first used
+
+
+def _why_not_shards(path: Path) -> str:
+    if not path.is_dir():
+        return f"{path}: no such directory of token shards"
+    if (path / PROGRESS).is_file():
+        return f"{path}: unfinished token shards; run the same command again, it goes on where it stopped"
+    return f"{path}: no token shards here ({MANIFEST} is missing); `bertkit tokenize SOURCE --out DIR` makes them"
+
+
+def _check_file(path: Path, expected: dict[str, Any], *, verify: bool) -> None:
+    remedy = "tokenise again into an empty directory"
+    if not path.is_file():
+        raise DataError(f"{path}: missing; {remedy}")
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        change = "truncated" if size < expected["bytes"] else "altered"
+        raise DataError(f"{path}: {change}: {size:,} bytes, {expected['bytes']:,} were written; {remedy}")
+    if verify and sha256_of(path) != expected["sha256"]:
+        raise DataError(f"{path}: altered: its sha256 is not the one in {MANIFEST}; {remedy}")

@@ -1,0 +1,71 @@
+"""Files that survive a crash: written whole or not at all, and known by their sha256.
+
+Source: POSIX rename(2) and fsync(2); a rename within one directory is atomic, and lasts once the directory is synced.
+For every layer; imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+
+
+def fsync_path(path: Path) -> None:
+    """Force a file's content, or a directory's list of names, onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` with `text`, atomically and durably: a reader sees the old file or the new one, never a part.
+
+    Raises:
+        OSError: the disk refused; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_path(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically; NaN and infinity are refused."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        DataError: the file is missing, is not JSON, or holds something other than an object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise DataError(f"{path}: is not valid JSON ({error}); the file is damaged") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: expected a JSON object, found a {type(value).__name__}")
+    return value
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

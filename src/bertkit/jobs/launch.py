@@ -1,0 +1,216 @@
+"""From a command line to a run: which recipe, which corpus, which directory; new, or going on with an old one.
+
+Own design (contract: `pretrain`). Sibling pretrain.py does the work once all this is decided.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertkit.data.prepare import prepare_shards
+from bertkit.data.shards import TokenShards, is_shards
+from bertkit.errors import DataError, UsageError
+from bertkit.jobs.pretrain import Pretraining
+from bertkit.jobs.progress import Progress
+from bertkit.models.hub import find_model, read_config
+from bertkit.recipe.hashing import differing_keys, what_hash
+from bertkit.recipe.load import dump_recipe, load_recipe, with_overrides
+from bertkit.recipe.schema import Recipe
+from bertkit.recipe.stages import stages_of
+from bertkit.run.directory import RunDirectory, RunIdentity, find_run, find_runs
+from bertkit.run.files import sha256_of
+from bertkit.text.sources import open_corpus
+from bertkit.text.tokenizer import Tokenizer
+
+NEWEST = "newest"
+"""In place of a run's name: the newest unfinished run of the recipe."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PretrainRequest:
+    """What the user asked for.
+
+    Attributes:
+        recipe: name or path; None to take the resumed run's.
+        overrides: KEY=VALUE, on top of the recipe.
+        sources: text in place of the recipe's; empty for the recipe's own.
+        max_steps: end after this many updates, the schedule with them.
+        init: a model to start from.
+        resume: a run's name or path, NEWEST, or None for a new run.
+        runs_root: where runs lie.
+        run_dir: exactly where a new run goes.
+        cache: where shards and plans are kept.
+        offline: ask no network.
+        max_minutes: stop after so long, with a checkpoint.
+        command: the command line, for the record.
+    """
+
+    recipe: str | None
+    overrides: Sequence[str] = ()
+    sources: Sequence[str] = ()
+    max_steps: int | None = None
+    init: str | None = None
+    resume: str | None = None
+    runs_root: Path = Path("runs")
+    run_dir: Path | None = None
+    cache: Path = field(default_factory=lambda: Path("~/.cache/bertkit").expanduser())
+    offline: bool = False
+    max_minutes: float | None = None
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What came of it: the run and the contents of its results.json."""
+
+    run: RunDirectory
+    results: dict[str, Any]
+
+
+def run_pretraining(request: PretrainRequest, *, progress: Progress) -> Finished:
+    """Start or resume a run and train it to its end.
+
+    Raises:
+        UsageError: a faulty recipe, or a resume whose recipe decides on another result.
+        DataError: text, model, shards or checkpoints at fault.
+        StoppedError, DivergedError: see `Pretraining.train`.
+    """
+    recipe, run = _resumed(request) if request.resume is not None else (requested_recipe(request), None)
+    if run is not None and run.status == "done" and run.results is not None:
+        log.info("%s is done already", run.path)
+        return Finished(run, run.results)
+    shards = open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
+    init_hash = (
+        None if recipe.init is None else sha256_of(find_model(recipe.init, offline=request.offline) / "config.json")
+    )
+    if run is None:
+        run = RunDirectory.create(
+            request.runs_root,
+            RunIdentity(
+                kind=recipe.kind,
+                recipe=recipe.name,
+                recipe_yaml=dump_recipe(recipe),
+                what_hash=what_hash(recipe),
+                seed=recipe.seed,
+                command=request.command,
+                fingerprints={
+                    "data": shards.fingerprint,
+                    "tokenizer": Tokenizer.load(shards.directory).fingerprint,
+                    "model": init_hash,
+                },
+            ),
+            request.run_dir,
+        )
+    elif run.record["fingerprints"]["data"] != shards.fingerprint:
+        raise DataError(
+            f"{run.path}: the text has changed since the run began (shards {run.record['fingerprints']['data'][:12]},"
+            f" now {shards.fingerprint[:12]}); restore the text, or start a new run without --resume"
+        )
+    log.info("run directory %s", run.path)
+    with run.recording(request.command):
+        run.write_environment()
+        run.update(shards=str(shards.directory.resolve()))
+        training = Pretraining(recipe, shards, run, cache=request.cache)
+        results = training.train(progress=progress, max_minutes=request.max_minutes)
+    return Finished(run, results)
+
+
+def requested_recipe(request: PretrainRequest) -> Recipe:
+    """The recipe with everything that the command line changes in it."""
+    if request.recipe is None:
+        raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
+    overrides = list(request.overrides)
+    if request.sources:
+        sources = [_absolute(source) for source in request.sources]
+        overrides.append(f"data.sources={json.dumps(sources)}")
+    if request.init is not None:
+        overrides += _starting_from(request.init, offline=request.offline)
+    recipe = load_recipe(request.recipe, overrides)
+    recipe = shortened(recipe, request.max_steps)
+    stages_of(recipe)  # every stage is checked before anything is done
+    return recipe
+
+
+def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
+    """The recipe with at most so many steps; warm-up and stages shrink in proportion."""
+    optimisation = recipe.optimisation
+    if max_steps is None or max_steps >= optimisation.steps:
+        return recipe
+    warmup = optimisation.schedule.warmup_steps * max_steps // optimisation.steps
+    log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, warmup)
+    return with_overrides(recipe, [f"optimisation.steps={max_steps}", f"optimisation.schedule.warmup_steps={warmup}"])
+
+
+def open_shards(recipe: Recipe, *, cache: Path, offline: bool, progress: Progress) -> TokenShards:
+    """The recipe's corpus as shards: those given, or those of its text, made now where the cache has none."""
+    sources = recipe.data.sources
+    if len(sources) == 1 and is_shards(sources[0]):
+        return TokenShards.open(Path(sources[0]), verify=True)
+    corpus = open_corpus(sources, recipe.data.reading, offline=offline)
+    return prepare_shards(corpus, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)
+
+
+def _resumed(request: PretrainRequest) -> tuple[Recipe, RunDirectory]:
+    """The run to go on with, and its recipe with the engine of the request.
+
+    Raises:
+        UsageError: there is no such run, or the request decides on another result; the differing keys are listed.
+    """
+    run = _run_to_resume(request)
+    recorded = load_recipe(str(run.path / "recipe.yaml"))
+    if request.recipe is None:
+        wanted = shortened(with_overrides(recorded, list(request.overrides)), request.max_steps)
+    else:
+        wanted = requested_recipe(request)
+    differing = differing_keys(recorded, wanted)
+    if differing:
+        lines = [f"  {key}: the run has {old!r}, now {new!r}" for key, old, new in differing]
+        raise UsageError(
+            f"{run.path}: cannot resume with a recipe that decides on another result:\n"
+            + "\n".join(lines)
+            + "\nundo these, or start a new run without --resume"
+        )
+    return with_overrides(recorded, [f"engine={json.dumps(wanted.engine.model_dump(mode='json'))}"]), run
+
+
+def _run_to_resume(request: PretrainRequest) -> RunDirectory:
+    if request.resume != NEWEST:
+        assert request.resume is not None
+        return find_run(request.resume, request.runs_root)
+    runs = [run for run in find_runs(request.runs_root) if run.record["kind"] == "pretrain"]
+    if request.run_dir is not None:
+        runs = [RunDirectory.open(request.run_dir)]
+    elif request.recipe is not None:
+        wanted = requested_recipe(request)
+        same = [run for run in runs if run.record["what_hash"] == what_hash(wanted)]
+        # A run of this recipe under another hash is offered too, so that its differing keys are named.
+        runs = same or [run for run in runs if run.record["recipe"] == wanted.name]
+    unfinished = [run for run in runs if run.status != "done"]
+    if not unfinished:
+        where = request.run_dir or request.runs_root
+        raise UsageError(f"no unfinished run to resume under {where}; start one without --resume")
+    return unfinished[0]
+
+
+def _starting_from(init: str, *, offline: bool) -> list[str]:
+    """Overrides that make a recipe continue from a model: its sizes and its tokenizer."""
+    directory = find_model(init, offline=offline)
+    config, _ = read_config(directory)
+    name = str(directory.resolve()) if Path(init).exists() else init
+    return [
+        f"init={json.dumps(name)}",
+        f"model={json.dumps(config.model_dump(mode='json'))}",
+        f"tokenizer={json.dumps({'path': name})}",
+    ]
+
+
+def _absolute(source: str) -> str:
+    """A file's or directory's full path, so that the recorded recipe runs from anywhere; other sources as they are."""
+    return source if source.startswith(("hub:", "builtin:")) else str(Path(source).expanduser().absolute())

@@ -1,0 +1,89 @@
+"""What a pretraining run would cost, before it is begun: the document of `--plan`.
+
+FLOPs as in training/cost.py. The time is that of the FLOPs at 65% of the rate of a large matrix product measured here,
+which is what training reaches where the matrices are large (docs/results.md); small models reach less.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.recipe.hashing import what_hash
+from bertkit.recipe.schema import Recipe
+from bertkit.recipe.stages import stages_of
+from bertkit.training.cost import (
+    count_parameters,
+    measured_peak_flops,
+    step_flops,
+    training_memory_bytes,
+)
+from bertkit.training.engine import resolve_engine
+
+_REACHED_SHARE = 0.65
+_CHECKPOINT_BYTES = 3 * 4
+"""A checkpoint holds a weight and two moments a parameter, each float32."""
+
+
+def pretraining_plan(recipe: Recipe) -> dict[str, Any]:
+    """Parameters, steps, tokens, FLOPs, memory, disk and time; sequences are taken at their full length.
+
+    The vocabulary is taken at the recipe's size; a corpus too small for it gives a smaller one, and a smaller model.
+    """
+    engine = resolve_engine(recipe.engine)
+    with torch.device("meta"):
+        model = PretrainingModel(
+            recipe.model.build(recipe.tokenizer.vocab_size), [objective.term for objective in recipe.objectives]
+        )
+    parameters = count_parameters(model)
+    sequences = recipe.optimisation.batch_sequences
+    tokens = flops = memory = 0.0
+    for stage in stages_of(recipe):
+        length = stage.recipe.data.sequence_length
+        predictions = sum(objective.expected_count(length) for objective in stage.recipe.objectives)
+        steps = stage.end_step - stage.first_step
+        tokens += steps * sequences * length
+        flops += steps * step_flops(
+            model,
+            tokens=sequences * length,
+            squared_lengths=sequences * length**2,
+            predictions=sequences * predictions,
+            sequences=sequences,
+        )
+        micro_batch = min(engine.micro_batch_tokens, sequences * length)
+        memory = max(
+            memory,
+            training_memory_bytes(
+                model, micro_batch_tokens=micro_batch, predictions=predictions * micro_batch / length
+            ),
+        )
+    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * _REACHED_SHARE
+    return {
+        "recipe": recipe.name,
+        "what_hash": what_hash(recipe),
+        "parameters": {"total": parameters.total, "backbone": parameters.backbone},
+        "steps": recipe.optimisation.steps,
+        "tokens": int(tokens),
+        "flops": flops,
+        "memory_mb": memory / 1e6,
+        "disk_mb": parameters.total * (_CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1) + 4) / 1e6,
+        "seconds": flops / rate,
+    }
+
+
+def plan_in_words(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """The plan as rows of a table for people."""
+    days, seconds = divmod(plan["seconds"], 86_400)
+    hours, seconds = divmod(seconds, 3600)
+    return [
+        ("recipe", f"{plan['recipe']} ({plan['what_hash'][:8]})"),
+        ("parameters", f"{plan['parameters']['total']:,} ({plan['parameters']['backbone']:,} without heads)"),
+        ("steps", f"{plan['steps']:,}"),
+        ("tokens", f"{plan['tokens']:,}"),
+        ("FLOPs", f"{plan['flops']:.3g}"),
+        ("memory", f"{plan['memory_mb']:,.0f} MB"),
+        ("disk", f"{plan['disk_mb']:,.0f} MB"),
+        ("time here", f"{days:,.0f} d {hours:.0f} h {seconds / 60:.0f} min"),
+    ]

@@ -1,0 +1,36 @@
+"""How a long job shows how far it is: what the command line's display has to offer.
+
+Own design: jobs know nothing of terminals; the command line hands in a display of this shape, and tests a silent one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+
+class ProgressMeter(Protocol):
+    """One piece of work on display."""
+
+    def update(self, completed: int, note: str | None = None) -> None:
+        """So many units are done in all; `note` is a short text beside the bar."""
+
+
+class Progress(Protocol):
+    """Opens a display for a piece of work."""
+
+    def __call__(
+        self, label: str, total: int | None = None, unit: str = "steps"
+    ) -> AbstractContextManager[ProgressMeter]: ...
+
+
+class _Silence:
+    def update(self, completed: int, note: str | None = None) -> None:
+        return
+
+
+@contextmanager
+def silent_progress(label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
+    """A display that shows nothing."""
+    yield _Silence()

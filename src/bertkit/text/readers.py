@@ -1,0 +1,262 @@
+"""Readers: one class for each kind of source, all giving documents as lines of text.
+
+No paper. Text and JSON Lines are read here, so that a fault is located to the byte or line; CSV, Parquet and the Hub
+are read by `datasets`. Which reader a SOURCE gets is decided in sources.py.
+
+A document comes as one part, or as several where it is large: (begins, lines), where only the first part begins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.text.lines import read_lines
+
+Part = tuple[bool, list[str]]
+PART_CHARACTERS = 1 << 19
+_WIKITEXT_TITLE = re.compile(r"\s*= ([^=].*?) =\s*$")
+_WIKITEXT_HEADING = re.compile(r"\s*((?:= ){2,})(.*?)( =)+\s*$")
+
+
+class Reader(ABC):
+    """One file or stream of documents.
+
+    Attributes:
+        name: how messages and manifests call it.
+        kind: the way of reading, part of the corpus's fingerprint.
+    """
+
+    name: str
+    kind: str
+
+    @abstractmethod
+    def parts(self) -> Iterator[Part]:
+        """Documents in order; no line is blank, and every call begins anew."""
+
+
+@dataclass(frozen=True)
+class TextReader(Reader):
+    """A text file. `documents`: what parts documents, see SourceOptions."""
+
+    path: Path
+    documents: str
+    kind = "text"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # derived, not stored
+        return str(self.path)
+
+    def parts(self) -> Iterator[Part]:
+        return in_parts(self._marked_lines())
+
+    def _marked_lines(self) -> Iterator[tuple[bool, str]]:
+        """Lines that are not blank, each with: does a document begin here?"""
+        begins = True
+        each_line, blank_line, wikitext = (self.documents == kind for kind in ("line", "blank-line", "wikitext"))
+        for lines in read_lines(self.path):
+            for line in lines:
+                if not line or line.isspace():
+                    begins |= blank_line
+                    continue
+                if wikitext and line.lstrip().startswith("= "):
+                    title = _WIKITEXT_TITLE.match(line)
+                    heading = _WIKITEXT_HEADING.match(line)
+                    begins |= title is not None
+                    line = title[1] if title else heading[2] if heading else line
+                yield begins, line
+                begins = each_line
+
+
+@dataclass(frozen=True)
+class JsonLinesReader(Reader):
+    """A file of one JSON object a line, each a document in a field of text."""
+
+    path: Path
+    text_field: str
+    kind = "jsonl"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # derived, not stored
+        return str(self.path)
+
+    def parts(self) -> Iterator[Part]:
+        number = 0
+        for lines in read_lines(self.path):
+            for line in lines:
+                number += 1
+                if line and not line.isspace():
+                    yield from record_parts(self._text(line, number))
+
+    def _text(self, line: str, number: int) -> str:
+        where = f"{self.name}, line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as fault:
+            raise DataError(f"{where}, column {fault.colno}: not valid JSON: {fault.msg}") from fault
+        if not isinstance(record, dict):
+            raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
+        return text_of(record, self.text_field, where)
+
+
+@dataclass(frozen=True)
+class TableReader(Reader):
+    """A CSV or Parquet file: one row, one document."""
+
+    path: Path
+    kind: str
+    text_field: str
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # derived, not stored
+        return str(self.path)
+
+    def parts(self) -> Iterator[Part]:
+        import datasets
+
+        # Only the column asked for is read, where the format allows it.
+        options = {"columns": [self.text_field]} if self.kind == "parquet" else {"keep_default_na": False}
+        self._check_columns()
+
+        def rows() -> Any:
+            return datasets.load_dataset(
+                self.kind, data_files=[str(self.path)], split="train", streaming=True, **options
+            )
+
+        return dataset_parts(rows, self.text_field, self.name)
+
+    def _check_columns(self) -> None:
+        """Name a missing column before any row is read."""
+        if self.kind == "parquet":
+            import pyarrow
+            import pyarrow.parquet
+
+            try:
+                columns = pyarrow.parquet.read_schema(self.path).names
+            except (pyarrow.ArrowException, OSError) as fault:
+                raise DataError(f"{self.name}: not a readable Parquet file: {first_line(fault)}") from fault
+        else:
+            import csv
+
+            head = next((lines for lines in read_lines(self.path)), [""])
+            columns = next(csv.reader(head), [])
+        text_of(dict.fromkeys(columns, ""), self.text_field, self.name)
+
+
+@dataclass(frozen=True)
+class HubReader(Reader):
+    """A data set of the Hub, streamed at one revision; offline, the copy that `datasets` has cached."""
+
+    dataset: str
+    config: str | None
+    split: str
+    revision: str | None
+    text_field: str
+    offline: bool
+    kind = "hub"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # derived, not stored
+        return ":".join(part for part in ("hub", self.dataset, self.config, self.split) if part)
+
+    def parts(self) -> Iterator[Part]:
+        import datasets
+
+        def rows() -> Any:
+            return datasets.load_dataset(
+                self.dataset, self.config, split=self.split, revision=self.revision, streaming=not self.offline
+            )
+
+        return dataset_parts(rows, self.text_field, self.name)
+
+
+def dataset_parts(rows: Any, text_field: str, name: str) -> Iterator[Part]:
+    """Parts of the records that `rows()` opens; the faults of `datasets` and the libraries under it are named.
+
+    Raises:
+        DataError: the data cannot be opened or read, or a record lacks the field.
+    """
+    import datasets.exceptions
+    import pyarrow
+    import requests
+    from pandas.errors import ParserError  # type: ignore[import-untyped]  # no stubs among the dependencies
+
+    faults = (
+        datasets.exceptions.DatasetsError,
+        pyarrow.ArrowException,
+        ParserError,
+        UnicodeDecodeError,
+        OSError,
+        EOFError,
+        ValueError,
+        requests.RequestException,
+    )
+    number = 0
+    try:
+        iterator = iter(rows())
+        while True:
+            record = next(iterator, None)
+            if record is None:
+                return
+            number += 1
+            yield from record_parts(text_of(record, text_field, f"{name}, record {number}"))
+    except faults as fault:
+        raise DataError(f"{name}: cannot be read after record {number}: {first_line(fault)}") from fault
+
+
+def first_line(fault: BaseException) -> str:
+    """The first line of a library's message, or of the message that caused it, without a trace."""
+    cause = fault.__cause__ or fault
+    text = str(cause).strip() or str(fault).strip() or type(cause).__name__
+    return text.splitlines()[0]
+
+
+def text_of(record: dict[str, Any], field: str, where: str) -> str:
+    """The record's text; a record whose field is null has none.
+
+    Raises:
+        DataError: no such field (the nearest ones are named), not a string, or not encodable.
+    """
+    if field not in record:
+        near = get_close_matches(field, list(record), n=3, cutoff=0.5) or sorted(record)[:10]
+        raise DataError(
+            f"{where}: no field {field!r}; there are: {', '.join(map(str, near)) or 'none'}; name it with text_field"
+        )
+    text = record[field]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise DataError(f"{where}: field {field!r} is {type(text).__name__}, expected a string")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as fault:
+        raise DataError(f"{where}: field {field!r} has half a surrogate pair at character {fault.start}") from fault
+    return text
+
+
+def record_parts(text: str) -> Iterator[Part]:
+    """Parts of one record's document."""
+    lines = [line for line in text.replace("\r", "\n").split("\n") if line and not line.isspace()]
+    return in_parts((k == 0, line) for k, line in enumerate(lines))
+
+
+def in_parts(marked_lines: Iterable[tuple[bool, str]]) -> Iterator[Part]:
+    """Gather lines into documents, cutting a document that is too large to be held."""
+    begun, lines, size = True, list[str](), 0
+    for begins, line in marked_lines:
+        if lines and (begins or size > PART_CHARACTERS):
+            yield begun, lines
+            lines, size = [], 0
+        if not lines:
+            begun = begins
+        lines.append(line)
+        size += len(line)
+    if lines:
+        yield begun, lines

@@ -1,0 +1,84 @@
+"""Splitting English prose into sentences by rules.
+
+Rule-based in the manner of Grefenstette and Tapanainen 1994 (a full stop ends a sentence unless what precedes it is
+an abbreviation or an initial, or what follows is no beginning). BERT's own data was split by another tool;
+its pair construction needs only that segments are sentence-like and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import re
+
+# A candidate: a final mark, closing quotes or brackets, space, then something that can begin a sentence.
+_BOUNDARY = re.compile(
+    r"""(?:\.{3}|[.!?…])          # the mark; WikiText and treebanks put a space before it
+        (?:\s?["”’')\]]+)?        # closing signs
+        \s+
+        (?=["“‘'(\[]{0,2}\s?[A-ZÀ-ÖØ-ÞĀ-ŽΑ-ΩА-Я0-9])""",
+    re.VERBOSE,
+)
+_WORD_BEFORE = re.compile(r"[\w.&'’-]*$")
+_INITIALS = re.compile(r"(?:[A-Za-z]\.)*[A-Z]$|(?:[A-Za-z]\.)+[A-Za-z]$")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ABBREVIATIONS = _words(
+    """
+    mr mrs ms dr prof sr jr st mt ft rev hon gen col lt capt cmdr adm sgt maj gov sen rep pres supt messrs mmes
+    e.g i.e viz cf al vs approx ca fig figs eq eqs sec secs ch chap vol vols no nos pp p ed eds trans repr
+    inc ltd co corp bros dept univ assn bldg ave blvd rd est mfg jan feb mar apr jun jul aug sep sept oct nov dec
+    u.s u.k d.c a.m p.m b.c a.d a.k.a n.b op cit ibid
+    """
+)
+# These may end a sentence as well; they do so unless a number follows.
+_BEFORE_NUMBERS_ONLY = _words(
+    "no nos fig figs eq eqs sec secs ch chap vol vols pp p op ca jan feb mar apr jun jul aug sep sept oct nov dec"
+)
+_MAY_END = _words("u.s u.k d.c a.m p.m b.c a.d inc ltd co corp bros etc al")
+
+
+def split_sentences(line: str) -> list[str]:
+    """Sentences of one line, in order, without the space between them; nothing else is changed or lost."""
+    sentences, start = [], 0
+    for match in _BOUNDARY.finditer(line):
+        if line[match.start()] == "." and not _ends_sentence(line, start, match):
+            continue
+        sentence = line[start : match.end()].strip()
+        if sentence:
+            sentences.append(sentence)
+        start = match.end()
+    rest = line[start:].strip()
+    if rest:
+        sentences.append(rest)
+    return sentences
+
+
+def _ends_sentence(line: str, start: int, match: re.Match[str]) -> bool:
+    """Does this full stop end a sentence, or an abbreviation or an initial inside one?"""
+    found = _WORD_BEFORE.search(line, max(start, match.start() - 24), match.start())
+    word = found[0] if found else ""
+    if not word or line[match.start() : match.start() + 3] == "...":
+        return True
+    known = word.lower()
+    if known in _BEFORE_NUMBERS_ONLY:
+        return not line[match.end()].isdigit()
+    if known in _MAY_END:
+        return not line[match.end()].isdigit() and _begins_like_sentence(line, match.end())
+    return known not in _ABBREVIATIONS and not _INITIALS.fullmatch(word)
+
+
+_OPENERS = _words(
+    """
+    the a an this that these those he she it they we you i his her its their our there here in on at by for from with
+    after before during since when while as if although however but and so to of one two both all some many most no
+    """
+)
+
+
+def _begins_like_sentence(line: str, at: int) -> bool:
+    """After an abbreviation that may end a sentence: is the next word one that sentences, not names, begin with?"""
+    word = re.match(r"\W*(\w+)", line[at : at + 40])
+    return bool(word) and word is not None and word[1].lower() in _OPENERS

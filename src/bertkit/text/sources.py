@@ -1,0 +1,274 @@
+"""A corpus: SOURCE words of the command line or a recipe, opened as one stream of documents.
+
+No paper; the grammar of SOURCE is the command-line contract's. How each kind is read is in readers.py, how documents
+are cut into segments in sentences.py.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from bertkit.errors import DataError, UsageError
+from bertkit.settings import Settings
+from bertkit.text.file_hashes import FileHashes
+from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.readers import HubReader, JsonLinesReader, Part, Reader, TableReader, TextReader
+
+BLOCK_CHARACTERS = 1 << 19
+KINDS = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+log = logging.getLogger(__name__)
+
+
+class SourceOptions(Settings):
+    """How sources are read, and what a segment is."""
+
+    text_field: str = Field("text", description="The field that holds the text, in JSONL, CSV, Parquet and Hub data.")
+    documents: Literal["blank-line", "wikitext", "line", "file"] = Field(
+        "blank-line",
+        description="What parts the documents of a text file: a blank line, a WikiText title (` = Title = `), every "
+        "line, or nothing. In other formats each record is a document.",
+    )
+    segments: Literal["sentence", "line"] = Field(
+        "sentence",
+        description="What a segment is, the unit that pairs are built of: a sentence, or a line of the text.",
+    )
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where reading goes on: so many parts of this reader are done."""
+
+    reader: int = 0
+    parts: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of the corpus of bounded size: whole documents, or part of a large one.
+
+    Attributes:
+        parts: documents as (begins, lines); a part that does not begin one continues the last.
+        end: where the next block begins.
+    """
+
+    parts: list[Part]
+    end: Position
+
+    @property
+    def characters(self) -> int:
+        return sum(len(line) for _, lines in self.parts for line in lines)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents of all sources in order.
+
+    Attributes:
+        readers: what is read, in order.
+        options: how.
+        contents: for each reader the hash of what it reads.
+    """
+
+    readers: Sequence[Reader]
+    options: SourceOptions
+    contents: Sequence[str]
+    sources: Sequence[str] = field(default=())
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over the content of every source and the options; the names of files do not matter."""
+        read = [[reader.kind, content] for reader, content in zip(self.readers, self.contents, strict=True)]
+        record = json.dumps([read, self.options.model_dump()], sort_keys=True)
+        return hashlib.sha256(record.encode()).hexdigest()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What is read, for manifests: name, kind and content hash of each reader."""
+        return [
+            {"name": reader.name, "kind": reader.kind, "content": content}
+            for reader, content in zip(self.readers, self.contents, strict=True)
+        ]
+
+    def blocks(self, start: Position | None = None) -> Iterator[Block]:
+        """The corpus in blocks of about half a million characters, from a position that an earlier block ended at.
+
+        The blocks from there on are the same as those of a reading from the start.
+        """
+        at = start or Position()
+        parts: list[Part] = []
+        size = 0
+        for index in range(at.reader, len(self.readers)):
+            done = at.parts if index == at.reader else 0
+            for number, part in enumerate(self.readers[index].parts(), 1):
+                if number <= done:
+                    continue
+                parts.append(part)
+                size += sum(map(len, part[1]))
+                if size >= BLOCK_CHARACTERS:
+                    yield Block(parts, Position(index, number))
+                    parts, size = [], 0
+        if parts:
+            yield Block(parts, Position(len(self.readers), 0))
+
+    def documents(self) -> Iterator[list[str]]:
+        """The lines of one document after the other; meant for corpora whose documents fit in memory."""
+        document: list[str] = []
+        for block in self.blocks():
+            for begins, lines in block.parts:
+                if begins and document:
+                    yield document
+                    document = []
+                document = document + lines
+        if document:
+            yield document
+
+
+def open_corpus(
+    sources: Sequence[str], options: SourceOptions | None = None, *, cache: Path | None = None, offline: bool = False
+) -> Corpus:
+    """Open SOURCE words: files, directories, globs, `hub:ORG/NAME[:CONFIG[:SPLIT]]`, `builtin:pydocs`.
+
+    Args:
+        cache: where hashes of files and harvested text are kept; BERTKIT_CACHE or ~/.cache/bertkit where left out.
+        offline: use the network for nothing.
+
+    Raises:
+        UsageError: no source, an unknown scheme or kind of file.
+        DataError: something named is not there, or cannot be read.
+    """
+    options = options or SourceOptions()
+    cache = cache or cache_directory()
+    if not sources:
+        raise UsageError("no source: name a file, a directory, hub:ORG/NAME or builtin:pydocs")
+    hashes = FileHashes(cache / "file-hashes.json")
+    readers: list[Reader] = []
+    contents: list[str] = []
+    seen: set[Path] = set()
+    for source in sources:
+        for reader, content in _opened(source, options, cache, hashes, offline):
+            path = getattr(reader, "path", None)
+            if path is not None and path.resolve() in seen:
+                log.info("%s is named twice; it is read once", path)
+                continue
+            seen |= {path.resolve()} if path is not None else set()
+            readers.append(reader)
+            contents.append(content)
+    hashes.save()
+    return Corpus(readers, options, contents, tuple(sources))
+
+
+def cache_directory() -> Path:
+    """BERTKIT_CACHE, else ~/.cache/bertkit."""
+    return Path(os.environ.get("BERTKIT_CACHE") or "~/.cache/bertkit").expanduser()
+
+
+def _opened(
+    source: str, options: SourceOptions, cache: Path, hashes: FileHashes, offline: bool
+) -> Iterator[tuple[Reader, str]]:
+    scheme, colon, rest = source.partition(":")
+    if scheme == "hub" and colon:
+        yield _open_hub(rest, options, offline)
+    elif scheme == "builtin" and colon:
+        if rest != "pydocs":
+            raise UsageError(f"source {source!r}: the only built-in corpus is builtin:pydocs")
+        from bertkit.text.pydocs import harvest
+
+        path = harvest(cache)
+        yield TextReader(path, "blank-line"), hashes.sha256(path)
+    elif "://" in source:
+        raise UsageError(f"source {source!r}: no such scheme; expected a path, hub:ORG/NAME or builtin:pydocs")
+    else:
+        for path in _files(source):
+            yield _file_reader(path, options), hashes.sha256(path)
+
+
+def _files(source: str) -> list[Path]:
+    """Files of a path, directory or glob, in the order of their names."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.is_file() and _kind(p))
+        if not found:
+            raise DataError(f"{source}: no {', '.join(KINDS)} file in this directory")
+        return found
+    if path.exists():
+        return [path]
+    if glob.has_magic(source):
+        found = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file())
+        if not found:
+            raise DataError(f"{source}: no file matches")
+        return found
+    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, beside, n=1)
+    raise DataError(
+        f"{source}: no such file or directory" + (f"; did you mean {path.parent / near[0]}?" if near else "")
+    )
+
+
+def _kind(path: Path) -> str | None:
+    suffixes = path.suffixes
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes = suffixes[:-1]
+    kind = KINDS.get(suffixes[-1]) if suffixes else None
+    return None if kind == "parquet" and path.suffix != ".parquet" else kind
+
+
+def _file_reader(path: Path, options: SourceOptions) -> Reader:
+    kind = _kind(path)
+    if kind == "text":
+        return TextReader(path, options.documents)
+    if kind == "jsonl":
+        return JsonLinesReader(path, options.text_field)
+    if kind is not None:
+        return TableReader(path, kind, options.text_field)
+    known = ", ".join(KINDS)
+    raise UsageError(
+        f"{path}: unknown kind of file {path.suffix or '(no suffix)'!r}; expected {known}, "
+        f"or one of these with {', '.join(COMPRESSIONS)} added"
+    )
+
+
+def _open_hub(rest: str, options: SourceOptions, offline: bool) -> tuple[Reader, str]:
+    """A Hub data set at the revision it has now; offline, at the one that is cached."""
+    name, _, config_split = rest.partition(":")
+    config, _, split = config_split.partition(":")
+    if not name:
+        raise UsageError(f"source 'hub:{rest}': expected hub:ORG/NAME[:CONFIG[:SPLIT]]")
+    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    revision = None if offline else _hub_revision(name)
+    reader = HubReader(name, config or None, split or "train", revision, options.text_field, offline)
+    content = revision or _cached_revision(reader)
+    return reader, hashlib.sha256(f"{reader.name}@{content}:{options.text_field}".encode()).hexdigest()
+
+
+def _hub_revision(name: str) -> str:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return str(HfApi().dataset_info(name).sha)
+    except (HfHubHTTPError, HFValidationError, OSError) as fault:
+        from bertkit.text.readers import first_line
+
+        raise DataError(f"hub:{name}: not available from the Hub: {first_line(fault)}") from fault
+
+
+def _cached_revision(reader: HubReader) -> str:
+    import datasets
+
+    try:
+        builder = datasets.load_dataset_builder(reader.dataset, reader.config)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as fault:
+        raise DataError(
+            f"{reader.name}: not in the cache and the network is not to be used; run once online"
+        ) from fault
+    return str(builder.hash)

@@ -1,0 +1,264 @@
+"""The command line answers at once, keeps result and story apart, and turns every fault into its exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bertkit import __version__, errors
+from bertkit.cli import app as app_module
+from bertkit.cli.common import AsJson, Data, Offline, Quiet, RecipeName, Resume, Verbose, command_app, result, story
+
+HEAVY = {"torch", "datasets", "tokenizers", "transformers", "pydantic", "numpy", "yaml", "huggingface_hub"}
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Adds a command `play` that calls the given function."""
+    module = types.ModuleType("bertkit_play")
+    monkeypatch.setitem(sys.modules, "bertkit_play", module)
+    monkeypatch.setitem(app_module.COMMANDS, "play", "bertkit_play")
+
+    def install(function: Callable[..., None]) -> None:
+        module.app = command_app()
+        module.app.command()(function)
+
+    return install
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_import_nothing_heavy(option: str) -> None:
+    probe = (
+        "import sys; from bertkit.cli.app import run; code = run(sys.argv[1:]);"
+        "print(code, sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe, option], capture_output=True, text=True, check=True)
+    code, _, modules = done.stderr.strip().splitlines()[-1].partition(" ")
+    assert code == "0"
+    assert not HEAVY & {name.strip("'[] ") for name in modules.split(",")}
+
+
+def test_the_version_is_the_packages(bertkit) -> None:
+    assert bertkit("--version").stdout == f"bertkit {__version__}\n"
+
+
+def test_help_lists_every_command_with_a_line_of_its_own(bertkit) -> None:
+    outcome = bertkit("--help")
+    assert outcome.code == 0
+    for command in app_module.COMMANDS:
+        assert command in outcome.stdout
+
+
+def test_every_command_has_help_and_describes_every_option(bertkit) -> None:
+    for command in app_module.COMMANDS:
+        outcome = bertkit(command, "-h")
+        assert outcome.code == 0, command
+        assert "Usage: bertkit" in outcome.stdout
+
+
+def test_no_arguments_show_the_help_and_count_as_wrong_usage(bertkit) -> None:
+    outcome = bertkit()
+    assert outcome.code == 2
+    assert outcome.stdout == ""
+    assert "recipes" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["recipe"], "did you mean `bertkit recipes`?"),
+        (["zzzz"], "one of: "),
+        (["recipes"], "Missing command; see `bertkit recipes --help`"),
+        (["recipes", "lst"], "Did you mean 'list'?"),
+        (["recipes", "list", "--jsn"], "--json"),
+        (["recipes", "show"], "Missing argument 'RECIPE'"),
+        (["recipes", "show", "bert", "--set"], "requires an argument"),
+        (["recipes", "list", "extra"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_the_nearest_name(bertkit, arguments: list[str], message: str) -> None:
+    outcome = bertkit(*arguments)
+    assert outcome.code == 2
+    assert outcome.stdout == ""
+    assert outcome.stderr.startswith("error: ")
+    assert message in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (errors.UsageError, 2),
+        (errors.DataError, 3),
+        (errors.DivergedError, 4),
+        (errors.CheckError, 5),
+        (errors.StoppedError, 75),
+    ],
+)
+def test_each_fault_has_its_exit_code_and_no_traceback(bertkit, play, fault: type[Exception], code: int) -> None:
+    def failing() -> None:
+        """Fail."""
+        raise fault("file.txt:3: what was wrong")
+
+    play(failing)
+    outcome = bertkit("play")
+    assert outcome.code == code
+    assert outcome.stdout == ""
+    assert outcome.stderr == "error: file.txt:3: what was wrong\n"
+
+
+def test_a_bug_ends_with_1_and_its_traceback_in_the_runs_log(bertkit, play, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("earlier line\n")
+
+    def buggy() -> None:
+        """Break."""
+        story.log_file = log
+        raise ZeroDivisionError("unforeseen")
+
+    play(buggy)
+    outcome = bertkit("play")
+    assert outcome.code == 1
+    assert "ZeroDivisionError: unforeseen" in outcome.stderr
+    assert str(log) in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert log.read_text().startswith("earlier line\n")
+    assert "Traceback" in log.read_text()
+
+
+def test_a_bug_without_a_run_names_a_file_with_the_traceback(
+    bertkit, play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def buggy() -> None:
+        """Break."""
+        raise ZeroDivisionError("unforeseen")
+
+    play(buggy)
+    outcome = bertkit("play")
+    (file,) = tmp_path.iterdir()
+    assert outcome.code == 1
+    assert str(file) in outcome.stderr
+    assert "ZeroDivisionError" in file.read_text()
+
+
+def test_a_full_disk_is_the_machines_fault_and_no_bug(bertkit, play) -> None:
+    def writing() -> None:
+        """Write."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.bin")
+
+    play(writing)
+    outcome = bertkit("play")
+    assert outcome.code == 3
+    assert outcome.stderr == "error: out.bin: No space left on device; free some space and run again\n"
+
+
+def test_ctrl_c_ends_with_130_without_a_traceback(bertkit, play) -> None:
+    def waiting() -> None:
+        """Wait."""
+        raise KeyboardInterrupt
+
+    play(waiting)
+    outcome = bertkit("play")
+    assert (outcome.code, outcome.stdout, outcome.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_a_reader_that_leaves_early_is_no_bug(tmp_path: Path) -> None:
+    program = (
+        "import sys; from bertkit.cli import app; from bertkit.cli.common import *; import types;"
+        "m = types.ModuleType('m'); sys.modules['m'] = m; app.COMMANDS['play'] = 'm'; m.app = command_app();\n"
+        "@m.app.command()\ndef play() -> None:\n    [result('x' * 100) for _ in range(100_000)]\n"
+        "sys.argv = ['bertkit', 'play']; app.main()"
+    )
+    command = f'{sys.executable} -c "$PROGRAM" | head -n 1; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, "PROGRAM": program}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "x" * 100 + "\n"
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_result_goes_to_stdout_and_the_story_to_stderr(bertkit, play) -> None:
+    def telling(as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+        """Tell."""
+        story.debug("a detail")
+        story.info("under way")
+        story.warn("mind this")
+        with story.progress("working", total=2, unit="steps") as meter:
+            meter.advance()
+        result({"x": float("nan"), "path": Path("a"), "word": "né"} if as_json else "runs/x", as_json=as_json)
+
+    play(telling)
+    assert bertkit("play").stdout == "runs/x\n"
+    assert bertkit("play").stderr == "under way\nwarning: mind this\n"
+    assert bertkit("play", "-q").stderr == "warning: mind this\n"
+    assert bertkit("play", "-v").stderr == "a detail\nunder way\nwarning: mind this\n"
+    assert bertkit("play", "--json").stdout == '{"x": null, "path": "a", "word": "né"}\n'
+
+
+def test_no_colour_and_no_bar_where_stderr_is_no_terminal(bertkit_process) -> None:
+    outcome = bertkit_process("recipes", "show", "no-such-recipe")
+    assert outcome.code == 2
+    assert "\x1b" not in outcome.stderr
+    assert "\x1b" not in bertkit_process("--help").stdout
+
+
+def test_offline_is_set_before_a_library_could_read_it(bertkit, play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "0")
+
+    def looking(offline: Offline = False) -> None:
+        """Look."""
+        result(os.environ["HF_HUB_OFFLINE"] + os.environ["HF_DATASETS_OFFLINE"])
+
+    play(looking)
+    assert bertkit("play").stdout == "00\n"
+    assert bertkit("play", "--offline").stdout == "11\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["bert", "--resume"], ("bert", "newest", None)),
+        (["bert", "--resume", "runs/x"], ("bert", "runs/x", None)),
+        (["bert", "--resume=runs/x"], ("bert", "runs/x", None)),
+        (["--resume", "bert.yaml"], ("bert.yaml", "newest", None)),
+        (["--resume", "--offline", "bert"], ("bert", "newest", None)),
+        (["bert"], ("bert", None, None)),
+        (["bert", "--data", "a.txt"], ("bert", None, ["a.txt"])),
+        (["bert", "--data", "a.txt", "b.txt", "--resume"], ("bert", "newest", ["a.txt", "b.txt"])),
+        (["bert", "--data=a.txt", "--data", "b.txt"], ("bert", None, ["a.txt", "b.txt"])),
+        (["--data", "corpus", "hub:a/b", "bert"], ("bert", None, ["corpus", "hub:a/b"])),
+        (["--data", "a.txt", "recipes/bert.yaml"], ("recipes/bert.yaml", None, ["a.txt"])),
+        (["bert", "--data", "builtin:pydocs", "d/*.txt"], ("bert", None, ["builtin:pydocs", "d/*.txt"])),
+    ],
+)
+def test_resume_takes_a_run_or_none_and_data_takes_many(bertkit, play, arguments: list[str], expected: object) -> None:
+    def training(recipe: RecipeName, data: Data = None, resume: Resume = None, offline: Offline = False) -> None:
+        """Train."""
+        result(repr((recipe, resume, data or None)))
+
+    play(training)
+    outcome = bertkit("play", *arguments)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stdout == f"{expected!r}\n"
+
+
+def test_the_shell_completes_commands_options_and_recipes(bertkit_process) -> None:
+    def complete(line: str) -> str:
+        words = len(line.split(" ")) - 1
+        env = {**os.environ, "_BERTKIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(words)}
+        return bertkit_process(env=env).stdout
+
+    assert complete("bertkit rec").split() == ["recipes"]
+    assert complete("bertkit recipes l").split() == ["list"]
+    assert "--json" in complete("bertkit recipes list --j")

@@ -1,0 +1,75 @@
+"""FULL-SENTENCES and DOC-SENTENCES: nothing lost, nothing repeated, separators where documents meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bertkit.data.layouts import Address, DocSentences, FullSentences
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples
+from bertkit.data.shards import TokenShards
+from tests.data.toy_corpus import CLS, FIRST_ID, SEP, random_documents, vocabulary, whole_documents, write_shards
+
+LENGTH = 41
+
+
+@pytest.fixture(scope="module", params=[20, 95])
+def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
+    """With segments that always fit, and with some that are longer than a sample."""
+    documents = random_documents(83, longest=request.param)
+    return write_shards(tmp_path_factory.mktemp("shards"), documents, shard_tokens=3000)
+
+
+def assembled(layout: FullSentences | DocSentences, shards: TokenShards, documents: np.ndarray) -> Samples:
+    plan = layout.plan(shards, documents, LENGTH, Draw(0), 0)
+    return layout.assemble(shards, plan, vocabulary(), Address(np.zeros(len(plan), int), np.arange(len(plan))))
+
+
+@pytest.mark.parametrize("layout", [FullSentences(), DocSentences()])
+def test_every_token_is_read_once_and_in_order(layout: FullSentences | DocSentences, shards: TokenShards) -> None:
+    samples = assembled(layout, shards, whole_documents(shards))
+    np.testing.assert_array_equal(samples.ids_T[~samples.special_T] - FIRST_ID, np.arange(shards.tokens))
+    assert samples.lengths_B.max() <= LENGTH
+    np.testing.assert_array_equal(samples.ids_T[samples.cu_seqlens_B1[:-1]], CLS)
+    np.testing.assert_array_equal(samples.ids_T[samples.cu_seqlens_B1[1:] - 1], SEP)
+
+
+def test_full_sentences_cross_documents_behind_a_separator(shards: TokenShards) -> None:
+    samples = assembled(FullSentences(), shards, whole_documents(shards))
+    document_token = shards.segment_start_S1[shards.document_start_D1]
+    position_T = samples.ids_T - FIRST_ID
+    inner = np.flatnonzero((position_T[:-1] >= 0) & (position_T[1:] >= 0))
+    assert not np.isin(position_T[inner + 1], document_token).any()
+    assert (np.bincount(samples.sequence_T, samples.ids_T == SEP) > 1).any()
+
+
+def test_doc_sentences_stay_within_a_document(shards: TokenShards) -> None:
+    samples = assembled(DocSentences(), shards, whole_documents(shards))
+    np.testing.assert_array_equal(np.bincount(samples.sequence_T, samples.ids_T == SEP), 1)
+
+
+def test_no_sample_reaches_over_a_document_left_out(shards: TokenShards) -> None:
+    documents = whole_documents(shards)
+    kept = np.arange(len(documents)) % 5 != 2
+    samples = assembled(FullSentences(), shards, documents[kept])
+    left_out = np.concatenate(
+        [np.arange(shards.segment_start_S1[low], shards.segment_start_S1[high]) for low, high in documents[~kept]]
+    )
+    positions = samples.ids_T[~samples.special_T] - FIRST_ID
+    assert not np.isin(positions, left_out).any()
+    assert positions.size == shards.tokens - left_out.size
+    ends = samples.cu_seqlens_B1[1:]
+    for start, end in zip(samples.cu_seqlens_B1[:-1], ends, strict=True):
+        run = samples.ids_T[start:end][~samples.special_T[start:end]]
+        np.testing.assert_array_equal(run, np.arange(run[0], run[0] + run.size))
+
+
+def test_a_run_stops_only_where_the_next_segment_has_no_room(shards: TokenShards) -> None:
+    plan = DocSentences().plan(shards, whole_documents(shards), LENGTH, Draw(0), 0)
+    starts = shards.segment_start_S1
+    document_token = starts[shards.document_start_D1]
+    for start, end in plan.tolist():
+        if start in starts and end in starts and end not in document_token:
+            next_end = starts[np.searchsorted(starts, end) + 1]
+            assert next_end - start > LENGTH - 2

@@ -1,0 +1,61 @@
+"""A pretraining run small enough for tests: a few seconds, made text, every part of the real thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+RECIPE = """
+title: a run for tests
+tokenizer: {vocab_size: 300, min_frequency: 1}
+data: {layout: {name: segment-pair}, sequence_length: 32, held_out: 0.05, static_copies: 3}
+model:
+  family: bert
+  hidden_size: 24
+  num_hidden_layers: 2
+  num_attention_heads: 3
+  intermediate_size: 40
+  max_position_embeddings: 40
+objective: [masked_lm: {max_predictions: 4}, next_sentence]
+optimisation:
+  optimizer: {name: adamw, bias_correction: false}
+  schedule: {name: bert, peak: 2.0e-3, warmup_steps: 5}
+  batch_sequences: 9
+  steps: 60
+  stages:
+    - {share: 0.7, set: {data.sequence_length: 24}}
+    - {share: 0.3}
+engine:
+  device: cpu
+  micro_batch_tokens: 120
+  log_every_steps: 4
+  save_every_steps: 3
+  evaluate_every_steps: 20
+  evaluation_sequences: 8
+  pseudo_perplexity_sequences: 1
+  examples: ["the [MASK] reads a list ."]
+"""
+
+NOUNS = ("cat", "list", "word", "letter", "function", "tensor", "matrix", "paper", "token", "number")
+VERBS = ("reads", "returns", "writes", "holds", "keeps", "finds")
+
+
+def write_text(path: Path, documents: int = 70, seed: int = 0) -> Path:
+    """Simple sentences, a blank line between documents."""
+    generator = np.random.default_rng(seed)
+
+    def sentence() -> str:
+        subject, verb, thing = generator.choice(NOUNS), generator.choice(VERBS), generator.choice(NOUNS)
+        return f"The {subject} {verb} a {thing}."
+
+    texts = ["\n".join(sentence() for _ in range(generator.integers(3, 12))) for _ in range(documents)]
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def write_recipe(directory: Path) -> tuple[Path, Path]:
+    """A recipe file and a text file."""
+    recipe = directory / "tiny.yaml"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    return recipe, write_text(directory / "text.txt")

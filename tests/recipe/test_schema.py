@@ -1,0 +1,73 @@
+"""The real schema: objectives by name, a header that only describes, and a resolved form that loads back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.next_sentence import NextSentence
+from bertkit.recipe.hashing import differing_keys, what_hash
+from bertkit.recipe.load import dump_recipe, load_recipe
+
+TINY = """\
+model: {family: bert, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 64}
+objective: [masked_lm: {rate: 2e-1}, next_sentence]
+optimisation: {}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    return "tiny"
+
+
+def test_objectives_come_by_name_in_the_order_written(tiny: str) -> None:
+    assert load_recipe(tiny).objectives == (MaskedLM(rate=0.2), NextSentence())
+    overridden = load_recipe(tiny, ["objective.next_sentence.weight=0.5", "objective.masked_lm.max_predictions=20"])
+    assert overridden.objectives == (MaskedLM(rate=0.2, max_predictions=20), NextSentence(weight=0.5))
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ("[]", "objective: needs at least one objective of: masked_lm, next_sentence"),
+        ("[masked]", "objective.0: unknown key; did you mean masked_lm?"),
+        ("[{masked_lm: {}, next_sentence: {}}]", "objective.0: each item of the list is one objective"),
+        ("[masked_lm, masked_lm]", "objective: masked_lm is listed twice"),
+        ("[masked_lm: {rte: 0.1}]", "objective.masked_lm.rte: unknown key; did you mean rate?"),
+        ("[masked_lm: {rate: 1.5}]", "objective.masked_lm.rate: expected a value less than 1, got 1.5"),
+    ],
+)
+def test_a_wrong_objective_is_one_clear_fault(tiny: str, objective: str, message: str) -> None:
+    with pytest.raises(UsageError) as fault:
+        load_recipe(tiny, [f"objective={objective}"])
+    assert message in str(fault.value)
+    assert "the recipe has a fault" in str(fault.value)
+
+
+def test_a_resolved_recipe_loads_to_an_equal_one_of_equal_hash(tiny: str) -> None:
+    recipe = load_recipe(tiny, ["optimisation.steps=1e5", "data.sequence_length=64", "engine.workers=0"])
+    Path("recipe.yaml").write_text(dump_recipe(recipe))
+    again = load_recipe("recipe.yaml")
+    assert again == recipe
+    assert again.name == "tiny"
+    assert what_hash(again) == what_hash(recipe)
+
+
+def test_engine_and_header_stay_out_of_the_hash_and_the_rest_is_named(tiny: str) -> None:
+    recipe = load_recipe(tiny)
+    same = load_recipe(tiny, ["engine.device=cpu", "engine.micro_batch_tokens=512", "title=Another", "paper=Someone"])
+    other = load_recipe(tiny, ["objective.masked_lm.rate=0.15", "seed=1"])
+    assert what_hash(same) == what_hash(recipe)
+    assert differing_keys(recipe, other) == [("objective.masked_lm.rate", 0.2, 0.15), ("seed", 0, 1)]
+
+
+def test_an_arxiv_id_must_be_quoted_text(tiny: str) -> None:
+    with pytest.raises(UsageError, match=r"arxiv: expected text, got 1810\.04805; put it in quotes"):
+        load_recipe(tiny, ["arxiv=1810.04805"])
+    assert load_recipe(tiny, ["arxiv='1810.04805'"]).arxiv == "1810.04805"

@@ -1,0 +1,212 @@
+"""The step against `transformers` with BERT's own optimiser, and against itself however the batch is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples
+from bertkit.models.bert import BertConfig
+from bertkit.models.dropout import dropout
+from bertkit.models.hub import save_model
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.next_sentence import NextSentence
+from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.vocabulary import train_tokenizer
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
+from bertkit.training.optimizers import AdamWConfig, decay_groups
+from bertkit.training.schedules import BertSchedule
+from bertkit.training.step import Stepper, evaluate, weighted_loss
+from tests.data.toy_corpus import vocabulary
+from tests.objectives.test_masked_lm import made_samples
+
+OBJECTIVES = (MaskedLM(), NextSentence())
+TEXT = ["The function returns a list of words.", "A list holds words, and a word holds letters."] * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(vocab_size=90, min_frequency=1), TEXT)
+
+
+def small_model(vocab_size: int, *, dropout: float = 0.0, seed: int = 0) -> PretrainingModel:
+    config = BertConfig(
+        hidden_size=30,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=52,
+        max_position_embeddings=40,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    model = PretrainingModel(config.build(vocab_size), ["masked_lm", "next_sentence"])
+    model.initialise(seed)
+    return model
+
+
+def corrupted(step: int, vocab_size: int, lengths: list[int] | None = None) -> Samples:
+    lengths = lengths or np.random.default_rng(step).integers(5, 41, 7).tolist()
+    samples = made_samples(lengths, seed=step)
+    words = samples.ids_T % (vocab_size - 5) + 5
+    samples = samples.with_changes(
+        ids_T=np.where(samples.special_T, samples.ids_T, words),
+        labels={"next_sentence": np.random.default_rng(step).integers(0, 2, len(lengths))},
+    )
+    return MaskedLM().corrupt(samples, vocabulary(vocab_size), Draw(step))
+
+
+def stepper_of(model: PretrainingModel, optimizer: AdamWConfig) -> Stepper:
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    return Stepper(model, optimizer.build(model), engine, clip_norm=optimizer.clip_norm)
+
+
+class ReferenceOptimizer:
+    """BERT's optimiser as its optimization.py defines it: no bias correction, decay joined to the update."""
+
+    def __init__(
+        self, model: torch.nn.Module, *, decay: float = 0.01, eps: float = 1e-6, clip_norm: float = 1.0
+    ) -> None:
+        self.named = dict(model.named_parameters())
+        self.decay, self.eps, self.clip_norm = decay, eps, clip_norm
+        self.first = {name: torch.zeros_like(parameter) for name, parameter in self.named.items()}
+        self.second = {name: torch.zeros_like(parameter) for name, parameter in self.named.items()}
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        gradients = {name: parameter.grad for name, parameter in self.named.items() if parameter.grad is not None}
+        norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
+        scale = self.clip_norm / max(float(norm), self.clip_norm)
+        for name, gradient in gradients.items():
+            parameter = self.named[name]
+            self.first[name].mul_(0.9).add_(gradient * scale, alpha=0.1)
+            self.second[name].mul_(0.999).add_((gradient * scale).square(), alpha=0.001)
+            update = self.first[name] / (self.second[name].sqrt() + self.eps)
+            if "LayerNorm" not in name and "bias" not in name:
+                update = update + self.decay * parameter
+            parameter.sub_(rate * update)
+            parameter.grad = None
+
+
+def transformers_loss(oracle: Any, samples: Samples) -> torch.Tensor:
+    """Mean masked-LM loss over targets plus mean next-sentence loss, by `transformers` on padded rows."""
+    rows = list(samples.split(1))
+
+    def padded(values: list[np.ndarray], fill: int = 0) -> torch.Tensor:
+        tensors = [torch.from_numpy(value.copy()) for value in values]
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
+
+    targets = [np.full(row.ids_T.size, -100) for row in rows]
+    for row, target in zip(rows, targets, strict=True):
+        target[row.target_index_M] = row.target_id_M
+    output = oracle(
+        input_ids=padded([row.ids_T for row in rows]),
+        token_type_ids=padded([row.token_types_T for row in rows]),
+        attention_mask=padded([np.ones(row.ids_T.size, dtype=np.int64) for row in rows]),
+        labels=padded(targets, fill=-100),
+        next_sentence_label=torch.from_numpy(samples.labels["next_sentence"]),
+    )
+    return output.loss  # type: ignore[no-any-return]  # transformers' outputs are untyped
+
+
+def test_twenty_steps_equal_transformers_with_the_reference_optimizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = small_model(tokenizer.vocab_size)
+    save_model(model, tokenizer, tmp_path / "start")
+    oracle = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "start").train()
+    assert type(oracle).__name__ == "BertForPreTraining"
+    reference = ReferenceOptimizer(oracle)
+    stepper = stepper_of(model, AdamWConfig(bias_correction=False))
+    schedule = BertSchedule(peak=2e-3, warmup_steps=4)
+    for step in range(20):
+        samples = corrupted(step, tokenizer.vocab_size)
+        rate = schedule.rate(step, 20)
+        batches = [PackedBatch.from_samples(part) for part in samples.split(100)]
+        outcome = stepper.step(batches, OBJECTIVES, rate)
+        expected = transformers_loss(oracle, samples)
+        expected.backward()
+        reference.step(rate)
+        assert weighted_loss(outcome.terms, OBJECTIVES) == pytest.approx(expected.item(), rel=1e-4)
+    save_model(model, tokenizer, tmp_path / "end")
+    ours = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "end").state_dict()
+    for name, theirs in oracle.state_dict().items():
+        torch.testing.assert_close(ours[name], theirs, rtol=0, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 60, 130])
+def test_micro_batches_change_nothing_but_rounding(max_tokens: int) -> None:
+    """Unequal terms: masked tokens and pairs are counted over the whole batch, not per micro-batch."""
+    outcomes, weights = [], []
+    for cut in (None, max_tokens):
+        model = small_model(101)
+        stepper = stepper_of(model, AdamWConfig())
+        batches = [PackedBatch.from_samples(part) for part in corrupted(0, 101).split(cut)]
+        outcomes.append(stepper.step(batches, OBJECTIVES, 1e-3))
+        weights.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+    whole, parts = outcomes
+    assert weighted_loss(parts.terms, OBJECTIVES) == pytest.approx(weighted_loss(whole.terms, OBJECTIVES), rel=1e-5)
+    assert parts.gradient_norm == pytest.approx(whole.gradient_norm, rel=1e-4)
+    assert {name: (term.count, term.correct) for name, term in parts.terms.items()} == {
+        name: (term.count, term.correct) for name, term in whole.terms.items()
+    }
+    # Adam's first update is the sign of the gradient: where that is zero up to rounding, the sign is chance.
+    assert float(((weights[0] - weights[1]).abs() > 1e-5).float().mean()) < 0.02
+
+
+def test_a_term_of_weight_zero_teaches_nothing() -> None:
+    model = small_model(101)
+    before = model.next_sentence.weight.clone()
+    batches = [PackedBatch.from_samples(corrupted(0, 101))]
+    stepper = stepper_of(model, AdamWConfig(weight_decay=0.0))
+    stepper.step(batches, (MaskedLM(), NextSentence(weight=0.0)), 1e-3)
+    assert torch.equal(model.next_sentence.weight, before)
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    model = small_model(101)
+    with torch.no_grad():
+        model.masked_lm.bias[50] = float("inf")
+    before = torch.nn.utils.parameters_to_vector(model.parameters()).clone()
+    outcome = stepper_of(model, AdamWConfig()).step([PackedBatch.from_samples(corrupted(0, 101))], OBJECTIVES, 1e-3)
+    assert not outcome.finite
+    assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_biases_and_norms_alone_are_not_decayed() -> None:
+    model = small_model(101)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    decayed, kept = ({names[parameter] for parameter in group} for group in decay_groups(model))
+    assert all(name.endswith("bias") or "norm" in name for name in kept)
+    assert not any(name.endswith("bias") or "norm" in name for name in decayed)
+    assert "encoder.embeddings.word.weight" in decayed
+    assert len(decayed) + len(kept) == len(names)
+
+
+def test_evaluation_leaves_the_model_and_the_generator_alone() -> None:
+    model = small_model(101, dropout=0.3)
+    batches = [PackedBatch.from_samples(corrupted(0, 101))]
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    before = torch.get_rng_state()
+    first, second = (evaluate(model, OBJECTIVES, batches, engine) for _ in range(2))
+    assert first == second
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_dropout_keeps_the_expectation_and_its_rate() -> None:
+    torch.manual_seed(0)
+    ones = torch.ones(1_000_003, requires_grad=True)
+    dropped = dropout(ones, 0.1, training=True)
+    dropped.backward(torch.full_like(ones, 2.0))
+    assert float((dropped == 0).float().mean()) == pytest.approx(0.1, abs=0.002)
+    assert float(dropped.mean()) == pytest.approx(1.0, abs=0.002)
+    assert ones.grad is not None
+    torch.testing.assert_close(ones.grad, 2 * dropped.detach())
+    assert dropout(ones, 0.1, training=False) is ones
