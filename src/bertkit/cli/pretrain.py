@@ -68,6 +68,7 @@ def pretrain(
     """
     from bertkit.jobs.launch import PretrainRequest, requested_recipe, run_pretraining
     from bertkit.jobs.plan import plan_in_words, pretraining_plan
+    from bertkit.run.directory import RunDirectory
 
     shorthand = {"seed": seed, "engine.device": device, "engine.precision": precision}
     request = PretrainRequest(
@@ -92,7 +93,11 @@ def pretrain(
             for name, value in plan_in_words(document):
                 result(f"{name:<12}{value}")
         return
-    finished = run_pretraining(request, progress=story.progress)
+
+    def keep_log(run: RunDirectory) -> None:
+        story.log_file = run.log_file
+
+    finished = run_pretraining(request, progress=story.progress, begun=keep_log)
     _tell(finished.results)
     document = {
         "run": str(finished.run.path),

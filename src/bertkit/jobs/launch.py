@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,15 @@ class Finished:
     results: dict[str, Any]
 
 
-def run_pretraining(request: PretrainRequest, *, progress: Progress) -> Finished:
+def run_pretraining(
+    request: PretrainRequest, *, progress: Progress, begun: Callable[[RunDirectory], None] = lambda run: None
+) -> Finished:
     """Start or resume a run and train it to its end.
+
+    Args:
+        request: what the user asked for.
+        progress: the display.
+        begun: called with the run's directory before the training starts.
 
     Raises:
         UsageError: a faulty recipe, or a resume whose recipe decides on another result.
@@ -114,6 +121,7 @@ def run_pretraining(request: PretrainRequest, *, progress: Progress) -> Finished
             f" now {shards.fingerprint[:12]}); restore the text, or start a new run without --resume"
         )
     log.info("run directory %s", run.path)
+    begun(run)
     with run.recording(request.command):
         run.write_environment()
         run.update(shards=str(shards.directory.resolve()))

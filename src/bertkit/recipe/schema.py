@@ -98,6 +98,25 @@ class Recipe(Settings):
     optimisation: OptimisationConfig = Field(description="Optimiser, schedule, batch and number of steps.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
 
+    @model_validator(mode="after")
+    def _nouns_fit_together(self) -> Recipe:
+        faults = []
+        if self.data.sequence_length > self.model.max_tokens:
+            faults.append(
+                f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
+                f" ({self.model.max_tokens}); lower it, or raise model.max_position_embeddings"
+            )
+        layout = self.data.layout
+        for objective in self.objectives:
+            if objective.needs_label and objective.term not in layout.labels:
+                faults.append(
+                    f"objective.{objective.term} needs a label that data.layout {layout.choice!r} does not make;"
+                    " take another layout, such as segment-pair, or leave the objective out"
+                )
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """The objectives in the order written."""
