@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,15 @@ def test_it_learns_and_says_how_much_beside_the_baseline(finished: tuple[Path, d
     assert all(wanted | {"loss/masked_lm", "loss/next_sentence"} <= line.keys() for line in training)
     assert training[-1]["loss"] < 0.75 * training[0]["loss"]
     assert any((directory / "run" / "tensorboard").iterdir())
+
+
+def test_the_curves_are_drawn_from_the_table_beside_them(finished: tuple[Path, dict[str, Any]]) -> None:
+    figures = finished[0] / "run" / "figures"
+    table = list(csv.DictReader((figures / "curves.csv").open()))
+    assert [int(row["step"]) for row in table if row["loss"]] == list(range(4, 61, 4))
+    assert float(table[-1]["held_out/accuracy/masked_lm"]) == finished[1]["held_out"]["accuracy/masked_lm"]
+    assert (figures / "curves.svg").read_text().startswith("<?xml")
+    assert (figures / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_stages_change_the_length_where_their_share_ends(finished: tuple[Path, dict[str, Any]]) -> None:

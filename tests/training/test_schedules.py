@@ -39,9 +39,11 @@ def test_stages_end_where_their_shares_say() -> None:
     settings = {"schedule": BertSchedule(peak=1.0), "steps": 11}
     config = OptimisationConfig(**settings, stages=[StageConfig(share=0.9), StageConfig(share=0.1)])  # type: ignore[arg-type]  # a table of mixed settings
     assert config.stage_ends() == [10, 11]
+    few = OptimisationConfig(schedule=BertSchedule(peak=1.0), steps=3, stages=config.stages)
+    assert few.stage_ends() == [2, 3]
     with pytest.raises(ValueError, match=r"sum to 0\.9"):
         OptimisationConfig(**settings, stages=[StageConfig(share=0.9)])  # type: ignore[arg-type]  # a table of mixed settings
     with pytest.raises(ValueError, match="ends before it begins"):
-        OptimisationConfig(**settings, stages=[StageConfig(share=0.01), StageConfig(share=0.99)])  # type: ignore[arg-type]  # a table of mixed settings
+        OptimisationConfig(**settings, stages=[StageConfig(share=1 / 12)] * 12)  # type: ignore[arg-type]  # a table of mixed settings
     with pytest.raises(ValueError, match=r"warmup_steps \(12\) must be below steps \(11\)"):
         OptimisationConfig(schedule=BertSchedule(peak=1.0, warmup_steps=12), steps=11)

@@ -127,6 +127,8 @@ class PackedBatch:
         sequences: where sequences begin and end.
         target_index_M, target_id_M: positions in T to predict and the ids that stood there.
         labels: per-sequence labels by objective, each of shape B.
+        global_T: bool, tokens that see and are seen by all of their sequence, for families whose other tokens see only
+            near ones; None leaves it to the family and its heads.
     """
 
     ids_T: Tensor
@@ -136,6 +138,7 @@ class PackedBatch:
     target_index_M: Tensor
     target_id_M: Tensor
     labels: Mapping[str, Tensor]
+    global_T: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -190,7 +193,7 @@ class PackedBatch:
         moved = {
             entry.name: getattr(self, entry.name).to(device, non_blocking=True)
             for entry in fields(self)
-            if entry.name != "labels"
+            if entry.name not in ("labels", "sequences") and getattr(self, entry.name) is not None
         }
         labels = {name: label.to(device, non_blocking=True) for name, label in self.labels.items()}
-        return PackedBatch(**moved, labels=labels)
+        return PackedBatch(**moved, sequences=self.sequences.to(device), labels=labels)

@@ -29,6 +29,7 @@ from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import Stage, stages_of
 from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
 from bertkit.run.directory import RunDirectory
+from bertkit.run.figures import draw_curves
 from bertkit.run.metrics import MetricsLog
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.cost import measured_peak_flops, training_flops
@@ -181,6 +182,12 @@ class Pretraining:
         results = self._results()
         self.run.write_results(results)
         self.run.update(steps=self.step, tokens=self.tokens)
+        draw_curves(
+            self.run.metrics,
+            self.run.path / "figures",
+            title=f"{self.recipe.name}: {self.step:,} steps, {self.tokens:,} tokens",
+            baseline=results["held_out"].get("accuracy/unigram"),
+        )
         return results
 
     def _results(self) -> dict[str, Any]:

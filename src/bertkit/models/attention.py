@@ -4,12 +4,16 @@ Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by le
 each rectangle goes through torch's scaled dot-product attention. Where probabilities are dropped out or recorded they
 are formed in the open, which torch would do too, with a slower sampler.
 
+A family that scores pairs of tokens in its own way gives a `Visible` (which keys a query sees) or a `Bias` (what is
+added to the scores); both are asked once a block, never per sequence.
+
 Shapes: T packed tokens, D width, N heads, H head width; b sequences of one block, S its longest; P cells of all blocks.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +23,32 @@ from torch.nn import functional
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.dropout import dropout
 from bertkit.models.recorder import Scope
+
+Visible = Callable[[int, torch.device], Tensor]
+"""Which keys a query sees by position alone: for length S, a bool tensor (S, S), queries first. Every position must see
+itself."""
+
+Bias = Callable[[Tensor, Tensor, AttentionBlock], Tensor]
+"""What is added to the scaled scores of a block: from query and key, each (b, N, S, H), a tensor that broadcasts to
+(b, N, S, S)."""
+
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values to the heads' outputs, each (T, N, H)."""
+
+
+def causal(length: int, device: torch.device) -> Tensor:
+    """A token sees itself and what stands before it: Radford et al. 2018, GPT."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+def sliding_window(each_side: int) -> Visible:
+    """A token sees at most so many tokens on either side: Beltagy et al. 2020, Longformer, arXiv:2004.05150, 3.1."""
+
+    def near(length: int, device: torch.device) -> Tensor:
+        position_S = torch.arange(length, device=device)
+        return (position_S[:, None] - position_S[None, :]).abs() <= each_side
+
+    return near
 
 
 class _Regroup(torch.autograd.Function):
@@ -65,7 +95,7 @@ def to_blocks(rows_TNH: Tensor, sequences: PackedSequences) -> list[Tensor]:
     sizes = [block.sequences * block.length for block in sequences.blocks]
     return [
         cells.view(block.sequences, block.length, *cells.shape[1:]).transpose(1, 2)
-        for cells, block in zip(cells_PNH.split(sizes), sequences.blocks, strict=True)
+        for cells, block in zip(torch.split(cells_PNH, sizes), sequences.blocks, strict=True)
     ]
 
 
@@ -86,14 +116,19 @@ def attend(
     *,
     dropout_rate: float,
     scope: Scope,
+    visible: Visible | None = None,
+    bias: Bias | None = None,
+    scale: float | None = None,
 ) -> Tensor:
-    """Every token attends to all tokens of its own sequence; returns (T, N, H).
+    """Every token attends to tokens of its own sequence, all of them by default; returns (T, N, H).
 
     Args:
         dropout_rate: rate of dropout on the attention probabilities; 0 outside training.
         scope: points `hook_attn_scores` and `hook_pattern`, each of shape (B, N, S, S) over all sequences in their
-        order,
-            padding cells with pattern 0.
+            order, padding cells with pattern 0.
+        visible: which keys a query sees by position; all where None.
+        bias: added to the scaled scores; nothing where None.
+        scale: factor of the scores; one over the root of the head width where None.
     """
     in_the_open = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
     if in_the_open:
@@ -106,20 +141,36 @@ def attend(
         sequences.blocks,
         strict=True,
     ):
+        mask = block.mask_b11S if visible is None else _mask(visible(block.length, query.device), block)
+        bias_bNSS = None if bias is None else bias(query, key, block)
         if in_the_open or dropout_rate > 0:
-            mixed.append(_attend_openly(query, key, value, block, dropout_rate, scope))
+            divisor = math.sqrt(query.shape[-1]) if scale is None else 1 / scale
+            scores_bNSS = (query / divisor) @ key.transpose(-1, -2)
+            scores_bNSS = scores_bNSS if bias_bNSS is None else scores_bNSS + bias_bNSS
+            mixed.append(attend_openly(scores_bNSS, value, mask, block, dropout_rate, scope))
         else:
-            mixed.append(functional.scaled_dot_product_attention(query, key, value, attn_mask=block.mask_b11S))
+            if bias_bNSS is not None:
+                mask = bias_bNSS if mask is None else bias_bNSS.masked_fill(~mask, -math.inf)
+            mixed.append(functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale))
     return from_blocks(mixed, sequences)
 
 
-def _attend_openly(
-    query: Tensor, key: Tensor, value: Tensor, block: AttentionBlock, dropout_rate: float, scope: Scope
+def _mask(visible_SS: Tensor, block: AttentionBlock) -> Tensor:
+    """What is visible and real. A padding cell sees itself, too: a row that saw nothing would have no softmax."""
+    if block.mask_b11S is None:
+        return visible_SS
+    real_b11S = block.mask_b11S
+    itself_SS = torch.eye(block.length, dtype=torch.bool, device=visible_SS.device)
+    return (visible_SS & real_b11S) | (itself_SS & ~real_b11S)
+
+
+def attend_openly(
+    scores_bNSS: Tensor, value: Tensor, mask: Tensor | None, block: AttentionBlock, dropout_rate: float, scope: Scope
 ) -> Tensor:
-    scores_bNSS = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
+    """Softmax of the scores where the mask has true, dropout, and the mean of the values: (b, N, S, H)."""
     scores_bNSS = scope.tap("hook_attn_scores", scores_bNSS)
-    if block.mask_b11S is not None:
-        scores_bNSS = scores_bNSS.masked_fill(~block.mask_b11S, -math.inf)
+    if mask is not None:
+        scores_bNSS = scores_bNSS.masked_fill(~mask, -math.inf)
     pattern_bNSS = torch.softmax(scores_bNSS, dim=-1)
     if block.mask_b11S is not None and scope.needs("hook_pattern"):
         pattern_bNSS = pattern_bNSS * block.mask_b11S.transpose(-1, -2)
@@ -129,6 +180,8 @@ def _attend_openly(
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention with an output projection.
+
+    A family changes what it must by overriding `mix`, which turns queries, keys and values into the heads' outputs.
 
     Args:
         width: D, a multiple of `heads`.
@@ -146,12 +199,29 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points, each (T, N, H): `hook_q`, `hook_k`, `hook_v`, and `hook_z`, the heads' outputs."""
+        """(T, D) to (T, D). Points: those of `project`."""
+
+        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
+            return self.mix(query_TNH, key_TNH, value_TNH, sequences, scope)
+
+        return self.project(hidden_TD, mix, scope)
+
+    def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope) -> Tensor:
+        """The linear maps around `mix`: (T, D) to (T, D).
+
+        Points, each (T, N, H): `hook_q`, `hook_k`, `hook_v`, and `hook_z`, the heads' outputs.
+        """
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
         query_TNH = scope.tap("hook_q", self.query(hidden_TD).view(heads_TNH))
         key_TNH = scope.tap("hook_k", self.key(hidden_TD).view(heads_TNH))
         value_TNH = scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
-        rate = self.dropout_rate if self.training else 0.0
-        mixed_TNH = attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
+        mixed_TNH = mix(query_TNH, key_TNH, value_TNH)
         output: Tensor = self.output(scope.tap("hook_z", mixed_TNH).flatten(1))
         return output
+
+    def mix(
+        self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
+    ) -> Tensor:
+        """Queries, keys and values to the heads' outputs, each (T, N, H)."""
+        rate = self.dropout_rate if self.training else 0.0
+        return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)

@@ -12,7 +12,9 @@ Shapes: T packed tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -20,17 +22,19 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import BertLikeConfig, Encoder
+from bertkit.models.encoder import BertLikeConfig, Encoder, TransformerConfig
+from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
 
 _LAYER = "encoder.layer.{n}."
-_EMBEDDING_NAMES = {
+EMBEDDING_NAMES = {
     "embeddings.word": "embeddings.word_embeddings",
     "embeddings.position": "embeddings.position_embeddings",
     "embeddings.token_type": "embeddings.token_type_embeddings",
 }
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "layers.{n}.attention.query": _LAYER + "attention.self.query",
     "layers.{n}.attention.key": _LAYER + "attention.self.key",
     "layers.{n}.attention.value": _LAYER + "attention.self.value",
@@ -38,21 +42,42 @@ _LAYER_NAMES = {
     "layers.{n}.feed_forward.inner": _LAYER + "intermediate.dense",
     "layers.{n}.feed_forward.outer": _LAYER + "output.dense",
 }
+POST_NORM_NAMES = {
+    **EMBEDDING_NAMES,
+    "embeddings.norm": "embeddings.LayerNorm",
+    **LAYER_NAMES,
+    "layers.{n}.attention_norm": _LAYER + "attention.output.LayerNorm",
+    "layers.{n}.feed_forward_norm": _LAYER + "output.LayerNorm",
+}
+"""BERT's names, which most of its relations kept."""
 
 
 class BertConfig(BertLikeConfig):
-    """BERT with the norm after each residual sum."""
+    """BERT with the norm after each residual sum; SpanBERT, StructBERT, mBERT and most domain BERTs are this, too."""
 
     family: Literal["bert"] = "bert"
     hidden_act: Activation = Field(
         "gelu_new", description="Activation of the feed-forward layers and the masked-LM head."
     )
+    classifier_dropout: float | None = Field(
+        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
+    )
 
     model_type: ClassVar[str] = "bert"
     hub_prefix: ClassVar[str] = "bert"
+    base_architecture: ClassVar[str] = "BertModel"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset({"masked_lm", "next_sentence"}): "BertForPreTraining"
+    }
+    pooler_hub_name: ClassVar[str | None] = "bert.pooler.dense"
+    hub_defaults: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu"}
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Bert:
         return Bert(self, vocab_size)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+        return bert_heads(self, "Bert", dropout)
 
 
 class MegatronBertConfig(BertLikeConfig):
@@ -62,19 +87,89 @@ class MegatronBertConfig(BertLikeConfig):
 
     model_type: ClassVar[str] = "megatron-bert"
     hub_prefix: ClassVar[str] = "bert"
+    base_architecture: ClassVar[str] = "MegatronBertModel"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset({"masked_lm", "next_sentence"}): "MegatronBertForPreTraining"
+    }
+    pooler_hub_name: ClassVar[str | None] = "bert.pooler.dense"
+    hub_defaults: ClassVar[Mapping[str, Any]] = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    }
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> MegatronBert:
         return MegatronBert(self, vocab_size)
 
+    def heads(self) -> dict[str, HeadPlan]:
+        return bert_heads(self, "MegatronBert", self.hidden_dropout_prob)
 
-class Embeddings(nn.Module):
+
+def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) -> dict[str, HeadPlan]:
+    """The heads of BERT and of all who kept them.
+
+    Args:
+        config: the family's.
+        classes: what the names of the Hub's classes begin with.
+        classifier_dropout: rate before a task's classifier.
+    """
+    return {
+        "masked_lm": HeadPlan(
+            f"{classes}ForMaskedLM",
+            lambda shape: MaskedLMHead(
+                shape.width, shape.vocab_size, activation=config.hidden_act, norm_eps=config.layer_norm_eps
+            ),
+            {
+                "": "cls.predictions",
+                "dense": "cls.predictions.transform.dense",
+                "norm": "cls.predictions.transform.LayerNorm",
+            },
+            decoder="cls.predictions.decoder",
+        ),
+        "next_sentence": HeadPlan(
+            f"{classes}ForNextSentencePrediction",
+            lambda shape: nn.Linear(shape.width, 2),
+            {"": "cls.seq_relationship"},
+            pooled=True,
+        ),
+        "sequence_classification": classifier_plan(
+            f"{classes}ForSequenceClassification", dropout_rate=classifier_dropout, pooled=True
+        ),
+        "token_classification": classifier_plan(f"{classes}ForTokenClassification", dropout_rate=classifier_dropout),
+        "span": classifier_plan(f"{classes}ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
+        "multiple_choice": classifier_plan(
+            f"{classes}ForMultipleChoice", dropout_rate=classifier_dropout, outputs=1, pooled=True
+        ),
+    }
+
+
+class WordEmbeddings(nn.Module, ABC):
+    """A table of words and one of positions.
+
+    Args:
+        config: sizes of the tables.
+        vocab_size: V.
+        width: of the embeddings; the hidden states' where None.
+    """
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, *, width: int | None = None) -> None:
+        super().__init__()
+        self.width = config.hidden_size if width is None else width
+        self.word = nn.Embedding(vocab_size, self.width)
+        self.position = nn.Embedding(config.max_position_embeddings, self.width)
+
+    @abstractmethod
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, E)."""
+
+
+class Embeddings(WordEmbeddings):
     """The sum of word, position and segment-type embeddings."""
 
-    def __init__(self, config: BertLikeConfig, vocab_size: int) -> None:
-        super().__init__()
-        self.word = nn.Embedding(vocab_size, config.hidden_size)
-        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
+    def __init__(self, config: BertLikeConfig, vocab_size: int, *, width: int | None = None) -> None:
+        super().__init__(config, vocab_size, width=width)
+        self.token_type = nn.Embedding(config.type_vocab_size, self.width)
 
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`, `hook_token_type_embed`."""
@@ -87,22 +182,22 @@ class Embeddings(nn.Module):
 class NormedEmbeddings(Embeddings):
     """The sum, normalised: BERT's."""
 
-    def __init__(self, config: BertLikeConfig, vocab_size: int) -> None:
-        super().__init__(config, vocab_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+    def __init__(self, config: BertLikeConfig, vocab_size: int, *, width: int | None = None) -> None:
+        super().__init__(config, vocab_size, width=width)
+        self.norm = nn.LayerNorm(self.width, eps=config.layer_norm_eps)
 
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
         normed_TD: Tensor = self.norm(super().forward(batch, scope))
         return normed_TD
 
 
-class _BertStack(Encoder):
+class BertStack(Encoder):
     """Embeddings, dropout and layers; which layers is the subclass's."""
 
-    embeddings: Embeddings
+    embeddings: WordEmbeddings
     layers: nn.ModuleList
 
-    def __init__(self, config: BertLikeConfig, vocab_size: int) -> None:
+    def __init__(self, config: TransformerConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -110,16 +205,24 @@ class _BertStack(Encoder):
     def word_embedding(self) -> nn.Embedding:
         return self.embeddings.word
 
+    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """What the first layer reads, (T, D)."""
+        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
+        return hidden_TD
+
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
         scope = Scope(recorder, "")
-        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
+        hidden_TD = self.embed(batch, scope)
         for number, layer in enumerate(self.layers):
             hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."))
         return hidden_TD
 
 
-def _layers(kind: type[PostNormLayer | PreNormLayer], config: BertConfig | MegatronBertConfig) -> nn.ModuleList:
+def bert_layers(
+    kind: type[PostNormLayer | PreNormLayer], config: TransformerConfig, *, norm_eps: float
+) -> nn.ModuleList:
+    """All layers of a family that builds them like BERT."""
     return nn.ModuleList(
         kind(
             SelfAttention(
@@ -127,36 +230,30 @@ def _layers(kind: type[PostNormLayer | PreNormLayer], config: BertConfig | Megat
             ),
             FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
             width=config.hidden_size,
-            norm_eps=config.layer_norm_eps,
+            norm_eps=norm_eps,
             dropout_rate=config.hidden_dropout_prob,
         )
         for _ in range(config.num_hidden_layers)
     )
 
 
-class Bert(_BertStack):
+class Bert(BertStack):
     """BERT's encoder."""
 
-    hub_names: ClassVar[dict[str, str]] = {
-        **_EMBEDDING_NAMES,
-        "embeddings.norm": "embeddings.LayerNorm",
-        **_LAYER_NAMES,
-        "layers.{n}.attention_norm": _LAYER + "attention.output.LayerNorm",
-        "layers.{n}.feed_forward_norm": _LAYER + "output.LayerNorm",
-    }
+    hub_names: ClassVar[Names] = POST_NORM_NAMES
 
-    def __init__(self, config: BertConfig, vocab_size: int) -> None:
+    def __init__(self, config: BertLikeConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
         self.embeddings = NormedEmbeddings(config, vocab_size)
-        self.layers = _layers(PostNormLayer, config)
+        self.layers = bert_layers(PostNormLayer, config, norm_eps=config.layer_norm_eps)
 
 
-class MegatronBert(_BertStack):
+class MegatronBert(BertStack):
     """BERT's encoder with the norm before each sub-layer and one at the end."""
 
-    hub_names: ClassVar[dict[str, str]] = {
-        **_EMBEDDING_NAMES,
-        **_LAYER_NAMES,
+    hub_names: ClassVar[Names] = {
+        **EMBEDDING_NAMES,
+        **LAYER_NAMES,
         "layers.{n}.attention_norm": _LAYER + "attention.ln",
         "layers.{n}.feed_forward_norm": _LAYER + "ln",
         "norm": "encoder.ln",
@@ -165,7 +262,7 @@ class MegatronBert(_BertStack):
     def __init__(self, config: MegatronBertConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
         self.embeddings = Embeddings(config, vocab_size)
-        self.layers = _layers(PreNormLayer, config)
+        self.layers = bert_layers(PreNormLayer, config, norm_eps=config.layer_norm_eps)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:

@@ -1,36 +1,66 @@
-"""What every encoder family is to the rest of bertkit: settings, a forward pass over a packed batch, and Hub names.
+"""What every encoder family is to the rest of bertkit: settings, a forward pass over a packed batch, heads, Hub names.
 
-A family is one file: its configuration reads and writes the family's own `config.json`, its encoder is put together
-from layers.py, and a table says what each weight is called on the Hub. registry.py lists the families.
+A family is one file: its configuration reads and writes the family's own `config.json` and plans its heads, its encoder
+is put together from layers.py, and a table says what each weight is called on the Hub. registry.py lists the families.
 
-Shapes: T packed tokens, D width, V vocabulary.
+Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.models.heads import HeadPlan, Pooler
 from bertkit.models.layers import Activation
 from bertkit.models.recorder import Recorder
+from bertkit.models.weights import Layout, Names
 from bertkit.settings import Settings
 
 
 class EncoderConfig(Settings, ABC):
-    """A family's settings, under the names of its `config.json`; the vocabulary's size comes from the tokenizer."""
+    """A family's settings; the vocabulary's size comes from the tokenizer.
+
+    Fields have the same names in all families (`hidden_size`, `num_hidden_layers`, ...); `hub_keys` says where a
+    family's config.json calls them otherwise.
+    """
 
     model_type: ClassVar[str]
     """The Hub's name of the family."""
 
     hub_prefix: ClassVar[str]
     """The name under which the Hub's models with a head hold the encoder."""
+
+    base_architecture: ClassVar[str]
+    """The Hub's class without a head."""
+
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {}
+    """The Hub's classes with several heads."""
+
+    pooler_hub_name: ClassVar[str | None] = None
+    """The Hub's module of the pooler's linear layer; None where the family has no pooler."""
+
+    hub_keys: ClassVar[Mapping[str, str]] = {}
+    """Keys of config.json that differ from the field's name."""
+
+    hub_defaults: ClassVar[Mapping[str, Any]] = {}
+    """What a config.json means that lacks a field, where the Hub's class has another default than the field."""
+
+    hub_fixed: ClassVar[Mapping[str, Any]] = {"is_decoder": False, "add_cross_attention": False}
+    """Keys of config.json that may only have this value, for anything else is another model."""
+
+    hub_ignored: ClassVar[tuple[str, ...]] = (".position_ids", ".token_type_ids")
+    """Endings of names in weight files that are no weights."""
+
+    default_pad_id: ClassVar[int] = 0
+    """What a config.json means that does not name the padding's id."""
 
     @abstractmethod
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Encoder:
@@ -41,9 +71,42 @@ class EncoderConfig(Settings, ABC):
     def max_tokens(self) -> int:
         """The longest sequence that the model can read."""
 
+    @abstractmethod
+    def heads(self) -> dict[str, HeadPlan]:
+        """The family's heads, by their names in `bertkit.models.heads.HEAD_KINDS`."""
 
-class BertLikeConfig(EncoderConfig):
-    """What BERT and its near relations have in common; defaults are BERT base's."""
+    def build_pooler(self, width: int) -> nn.Module:
+        """The module before pooled heads."""
+        return Pooler(width)
+
+    @abstractmethod
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Draw a weight anew, in place; biases and norms are set elsewhere."""
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        """The settings in a config.json.
+
+        Raises:
+            ValueError: if a key says that it is a model that is not supported, or a value is faulty.
+        """
+        for key, wanted in cls.hub_fixed.items():
+            if contents.get(key, wanted) != wanted:
+                raise ValueError(f"{key} is {contents[key]!r}; only {wanted!r} is supported")
+        keys = {name: cls.hub_keys.get(name, name) for name in cls.model_fields if name != "family"}
+        known = {name: contents[key] for name, key in keys.items() if key in contents}
+        return cls.model_validate({**cls.hub_defaults, **known}, strict=False)
+
+    def to_hub(self) -> dict[str, Any]:
+        """The settings as keys of config.json."""
+        return {
+            self.hub_keys.get(name, name): value
+            for name, value in self.model_dump(mode="json", exclude={"family"}).items()
+        }
+
+
+class TransformerConfig(EncoderConfig):
+    """What nearly every family has; defaults are BERT base's."""
 
     hidden_size: int = Field(768, ge=1, description="Width D of the hidden states.")
     num_hidden_layers: int = Field(12, ge=1, description="Layers.")
@@ -52,14 +115,17 @@ class BertLikeConfig(EncoderConfig):
     hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and sub-layer outputs.")
     attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on attention probabilities.")
     max_position_embeddings: int = Field(512, ge=1, description="Longest sequence in tokens.")
-    type_vocab_size: int = Field(2, ge=1, description="Segment types.")
-    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, truncated at two.")
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
     hidden_act: Activation = Field("gelu", description="Activation of the feed-forward layers and the masked-LM head.")
-    layer_norm_eps: float = Field(1e-12, gt=0, description="Added to the variance in layer normalisation.")
 
     @property
     def max_tokens(self) -> int:
         return self.max_position_embeddings
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Truncated normal, at two standard deviations: BERT's."""
+        std = self.initializer_range
+        nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
 
     def model_post_init(self, _context: Any) -> None:
         if self.hidden_size % self.num_attention_heads:
@@ -69,10 +135,20 @@ class BertLikeConfig(EncoderConfig):
             )
 
 
-class Encoder(nn.Module, ABC):
-    """A stack of layers over packed tokens."""
+class BertLikeConfig(TransformerConfig):
+    """What BERT and its near relations have in common."""
 
-    hub_names: ClassVar[Mapping[str, str]]
+    type_vocab_size: int = Field(2, ge=1, description="Segment types.")
+    layer_norm_eps: float = Field(1e-12, gt=0, description="Added to the variance in layer normalisation.")
+
+    hub_fixed: ClassVar[Mapping[str, Any]] = {**EncoderConfig.hub_fixed, "position_embedding_type": "absolute"}
+
+
+class Encoder(nn.Module, ABC):
+    """A stack of layers over packed tokens. It holds parameters only: a table that is not learnt is computed in
+    forward."""
+
+    hub_names: ClassVar[Names]
     """What each module is called on the Hub, by its name here; `{n}` stands for a layer's number."""
 
     def __init__(self, config: EncoderConfig, *, width: int, vocab_size: int) -> None:
@@ -84,23 +160,61 @@ class Encoder(nn.Module, ABC):
     @property
     @abstractmethod
     def word_embedding(self) -> nn.Embedding:
-        """V x D, to which a language-model head is tied."""
+        """V x E, to which a language-model head is tied."""
+
+    @property
+    def embedding_width(self) -> int:
+        return self.word_embedding.embedding_dim
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that the model can read."""
+        return self.config.max_tokens
 
     @abstractmethod
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states, (T, D)."""
 
+    def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
+        """The batch as these heads want it read: a family with global tokens says which ones they are."""
+        return batch
 
-def initialise(module: nn.Module, *, std: float, seed: int) -> None:
-    """Truncated normal weights (at two standard deviations), zero biases, unit norms: BERT's initialisation.
+    def to_hub(self) -> dict[str, Any]:
+        """Keys of config.json that are the encoder's own and none of its settings."""
+        return {"vocab_size": self.vocab_size}
+
+    def layouts(self) -> Sequence[Layout]:
+        """Tensors that have another form on the Hub, by their names below the encoder there."""
+        return ()
+
+    def hub_copies(self) -> Names:
+        """Tensors that the Hub's class keeps apart and this encoder shares, with the name of the one that is shared."""
+        return {}
+
+    @torch.no_grad()
+    def finish_initialisation(self) -> None:
+        """What a family does behind the draw of all weights."""
+        return
+
+
+def initialise(module: nn.Module, config: EncoderConfig, *, seed: int, only: Collection[str] | None = None) -> None:
+    """Weights as the family draws them, zero biases, unit norms.
 
     Each tensor draws from a generator of its own, keyed by the seed and its name, so that adding a head or a layer
     leaves all others as they were.
+
+    Args:
+        module: what to initialise.
+        config: its family's settings.
+        seed: of the draws.
+        only: names of the parameters to initialise; all where None.
     """
     norms = {name for name, part in module.named_modules() if isinstance(part, nn.LayerNorm)}
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             owner, _, kind = name.rpartition(".")
+            if only is not None and name not in only:
+                continue
             if owner in norms:
                 parameter.fill_(1.0 if kind == "weight" else 0.0)
             elif kind == "bias":
@@ -108,4 +222,4 @@ def initialise(module: nn.Module, *, std: float, seed: int) -> None:
             else:
                 digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
                 generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
+                config.draw(name, parameter, generator)

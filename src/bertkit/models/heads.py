@@ -1,34 +1,101 @@
-"""Heads for pretraining: what is asked of the hidden states, and only at the positions asked for.
+"""Heads: what is asked of the hidden states, and only where it is asked.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3.1 and A.2; as in the released run_pretraining.py. The vocabulary
-projection is tied to the word embeddings and runs on the M predicted positions, never on all T tokens.
+Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4 and appendix A.2. A family puts its heads together from the
+modules here, with its own dropout and activation, and says in a `HeadPlan` what they are called on the Hub. The
+vocabulary projection is tied to the word embeddings and runs on the M predicted positions, never on all T tokens.
 
-Shapes: M predicted tokens, B sequences, D width, V vocabulary.
+Shapes: M tokens asked for, B sequences, D width, E width of the embeddings, V vocabulary, K outputs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit.models.dropout import Dropout
 from bertkit.models.layers import ACTIVATIONS, Activation
+
+Reads = Literal["vocabulary", "tokens", "sequences"]
+Summary = Literal["first", "last", "mean"]
+
+HEAD_KINDS: dict[str, Reads] = {
+    "masked_lm": "vocabulary",
+    "causal_lm": "vocabulary",
+    "permutation_lm": "vocabulary",
+    "next_sentence": "sequences",
+    "sentence_order": "sequences",
+    "replaced_token": "tokens",
+    "sequence_classification": "sequences",
+    "token_classification": "tokens",
+    "span": "tokens",
+    "multiple_choice": "sequences",
+}
+"""Every head that a family may have, and what it reads: token states together with the word embeddings, token states,
+or one state a sequence. Regression is sequence classification with one output."""
+
+LABELLED = frozenset({"sequence_classification", "token_classification"})
+"""Heads with as many outputs as there are labels."""
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """What a head must fit: widths D and E, the vocabulary V, and the number of labels."""
+
+    width: int
+    embedding_width: int
+    vocab_size: int
+    num_labels: int
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """One head of a family.
+
+    Attributes:
+        architecture: the Hub's class with this head alone.
+        build: the head's module.
+        hub_names: the Hub's module for each module of the head, by its name below the head; "" is the head itself.
+        pooled: a sequence head that reads the pooler's output, not the state itself.
+        summary: where a sequence head, or its pooler, reads a sequence.
+        decoder: of a vocabulary head, the Hub's module that is tied to the word embeddings.
+    """
+
+    architecture: str
+    build: Callable[[HeadShape], nn.Module]
+    hub_names: Mapping[str, str] = field(default_factory=dict)
+    pooled: bool = False
+    summary: Summary = "first"
+    decoder: str | None = None
 
 
 class MaskedLMHead(nn.Module):
     """Dense, activation, norm, then the transposed word embedding and a bias."""
 
-    def __init__(self, width: int, vocab_size: int, *, activation: Activation, norm_eps: float) -> None:
+    def __init__(
+        self,
+        width: int,
+        vocab_size: int,
+        *,
+        activation: Activation,
+        norm_eps: float,
+        embedding_width: int | None = None,
+    ) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        embedding_width = width if embedding_width is None else embedding_width
+        self.dense = nn.Linear(width, embedding_width)
         self.activation = ACTIVATIONS[activation]
-        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.norm = nn.LayerNorm(embedding_width, eps=norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, hidden_MD: Tensor, word_embedding_VD: Tensor) -> Tensor:
+    def forward(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> Tensor:
         """Logits, (M, V)."""
-        transformed_MD = self.norm(self.activation(self.dense(hidden_MD)))
-        return functional.linear(transformed_MD, word_embedding_VD, self.bias)
+        transformed_ME = self.norm(self.activation(self.dense(hidden_MD)))
+        return functional.linear(transformed_ME, word_embedding_VE, self.bias)
 
 
 class Pooler(nn.Module):
@@ -40,3 +107,59 @@ class Pooler(nn.Module):
 
     def forward(self, first_BD: Tensor) -> Tensor:
         return torch.tanh(self.dense(first_BD))
+
+
+class Classifier(nn.Module):
+    """Dropout and a linear map."""
+
+    def __init__(self, width: int, outputs: int, *, dropout_rate: float) -> None:
+        super().__init__()
+        self.dropout = Dropout(dropout_rate)
+        self.output = nn.Linear(width, outputs)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(M, D) or (B, D) to (M, K) or (B, K)."""
+        logits: Tensor = self.output(self.dropout(states))
+        return logits
+
+
+class DenseClassifier(nn.Module):
+    """A dense layer with its activation before dropout and the linear map.
+
+    Args:
+        width: D.
+        outputs: K.
+        activation: behind the dense layer.
+        input_dropout_rate: before it.
+        dropout_rate: behind it.
+    """
+
+    def __init__(
+        self, width: int, outputs: int, *, activation: Activation, input_dropout_rate: float, dropout_rate: float
+    ) -> None:
+        super().__init__()
+        self.input_dropout = Dropout(input_dropout_rate)
+        self.dense = nn.Linear(width, width)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout = Dropout(dropout_rate)
+        self.output = nn.Linear(width, outputs)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(M, D) or (B, D) to (M, K) or (B, K)."""
+        dense = self.activation(self.dense(self.input_dropout(states)))
+        logits: Tensor = self.output(self.dropout(dense))
+        return logits
+
+
+def classifier_plan(
+    architecture: str, *, dropout_rate: float, hub: str = "classifier", outputs: int | None = None, pooled: bool = False
+) -> HeadPlan:
+    """A `Classifier`, with as many outputs as there are labels where `outputs` is None."""
+    return HeadPlan(
+        architecture,
+        lambda shape: Classifier(
+            shape.width, shape.num_labels if outputs is None else outputs, dropout_rate=dropout_rate
+        ),
+        {"output": hub},
+        pooled=pooled,
+    )

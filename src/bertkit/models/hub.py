@@ -1,106 +1,82 @@
-"""Model directories in the Hugging Face format: `AutoModelForPreTraining.from_pretrained` loads what is written here.
+"""Model directories in the Hugging Face format: `AutoModel.from_pretrained` loads what is written here.
 
-File formats of `transformers` and `safetensors`; neither class of theirs is needed. A model is named by a directory,
-a run directory, or a Hub id.
+File formats of `transformers` and `safetensors`; no class of theirs is needed. Sibling find.py looks models up by name,
+weight_files.py reads the files.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import Tensor
 
 from bertkit.errors import DataError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.find import CONFIG_FILE, encoder_directory, find_model
+from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.heads import LABELLED
+from bertkit.models.labels import Labels
 from bertkit.models.registry import FAMILIES
-from bertkit.models.weights import WeightReport, load_weights, prefixed, to_hub_names
+from bertkit.models.weight_files import SAFETENSORS, find_weights, read_weights
+from bertkit.models.weights import WeightReport, load_weights
 from bertkit.text.tokenizer import Tokenizer
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-_HUB_PATTERNS = ["*.json", "*.txt", "*.safetensors", "*.model"]
-_ARCHITECTURES = {
-    ("bert", ("masked_lm", "next_sentence")): "BertForPreTraining",
-    ("bert", ("masked_lm",)): "BertForMaskedLM",
-    ("bert", ("next_sentence",)): "BertForNextSentencePrediction",
-    ("megatron-bert", ("masked_lm", "next_sentence")): "MegatronBertForPreTraining",
-    ("megatron-bert", ("masked_lm",)): "MegatronBertForMaskedLM",
-    ("megatron-bert", ("next_sentence",)): "MegatronBertForNextSentencePrediction",
+log = logging.getLogger(__name__)
+
+WEIGHTS_FILE = SAFETENSORS
+_WRITTEN_ANEW = {
+    *("architectures", "model_type", "vocab_size", "tie_word_embeddings", "dtype"),
+    *("id2label", "label2id", "num_labels", "problem_type"),
+    *("torch_dtype", "transformers_version", "_name_or_path", "use_cache"),
 }
+"""Keys of config.json that are not kept as they were read."""
 
 
-def hub_names(model: PretrainingModel) -> dict[str, str]:
+def hub_names(model: HeadedModel) -> dict[str, str]:
     """The Hub's name of each of the model's modules."""
-    prefix = model.encoder.config.hub_prefix
-    return {
-        **prefixed(model.encoder.hub_names, "encoder.", f"{prefix}."),
-        "pooler.dense": f"{prefix}.pooler.dense",
-        **model.hub_names,
-    }
+    return dict(model.hub_form().names)
 
 
-def config_json(model: PretrainingModel, tokenizer: Tokenizer) -> dict[str, Any]:
+def config_json(model: HeadedModel, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The contents of config.json."""
     config = model.encoder.config
-    return {
-        "architectures": [_ARCHITECTURES[config.model_type, model.head_names]],
+    contents = {
+        **model.extras,
+        "architectures": model.architectures,
         "model_type": config.model_type,
-        **config.model_dump(mode="json", exclude={"family"}),
-        "vocab_size": model.encoder.vocab_size,
-        "pad_token_id": tokenizer.pad_id,
+        **config.to_hub(),
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
+    if LABELLED & set(model.head_names) or model.labels != Labels.unnamed():
+        contents |= model.labels.to_hub()
+    if tokenizer is not None and "pad" in tokenizer.roles:
+        contents["pad_token_id"] = tokenizer.pad_id
+    return {**contents, **model.encoder.to_hub()}
 
 
-def save_model(model: PretrainingModel, tokenizer: Tokenizer, directory: Path) -> None:
+def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path) -> None:
     """Write config.json, model.safetensors and the tokenizer's files. Equal weights give equal bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
     (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-    state = model.state_dict()
-    names = to_hub_names(state, hub_names(model))
-    tensors = {names[name]: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    # Copies are cloned: safetensors refuses tensors that share their memory.
+    form = model.hub_form()
+    tensors = {
+        name: tensor.clone() if name in form.copies else tensor.contiguous()
+        for name, tensor in form.to_hub(state).items()
+    }
     save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
-    tokenizer.save(directory)
-
-
-def find_model(model: str, *, offline: bool = False) -> Path:
-    """The directory of a model that is named by a directory, a run directory or a Hub id.
-
-    Raises:
-        DataError: if there is no such directory and the Hub has no such model, or cannot be asked.
-    """
-    path = Path(model).expanduser()
-    for directory in (path, path / "model"):
-        if (directory / CONFIG_FILE).is_file():
-            return directory
-    if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE})")
-    try:
-        return Path(
-            snapshot_download(model, allow_patterns=_HUB_PATTERNS, local_files_only=offline or _hub_is_offline())
-        )
-    except LocalEntryNotFoundError as error:
-        raise DataError(
-            f"{model}: not a directory here, and not in the local Hub cache while the Hub cannot be reached;"
-            " go online once, or give a model directory with --model"
-        ) from error
-    except (RepositoryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise DataError(f"{model}: neither a model directory nor a model that the Hub gives: {error}") from error
-
-
-def _hub_is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    if tokenizer is not None:
+        tokenizer.save(directory)
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
@@ -114,50 +90,143 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from error
-    kind = FAMILIES.get(contents.get("model_type"))
+    if not isinstance(contents, dict):
+        raise DataError(f"{path}: expected a JSON object, found {type(contents).__name__}")
+    kind = FAMILIES.get(str(contents.get("model_type")))
     if kind is None:
         raise DataError(
             f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(FAMILIES))}"
         )
-    known = {name: contents[name] for name in kind.model_fields if name in contents and name != "family"}
+    if not isinstance(contents.get("vocab_size"), int):
+        raise DataError(f"{path}: vocab_size is {contents.get('vocab_size')!r}; expected a whole number")
     try:
-        # A config.json that does not say its activation means the exact GELU, the default of the Hub's classes.
-        return kind.model_validate({"hidden_act": "gelu", **known}, strict=False), contents
+        return kind.from_hub(contents), contents
     except ValidationError as error:
-        raise DataError(f"{path}: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"])) or "settings"
+        raise DataError(f"{path}: {key}: {fault['msg']} (found {fault['input']!r})") from error
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
-def load_pretraining_model(
-    directory: Path, *, heads: tuple[str, ...] | None = None
-) -> tuple[PretrainingModel, WeightReport]:
-    """A model with its pretraining heads.
+def load_model(
+    directory: Path, *, heads: Collection[str] | None = None, labels: Labels | None = None
+) -> tuple[HeadedModel, WeightReport]:
+    """A model with its heads.
 
     Args:
         directory: as found by `find_model`.
-        heads: which heads to build; the ones that the checkpoint has where None. A head that it lacks is drawn anew and
-            its weights are in the report's `missing`.
+        heads: which heads to build; the ones that the checkpoint has where None. A head that it lacks is drawn anew: a
+            warning names its weights, and they are in the report's `missing`.
+        labels: of the classification heads; the ones that config.json names where None. A classifier of the checkpoint
+            with another number of labels is drawn anew.
 
     Raises:
         DataError: if a file is damaged, a weight of the encoder is missing, or a shape disagrees.
+        UsageError: if the family has no such head.
     """
+    directory = encoder_directory(directory)
     config, contents = read_config(directory)
-    path = directory / WEIGHTS_FILE
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: cannot be read as safetensors: {error}") from error
+    path = find_weights(directory)
+    checkpoint_labels = _labels(directory, contents)
+    tensors = _with_prefix(read_weights(path, ignored=config.hub_ignored), config)
     if heads is None:
-        heads = _heads_in(tensors)
-    model = PretrainingModel(config.build(int(contents["vocab_size"])), heads)
-    model.initialise(seed=0)
+        heads = heads_in(config, contents, tensors)
+    pad_id = contents.get("pad_token_id", config.default_pad_id)
+    with torch.device("meta"):
+        encoder = config.build(contents["vocab_size"], pad_id=config.default_pad_id if pad_id is None else pad_id)
+        model = HeadedModel(encoder, heads, labels=labels or checkpoint_labels)
+    model.to_empty(device="cpu")
+    model.extras = {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
+    form = model.hub_form()
+    names = form.hub_names(model.state_dict())
+    may_differ = [name for name in names if labels is not None and name.partition(".")[0] in LABELLED]
     with torch.no_grad():
-        report = load_weights(model, tensors, hub_names(model), source=str(path))
-    backbone = [name for name in report.missing if name.startswith(config.hub_prefix + ".") and ".pooler." not in name]
-    if backbone:
-        raise DataError(f"{path}: the encoder lacks {len(backbone)} weights, such as {', '.join(backbone[:3])}")
-    return model, report
+        report = load_weights(model, tensors, form, source=str(path), may_differ=may_differ)
+    backbone = [names[name] for name in names if name.startswith("encoder.")]
+    lacking = [name for name in report.missing if name in set(backbone)]
+    if lacking:
+        raise DataError(f"{path}: the encoder lacks {len(lacking)} weights, such as {', '.join(lacking[:3])}")
+    anew = set(report.drawn_anew)
+    model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in anew})
+    if anew:
+        log.warning("%s: newly initialised: %s", path, ", ".join(sorted(anew)))
+    return model.eval(), report
 
 
-def _heads_in(tensors: dict[str, torch.Tensor]) -> tuple[str, ...]:
-    prefixes = {"masked_lm": "cls.predictions.", "next_sentence": "cls.seq_relationship."}
-    return tuple(head for head, prefix in prefixes.items() if any(name.startswith(prefix) for name in tensors))
+load_pretraining_model = load_model
+"""The name by which pretraining knows it."""
+
+
+def check_vocabulary(model: HeadedModel, tokenizer: Tokenizer, *, source: str) -> None:
+    """Compare a tokenizer with the embedding table.
+
+    Raises:
+        DataError: if the tokenizer has ids beyond the table. A table with rows to spare is common, and only logged.
+    """
+    rows = model.encoder.vocab_size
+    if tokenizer.vocab_size > rows:
+        raise DataError(
+            f"{source}: the tokenizer has {tokenizer.vocab_size} entries, the model's embedding table {rows} rows; they"
+            " do not belong together"
+        )
+    if tokenizer.vocab_size < rows:
+        log.info("%s: the embedding table has %d rows, the tokenizer %d entries", source, rows, tokenizer.vocab_size)
+
+
+def heads_in(config: EncoderConfig, contents: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The heads that a checkpoint has, `pooler` where it has that alone.
+
+    Several heads can have the same names on the Hub (`classifier.weight`), and some have no weights of their own: which
+    one it is, `architectures` says.
+    """
+    plans = config.heads()
+    found_names = {head: _present(plan.hub_names.values(), tensors) for head, plan in plans.items()}
+    named = _named_heads(config, contents)
+    heads = []
+    for head, names in found_names.items():
+        others = set().union(*(found_names[other] for other in plans if other != head))
+        is_there = bool(names) or not plans[head].hub_names
+        can_be_no_other = bool(names) and not names & others
+        if can_be_no_other or (is_there and head in named):
+            heads.append(head)
+    if not heads and config.pooler_hub_name is not None and _present([config.pooler_hub_name], tensors):
+        return (POOLER,)
+    return tuple(heads)
+
+
+def _present(modules: Collection[str], tensors: Mapping[str, Tensor]) -> set[str]:
+    return {f"{name}.{leaf}" for name in modules for leaf in ("weight", "bias") if f"{name}.{leaf}" in tensors}
+
+
+def _named_heads(config: EncoderConfig, contents: Mapping[str, Any]) -> set[str]:
+    architectures = set(contents.get("architectures") or ())
+    heads = {head for head, plan in config.heads().items() if plan.architecture in architectures}
+    joint = [members for members, name in config.joint_architectures.items() if name in architectures]
+    return heads.union(*joint)
+
+
+def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
+    try:
+        return Labels.from_hub(contents)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{directory / CONFIG_FILE}: {error}") from error
+
+
+def _with_prefix(tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
+    """Files of a bare encoder name its weights without the prefix that models with a head give them."""
+    with torch.device("meta"):
+        encoder = config.build(1)
+        form = HeadedModel(encoder).hub_form()
+    known = set(form.hub_names(f"encoder.{name}" for name, _ in encoder.named_parameters()).values())
+    if known & set(tensors):
+        return tensors
+    if config.pooler_hub_name is not None:
+        known |= {f"{config.pooler_hub_name}.{leaf}" for leaf in ("weight", "bias")}
+    with_prefix = {f"{config.hub_prefix}.{name}": name for name in tensors}
+    whole = {name: with_prefix.get(name, "") for name in known}
+    renamed = {bare: name for name, bare in whole.items() if bare}
+    return {renamed.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "find_model", "load_model", "load_pretraining_model", "save_model"]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,15 +21,25 @@ from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
 from bertkit.models.recorder import Scope
 
-Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
-"""Names of the Hub's `hidden_act`; `gelu_new` and `gelu_pytorch_tanh` are one formula, the tanh approximation."""
+Activation = Literal[
+    "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python", "relu", "silu", "swish", "tanh"
+]
+"""Names of the Hub's `hidden_act`; several are one formula: three are GELU's tanh approximation, two the exact one."""
 
+SubLayer = Callable[[Tensor], Tensor]
+"""(T, D) to (T, D)."""
+
+_gelu_by_tanh = partial(functional.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
-    "gelu_new": partial(functional.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu_python": functional.gelu,
+    "gelu_new": _gelu_by_tanh,
+    "gelu_pytorch_tanh": _gelu_by_tanh,
+    "gelu_fast": _gelu_by_tanh,
     "relu": functional.relu,
     "silu": functional.silu,
+    "swish": functional.silu,
+    "tanh": torch.tanh,
 }
 
 
@@ -51,8 +62,11 @@ class FeedForward(nn.Module):
 class _Layer(nn.Module):
     """Attention and feed-forward, each with a norm and a residual connection; the order is the subclass's."""
 
+    attention_norm: nn.Module
+    feed_forward_norm: nn.Module
+
     def __init__(
-        self, attention: SelfAttention, feed_forward: FeedForward, *, width: int, norm_eps: float, dropout_rate: float
+        self, attention: SelfAttention, feed_forward: nn.Module, *, width: int, norm_eps: float, dropout_rate: float
     ) -> None:
         super().__init__()
         self.attention = attention
@@ -62,25 +76,45 @@ class _Layer(nn.Module):
         self.dropout = Dropout(dropout_rate)
 
 
-class PostNormLayer(_Layer):
-    """norm(x + sublayer(x)), as in the original Transformer and BERT."""
+class PostNorm(_Layer):
+    """norm(x + sublayer(x)), as in the original Transformer and BERT; what attention reads is the subclass's."""
 
-    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
+    def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope) -> Tensor:
+        """(T, D) to (T, D), with `attention` in its place."""
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
-        attended_TD = scope.tap("hook_attn_out", self.attention(hidden_TD, sequences, scope.within("attn.")))
+        attended_TD = scope.tap("hook_attn_out", attention(hidden_TD))
         hidden_TD = scope.tap("hook_resid_mid", self.attention_norm(hidden_TD + self.dropout(attended_TD)))
         fed_TD = scope.tap("hook_mlp_out", self.feed_forward(hidden_TD, scope.within("mlp.")))
         return scope.tap("hook_resid_post", self.feed_forward_norm(hidden_TD + self.dropout(fed_TD)))
 
 
-class PreNormLayer(_Layer):
-    """x + sublayer(norm(x)): the residual stream is never normalised, which trains at higher rates without long
-    warm-up."""
+class PostNormLayer(PostNorm):
+    """A layer whose attention reads nothing but the states."""
 
     def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
+        return self.around(
+            hidden_TD, lambda states_TD: self.attention(states_TD, sequences, scope.within("attn.")), scope
+        )
+
+
+class PreNorm(_Layer):
+    """x + sublayer(norm(x)): the residual stream is never normalised, which trains at higher rates without long
+    warm-up. What attention reads is the subclass's."""
+
+    def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope) -> Tensor:
+        """(T, D) to (T, D), with `attention` in its place."""
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
-        attended_TD = self.attention(self.attention_norm(hidden_TD), sequences, scope.within("attn."))
+        attended_TD = attention(self.attention_norm(hidden_TD))
         hidden_TD = hidden_TD + self.dropout(scope.tap("hook_attn_out", attended_TD))
         hidden_TD = scope.tap("hook_resid_mid", hidden_TD)
         fed_TD = scope.tap("hook_mlp_out", self.feed_forward(self.feed_forward_norm(hidden_TD), scope.within("mlp.")))
         return scope.tap("hook_resid_post", hidden_TD + self.dropout(fed_TD))
+
+
+class PreNormLayer(PreNorm):
+    """A layer whose attention reads nothing but the states."""
+
+    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
+        return self.around(
+            hidden_TD, lambda states_TD: self.attention(states_TD, sequences, scope.within("attn.")), scope
+        )

@@ -1,4 +1,5 @@
-"""The encoder families, by the name that a recipe and a config.json give them."""
+"""The encoder families, by the name that a recipe and a config.json give them; a new family is one file and one
+entry."""
 
 from __future__ import annotations
 
@@ -6,9 +7,65 @@ from typing import Annotated
 
 from pydantic import Field
 
+from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig, MegatronBertConfig
+from bertkit.models.deberta import DebertaConfig
+from bertkit.models.deberta_v2 import DebertaV2Config
+from bertkit.models.distilbert import DistilBertConfig
+from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.ernie import ErnieConfig
+from bertkit.models.gpt import GptConfig
+from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.longformer import LongformerConfig
+from bertkit.models.mobilebert import MobileBertConfig
+from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.mpnet import MPNetConfig
+from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
+from bertkit.models.xlnet import XlnetConfig
 
-AnyEncoderConfig = Annotated[BertConfig | MegatronBertConfig, Field(discriminator="family")]
+AnyEncoderConfig = Annotated[
+    AlbertConfig
+    | BertConfig
+    | CamembertConfig
+    | DebertaConfig
+    | DebertaV2Config
+    | DistilBertConfig
+    | ElectraConfig
+    | ErnieConfig
+    | Gpt2Config
+    | GptConfig
+    | LongformerConfig
+    | MPNetConfig
+    | MegatronBertConfig
+    | MobileBertConfig
+    | ModernBertConfig
+    | RobertaConfig
+    | XLMRobertaConfig
+    | XlnetConfig,
+    Field(discriminator="family"),
+]
 
-FAMILIES: dict[str, type[EncoderConfig]] = {kind.model_type: kind for kind in (BertConfig, MegatronBertConfig)}
+FAMILIES: dict[str, type[EncoderConfig]] = {
+    kind.model_type: kind
+    for kind in (
+        AlbertConfig,
+        BertConfig,
+        CamembertConfig,
+        DebertaConfig,
+        DebertaV2Config,
+        DistilBertConfig,
+        ElectraConfig,
+        ErnieConfig,
+        Gpt2Config,
+        GptConfig,
+        LongformerConfig,
+        MPNetConfig,
+        MegatronBertConfig,
+        MobileBertConfig,
+        ModernBertConfig,
+        RobertaConfig,
+        XLMRobertaConfig,
+        XlnetConfig,
+    )
+}

@@ -1,25 +1,28 @@
 """Weights between their names here and their names on the Hub.
 
-A family gives a table from module names to Hub names, in which `{n}` stands for a layer's number; this file applies
-such tables in both directions, and says which weights are missing, unexpected, of another shape or newly drawn.
+A family gives a table from module names to Hub names, in which `{n}`, or any other name in braces, stands for a number;
+where the Hub fuses, splits or turns tensors round, it gives layouts, too. This file applies both in either direction,
+and says which weights are missing, unexpected, tied, of another shape or newly drawn.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
 
 Names = Mapping[str, str]
+_PLACEHOLDER = re.compile(r"\\\{(\w+)\\\}")
 
 
 def prefixed(names: Names, here: str, hub: str) -> dict[str, str]:
     """The same table one level further down on both sides."""
-    return {here + name: hub + hub_name for name, hub_name in names.items()}
+    return {(here + name).rstrip("."): (hub + hub_name).rstrip(".") for name, hub_name in names.items()}
 
 
 def to_hub_names(parameters: Iterable[str], names: Names) -> dict[str, str]:
@@ -34,8 +37,8 @@ def to_hub_names(parameters: Iterable[str], names: Names) -> dict[str, str]:
         for rule, hub in rules:
             match = rule.fullmatch(parameter)
             if match:
-                layer = match.groupdict().get("n") or ""
-                found[parameter] = f"{hub.replace('{n}', layer)}.{match['leaf']}"
+                numbers = {name: number for name, number in match.groupdict().items() if name != "leaf"}
+                found[parameter] = f"{hub.format(**numbers)}.{match['leaf']}"
                 break
         else:
             raise KeyError(f"no Hub name for parameter {parameter}")
@@ -47,7 +50,105 @@ def _longest_first(names: Names) -> list[tuple[str, str]]:
 
 
 def _pattern(name: str) -> str:
-    return re.escape(name).replace(re.escape("{n}"), r"(?P<n>\d+)")
+    return _PLACEHOLDER.sub(r"(?P<\1>\\d+)", re.escape(name))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One tensor of the Hub that is one or several parameters here, in another form.
+
+    Attributes:
+        hub: the tensor's name on the Hub, with placeholders: `h.{n}.attn.c_attn.weight`.
+        parts: the names that the table of names gives to the parameters here; they exist nowhere but in this package.
+        split: the Hub's tensor to the parts, in their order.
+        join: its inverse.
+    """
+
+    hub: str
+    parts: tuple[str, ...]
+    split: Callable[[Tensor], Sequence[Tensor]]
+    join: Callable[[Sequence[Tensor]], Tensor]
+
+    def below(self, prefix: str) -> Layout:
+        return replace(self, hub=prefix + self.hub, parts=tuple(prefix + part for part in self.parts))
+
+
+def transposed(hub: str) -> Layout:
+    """The Hub keeps a matrix as (inputs, outputs); a linear layer here is (outputs, inputs)."""
+    return Layout(hub, (hub,), lambda whole: (whole.t(),), lambda parts: parts[0].t())
+
+
+def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> Layout:
+    """Equal parts end to end along the outputs: query, key and value in one.
+
+    Args:
+        hub: the whole tensor's name.
+        parts: names of the parts, in their order.
+        inputs_first: whether the whole is a matrix (inputs, outputs).
+    """
+
+    def split(whole: Tensor) -> Sequence[Tensor]:
+        return (whole.t() if inputs_first else whole).chunk(len(parts))
+
+    def join(tensors: Sequence[Tensor]) -> Tensor:
+        whole = torch.cat(list(tensors))
+        return whole.t() if inputs_first else whole
+
+    return Layout(hub, tuple(parts), split, join)
+
+
+@dataclass(frozen=True)
+class HubForm:
+    """How a model's parameters stand in a file of the Hub.
+
+    Attributes:
+        names: from module names here to module names there.
+        layouts: tensors that have another form there.
+        tied: tensors that a file may hold though they are another one's copy, by name, with the name of that other
+            one; loading checks them, saving leaves them out.
+        copies: likewise, but saving writes them, for the Hub's class does not tie them.
+    """
+
+    names: Names
+    layouts: Sequence[Layout] = ()
+    tied: Names = field(default_factory=dict)
+    copies: Names = field(default_factory=dict)
+
+    def hub_names(self, parameters: Iterable[str]) -> dict[str, str]:
+        """The Hub's tensor that each parameter is in."""
+        plain = to_hub_names(parameters, self.names)
+        whole = {part: layout.hub for layout in self._bound(plain.values()) for part in layout.parts}
+        return {name: whole.get(hub_name, hub_name) for name, hub_name in plain.items()}
+
+    def to_hub(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All tensors of a file, without the tied ones."""
+        plain = to_hub_names(state, self.names)
+        tensors = {plain[name]: tensor for name, tensor in state.items()}
+        for layout in self._bound(list(tensors)):
+            tensors[layout.hub] = layout.join([tensors.pop(part) for part in layout.parts])
+        return {**tensors, **{copy: tensors[source] for copy, source in self.copies.items()}}
+
+    def from_hub(self, tensors: Mapping[str, Tensor], parameters: Iterable[str]) -> dict[str, Tensor]:
+        """The parameters whose tensor is there; shapes must be the Hub's."""
+        plain = to_hub_names(parameters, self.names)
+        parts = dict(tensors)
+        for layout in self._bound(plain.values()):
+            if layout.hub in tensors:
+                del parts[layout.hub]
+                parts.update(zip(layout.parts, layout.split(tensors[layout.hub]), strict=True))
+        return {name: parts[hub_name] for name, hub_name in plain.items() if hub_name in parts}
+
+    def _bound(self, plain_names: Iterable[str]) -> list[Layout]:
+        """The layouts with numbers in place of the placeholders, as often as the parameters have them."""
+        plain_names = list(plain_names)
+        bound = []
+        for layout in self.layouts:
+            rule = re.compile(_pattern(layout.parts[0]))
+            for match in filter(None, map(rule.fullmatch, plain_names)):
+                numbers = match.groupdict()
+                parts = tuple(part.format(**numbers) for part in layout.parts)
+                bound.append(replace(layout, hub=layout.hub.format(**numbers), parts=parts))
+        return bound
 
 
 @dataclass
@@ -58,38 +159,91 @@ class WeightReport:
         loaded: taken from the file.
         missing: the model has it, the file does not; drawn anew where it belongs to a head.
         unexpected: the file has it, the model does not.
+        tied: the file has it as a copy of another tensor.
+        reinitialised: the file has it in a shape for other labels; drawn anew.
     """
 
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
+    tied: list[str] = field(default_factory=list)
+    reinitialised: list[str] = field(default_factory=list)
+
+    @property
+    def drawn_anew(self) -> list[str]:
+        return sorted([*self.missing, *self.reinitialised])
 
 
-def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], names: Names, *, source: str) -> WeightReport:
+def load_weights(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    form: HubForm | Names,
+    *,
+    source: str,
+    may_differ: Collection[str] = (),
+) -> WeightReport:
     """Copy tensors under Hub names into the module.
 
     Args:
         module: what to fill; parameters that the file lacks stay as they are and are reported as missing.
         tensors: by Hub name.
-        names: the module's table.
+        form: how the module stands in a file; a table of names will do where nothing has another form.
         source: the file, for messages.
+        may_differ: parameters of the module (names here) that stay as they are where the file's shape is another.
 
     Raises:
-        DataError: if a tensor has another shape than its parameter; names all of them.
+        DataError: if a tensor has another shape than its parameter (names all of them), or a copy of a tied tensor
+            differs from it.
     """
+    if not isinstance(form, HubForm):
+        form = HubForm(form)
     state = module.state_dict()
-    hub_names = to_hub_names(state, names)
-    report = WeightReport(unexpected=sorted(set(tensors) - set(hub_names.values())))
+    hub_names = form.hub_names(state)
+    # Of two names for one tensor a file may have kept either.
+    kept = {
+        original: tensors[copy] for copy, original in form.tied.items() if copy in tensors and original not in tensors
+    }
+    tensors = {**tensors, **kept}
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in form.to_hub(_on_meta(state)).items()}
+    report = WeightReport(tied=_checked_copies(tensors, form, source))
+    report.unexpected = sorted(set(tensors) - set(shapes) - set(report.tied))
+    open_names = {hub_names[name] for name in may_differ}
     faults = []
-    for name, hub_name in hub_names.items():
+    for hub_name in dict.fromkeys(hub_names.values()):
         if hub_name not in tensors:
             report.missing.append(hub_name)
-        elif tensors[hub_name].shape != state[name].shape:
-            shape, wanted = tuple(tensors[hub_name].shape), tuple(state[name].shape)
-            faults.append(f"{hub_name} has shape {shape}, the configuration wants {wanted}")
-        else:
-            state[name].copy_(tensors[hub_name])
+        elif tensors[hub_name].shape == shapes[hub_name]:
             report.loaded.append(hub_name)
+        elif hub_name in open_names:
+            report.reinitialised.append(hub_name)
+        else:
+            shape, wanted = tuple(tensors[hub_name].shape), tuple(shapes[hub_name])
+            faults.append(f"{hub_name} has shape {shape}, the configuration wants {wanted}")
     if faults:
         raise DataError(f"{source}: " + "; ".join(faults))
+    fitting = {name: tensors[name] for name in report.loaded}
+    for name, tensor in form.from_hub(fitting, state).items():
+        state[name].copy_(tensor)
     return report
+
+
+def _on_meta(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("meta") for name, tensor in state.items()}
+
+
+def _checked_copies(tensors: Mapping[str, Tensor], form: HubForm, source: str) -> list[str]:
+    """The copies that a file holds.
+
+    Raises:
+        DataError: if one differs from its original.
+    """
+    copies = {**form.tied, **form.copies}
+    found = sorted(name for name in copies if name in tensors and copies[name] in tensors)
+    for name in found:
+        if not torch.equal(tensors[name], tensors[copies[name]]):
+            raise DataError(
+                f"{source}: {name} differs from {copies[name]}, which the model shares with it; a checkpoint whose"
+                " weights are not tied is not supported"
+            )
+    return found

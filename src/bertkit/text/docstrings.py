@@ -54,6 +54,8 @@ _TYPED_NAME = re.compile(
 )
 _FORMULA = re.compile(r"\\[a-zA-Z]{2}|\$|\0|[_^]\{|::")
 _TABLE = re.compile(r"[=\-+|]{2,}(?:[ +|]+[=\-+|]{2,})+|[|+].*[|+]|.*\S {3,}\S.* {3,}\S.*")
+_TABLE_RULE = re.compile(r"={2,}(?: +={2,})+|\+[-=+]+\+")
+_CODE = (">>>", "In [", "$ ", "```", "%%")
 _TRUNCATED = re.compile(r"(?::|,|;|\b(?:a|an|the|of|by|to|as|is|are|and|or|with|from|for|in|see|where|e\.g\.|i\.e\.))$")
 
 _MARKUP: list[tuple[re.Pattern[str], str]] = [
@@ -135,14 +137,15 @@ def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
 def _without_blocks(lines: list[str]) -> Iterator[str]:
     """Lines outside of doctests, literal blocks, tables and the directives that hold no prose."""
     deeper_than: int | None = None
-    in_doctest = False
+    in_code = False
     for line in lines:
         text = line.strip()
         indent = len(line) - len(line.lstrip())
-        in_doctest = bool(text) and (in_doctest or text.startswith((">>>", "In [", "$ ", "```", "%%")))
+        # A doctest and a table of reStructuredText both last until the next blank line.
+        in_code = bool(text) and (in_code or text.startswith(_CODE) or bool(_TABLE_RULE.fullmatch(text)))
         if text and deeper_than is not None and indent <= deeper_than:
             deeper_than = None
-        if not text or in_doctest or deeper_than is not None or _TABLE.fullmatch(text):
+        if not text or in_code or deeper_than is not None or _TABLE.fullmatch(text):
             yield ""
             continue
         directive = _DIRECTIVE.match(text)

@@ -26,7 +26,10 @@ Cutting = Literal["bert", "single-space", "before-space"]
 MAX_WORDS = 1 << 18
 MAX_PIECES = 1 << 22
 # BERT parts a word from its punctuation itself; parted beforehand, half as many distinct words remain.
-COMMON_PUNCTUATION = ",.()\"'-:;"
+# Where a mark usually has a space on one side, it is parted on the other only.
+_PARTED = [(mark, f" {mark}") for mark in ",.);:"] + [("(", "( ")] + [(mark, f" {mark} ") for mark in "\"'-"]
+# Stands between two texts: a word of no pieces.
+BORDER = "\n"
 _UNEVEN_SPACE = re.compile(r"^\s|\s$|[^\S ]|  |\0")
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "Strip", "NFC", "NFD", "NFKC", "NFKD", "Replace"}
 
@@ -39,10 +42,13 @@ class PlainEncoder:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        settings = json.loads(backend.to_str())
         self._backend = tokenizers.Tokenizer.from_str(backend.to_str())
         self._backend.encode_special_tokens = True
-        self._cutting = word_cutting(json.loads(backend.to_str()))
-        self._index: dict[str, int] = {}
+        self._cutting = word_cutting(settings)
+        self._greedy = GreedyPieces(settings["model"]) if _is_bert(settings) else None
+        self._lowercases = self._greedy is not None and bool(settings["normalizer"]["lowercase"])
+        self._index = _WordIndex()
         self._pieces: Int64s = np.zeros(1 << 12, np.int64)
         self._start_U: Int64s = np.zeros(1 << 12, np.int64)
         self._used = 0
@@ -54,57 +60,130 @@ class PlainEncoder:
         if self._cutting is None:
             return _flattened(self._ids(texts))
         if self._cutting == "bert":
-            return self._encode_words([_cut_punctuation(text) for text in texts])
+            return self._encode_words(self._bert_words(texts))
         uneven = [k for k, text in enumerate(texts) if _UNEVEN_SPACE.search(text)]
         if uneven:
             return self._encode_with_uneven(texts, uneven)
-        return self._encode_words([self._cut(text) for text in texts])
+        return self._encode_words(self._spaced_words(texts))
 
-    def _cut(self, text: str) -> list[str]:
-        return text.split(" ") if self._cutting == "single-space" else text.replace(" ", "\0 ").split("\0")
+    def _bert_words(self, texts: Sequence[str]) -> list[str]:
+        """Words of all texts with borders between; a line end inside a text is a space to BERT."""
+        joined = f" {BORDER} ".join(texts)
+        if joined.count(BORDER) >= len(texts):
+            joined = f" {BORDER} ".join([text.replace(BORDER, " ") for text in texts])
+        if self._lowercases:
+            # ASCII letters alone, as bytes do it: the rest is left to the tokenizer's own tables.
+            joined = joined.encode().lower().decode()
+        for mark, parted in _PARTED:
+            joined = joined.replace(mark, parted)
+        return joined.split(" ")
+
+    def _spaced_words(self, texts: Sequence[str]) -> list[str]:
+        if self._cutting == "single-space":
+            return f" {BORDER} ".join(texts).split(" ")
+        return f"\0{BORDER}\0".join(texts).replace(" ", "\0 ").split("\0")
 
     def _encode_with_uneven(self, texts: Sequence[str], uneven: list[int]) -> tuple[Int64s, Int64s]:
         """The texts whose spaces do not simply part words are encoded whole."""
         ids_K = dict(zip(uneven, self._ids([texts[k] for k in uneven]), strict=True))
         even = [k for k in range(len(texts)) if k not in ids_K]
         if even:
-            flat_T, length_E = self._encode_words([self._cut(texts[k]) for k in even])
-            ids_K |= dict(
-                zip(even, (part.tolist() for part in np.split(flat_T, np.cumsum(length_E)[:-1])), strict=True)
-            )
+            flat_T, length_E = self._encode_words(self._spaced_words([texts[k] for k in even]))
+            parts = np.split(flat_T, np.cumsum(length_E)[:-1])
+            ids_K |= dict(zip(even, (part.tolist() for part in parts), strict=True))
         return _flattened([ids_K[k] for k in range(len(texts))])
 
-    def _encode_words(self, words_K: list[list[str]]) -> tuple[Int64s, Int64s]:
+    def _encode_words(self, words: list[str]) -> tuple[Int64s, Int64s]:
         if len(self._index) > MAX_WORDS or self._used > MAX_PIECES:
-            self._index, self._used = {}, 0
-        self._learn(set(chain.from_iterable(words_K)).difference(self._index))
-        count_K = np.fromiter(map(len, words_K), np.int64, len(words_K))
-        words = map(self._index.__getitem__, chain.from_iterable(words_K))
-        index_W = np.fromiter(words, np.int64, int(count_K.sum()))
+            self._index, self._used = _WordIndex(), 0
+        index_W = np.fromiter(map(self._index.__getitem__, words), np.int64, len(words))
+        self._learn(self._index.take_new())
         start_W = self._start_U[index_W]
         length_W = self._start_U[index_W + 1] - start_W
         end_W = np.cumsum(length_W)
         # Token t of a word lies in the table at the word's start + (t - the word's first t): one shift for each word.
         source_T = np.arange(int(end_W[-1])) + np.repeat(start_W - (end_W - length_W), length_W)
-        return self._pieces[source_T], np.add.reduceat(length_W, np.cumsum(count_K) - count_K)
+        text_end_K = end_W[np.append(np.flatnonzero(index_W == 0), len(words) - 1)]
+        return self._pieces[source_T], np.diff(text_end_K, prepend=0)
 
-    def _learn(self, words: set[str]) -> None:
-        """Append new words to the table: word u has the pieces start_U[u] to start_U[u + 1]."""
+    def _learn(self, words: list[str]) -> None:
+        """Append the last words of the index to the table: word u has the pieces start_U[u] to start_U[u + 1]."""
         if not words:
             return
-        ordered = sorted(words)
-        ids, lengths = _flattened([row if word else [] for word, row in zip(ordered, self._ids(ordered), strict=True)])
-        first, last = len(self._index), len(self._index) + len(ordered)
-        self._index.update(zip(ordered, range(first, last), strict=True))
+        rows: dict[str, list[int]] = {"": []}
+        if self._greedy is not None:
+            rows |= {word: self._greedy(word) for word in words if word.isascii() and word.isalnum()}
+        others = [word for word in words if word not in rows]
+        rows |= zip(others, self._ids(others), strict=True)
+        ids, lengths = _flattened([rows[word] for word in words])
+        last = len(self._index)
         self._pieces = _with_room(self._pieces, self._used + len(ids))
         self._pieces[self._used : self._used + len(ids)] = ids
         self._start_U = _with_room(self._start_U, last + 1)
-        self._start_U[first + 1 : last + 1] = self._used + np.cumsum(lengths)
+        self._start_U[last + 1 - len(words) : last + 1] = self._used + np.cumsum(lengths)
         self._used += len(ids)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+
+class _WordIndex(dict[str, int]):
+    """Numbers words in the order in which they are first asked for; number 0 is the border."""
+
+    def __init__(self) -> None:
+        super().__init__({BORDER: 0})
+        self._new: list[str] = []
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        self._new.append(word)
+        return number
+
+    def take_new(self) -> list[str]:
+        """Words numbered since the last call."""
+        taken, self._new = self._new, []
+        return taken
+
+
+class GreedyPieces:
+    """WordPiece for a single word that the normaliser leaves as it is: the longest piece first, from left to right.
+
+    Wu et al. 2016, arXiv:1609.08144, section 4.1. The same as the tokenizer's own, without its bookkeeping of offsets.
+    """
+
+    def __init__(self, model: dict[str, Any]) -> None:
+        self._vocabulary: dict[str, int] = model["vocab"]
+        self._unk = [self._vocabulary[model["unk_token"]]]
+        self._prefix: str = model["continuing_subword_prefix"]
+        self._max_characters: int = model["max_input_chars_per_word"]
+
+    def __call__(self, word: str) -> list[int]:
+        """Ids of the word's pieces, or of the unknown token alone."""
+        known = self._vocabulary.get(word)
+        if len(word) > self._max_characters:
+            return self._unk
+        if known is not None:
+            return [known]
+        ids: list[int] = []
+        rest = word
+        while rest:
+            for end in range(len(rest), 0, -1):
+                found = self._vocabulary.get(rest[:end] if not ids else self._prefix + rest[:end])
+                if found is not None:
+                    break
+            else:
+                return self._unk
+            ids.append(found)
+            rest = rest[end:]
+        return ids
+
+
+def _is_bert(settings: dict[str, Any]) -> bool:
+    """Do BERT's normaliser and pre-tokeniser leave an ASCII word of letters and digits as it is, but for capitals?"""
+    if settings["model"]["type"] != "WordPiece" or word_cutting(settings) != "bert":
+        return False
+    return (settings["normalizer"] or {}).get("type") == "BertNormalizer"
 
 
 def word_cutting(settings: dict[str, Any]) -> Cutting | None:
@@ -126,13 +205,6 @@ def word_cutting(settings: dict[str, Any]) -> Cutting | None:
     if first["type"] == "ByteLevel" and first.get("use_regex", True):
         return "single-space" if first["add_prefix_space"] else "before-space"
     return None
-
-
-def _cut_punctuation(text: str) -> list[str]:
-    for mark in COMMON_PUNCTUATION:
-        if mark in text:
-            text = text.replace(mark, f" {mark} ")
-    return text.split(" ")
 
 
 def _steps(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 
 # A candidate: a final mark, closing quotes or brackets, space, then something that can begin a sentence.
+# The set of marks stands first in the pattern, so that the search leaps from one to the next.
 _BOUNDARY = re.compile(
-    r"""(?:\.{3}|[.!?…])          # the mark; WikiText and treebanks put a space before it
-        (?:\s?["”’')\]]+)?        # closing signs
-        \s+
+    r"""[.!?…]\s?["”’')\]]*\s+      # the mark and closing signs; WikiText and treebanks put spaces between
         (?=["“‘'(\[]{0,2}\s?[A-ZÀ-ÖØ-ÞĀ-ŽΑ-ΩА-Я0-9])""",
     re.VERBOSE,
 )
-_WORD_BEFORE = re.compile(r"[\w.&'’-]*$")
+_BEFORE_WORDS = "\"'“‘’([{*_/–—-"
 _INITIALS = re.compile(r"(?:[A-Za-z]\.)*[A-Z]$|(?:[A-Za-z]\.)+[A-Za-z]$")
 
 
@@ -27,7 +26,7 @@ def _words(text: str) -> frozenset[str]:
 
 _ABBREVIATIONS = _words(
     """
-    mr mrs ms dr prof sr jr st mt ft rev hon gen col lt capt cmdr adm sgt maj gov sen rep pres supt messrs mmes
+    etc mr mrs ms dr prof sr jr st mt ft rev hon gen col lt capt cmdr adm sgt maj gov sen rep pres supt messrs mmes
     e.g i.e viz cf al vs approx ca fig figs eq eqs sec secs ch chap vol vols no nos pp p ed eds trans repr
     inc ltd co corp bros dept univ assn bldg ave blvd rd est mfg jan feb mar apr jun jul aug sep sept oct nov dec
     u.s u.k d.c a.m p.m b.c a.d a.k.a n.b op cit ibid
@@ -38,6 +37,10 @@ _BEFORE_NUMBERS_ONLY = _words(
     "no nos fig figs eq eqs sec secs ch chap vol vols pp p op ca jan feb mar apr jun jul aug sep sept oct nov dec"
 )
 _MAY_END = _words("u.s u.k d.c a.m p.m b.c a.d inc ltd co corp bros etc al")
+
+
+# No abbreviation is longer: the quick way out for most words.
+_LONGEST = max(map(len, _ABBREVIATIONS))
 
 
 def split_sentences(line: str) -> list[str]:
@@ -58,11 +61,12 @@ def split_sentences(line: str) -> list[str]:
 
 def _ends_sentence(line: str, start: int, match: re.Match[str]) -> bool:
     """Does this full stop end a sentence, or an abbreviation or an initial inside one?"""
-    found = _WORD_BEFORE.search(line, max(start, match.start() - 24), match.start())
-    word = found[0] if found else ""
-    if not word or line[match.start() : match.start() + 3] == "...":
-        return True
+    word = line[max(start, match.start() - _LONGEST - 3) : match.start()].rpartition(" ")[2].lstrip(_BEFORE_WORDS)
     known = word.lower()
+    if len(word) > 1 and word.isalpha() and known not in _ABBREVIATIONS:
+        return True
+    if not word or len(word) > _LONGEST or word.endswith(".."):
+        return True
     if known in _BEFORE_NUMBERS_ONLY:
         return not line[match.end()].isdigit()
     if known in _MAY_END:
@@ -81,4 +85,4 @@ _OPENERS = _words(
 def _begins_like_sentence(line: str, at: int) -> bool:
     """After an abbreviation that may end a sentence: is the next word one that sentences, not names, begin with?"""
     word = re.match(r"\W*(\w+)", line[at : at + 40])
-    return bool(word) and word is not None and word[1].lower() in _OPENERS
+    return word is not None and word[1].lower() in _OPENERS

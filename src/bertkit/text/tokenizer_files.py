@@ -37,7 +37,10 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     is_wordpiece = isinstance(tokenizer.backend.model, models.WordPiece)
     tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
     config = {
-        "tokenizer_class": "BertTokenizerFast" if is_wordpiece else "PreTrainedTokenizerFast",
+        # The class that takes tokenizer.json as it is. BertTokenizerFast (transformers 5) makes its rules anew from
+        # vocab.txt, with another limit on the length of words.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "model_max_length": 512,
         "clean_up_tokenization_spaces": False,
         **({"do_lower_case": tokenizer.lowercases, **_bert_options(tokenizer)} if is_wordpiece else {}),

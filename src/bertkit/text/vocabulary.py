@@ -121,6 +121,8 @@ def _alphabet(backend: Backend, texts: list[str], coverage: float) -> list[str]:
         weights = np.repeat([occurrences[word] for word in part], [len(word) for word in normal])
         np.add.at(counts, characters, weights)
     seen = [int(c) for c in np.flatnonzero(counts) if not chr(c).isspace()]
+    if not seen:
+        raise DataError("the text is empty: the tokenizer's rules leave not a single character of it")
     seen.sort(key=lambda c: (-counts[c], c))
     missing_share = 1 - np.cumsum(counts[seen]) / counts[seen].sum()
     kept = int(np.argmax(missing_share <= 1 - coverage + 1e-12)) + 1
@@ -188,6 +190,23 @@ def _without_rare_characters(backend: Backend, texts: list[str], alphabet: list[
     return list(clean())
 
 
+def _settled(pieces: list[list[Any]], room: int) -> list[list[Any]]:
+    """Unigram's pieces by score, at most `room` (the trainer may give more), without what varies from run to run.
+
+    Sums of floats come out in another order each time, so scores are rounded. Characters that were pruned are put back
+    by the trainer at the lowest score plus a ten-thousandth for each, in the order of a hash table: all get the lowest.
+    """
+    lowest = round(min(score for _, score in pieces), SCORE_DECIMALS)
+    put_back = lowest + 10**-SCORE_DECIMALS * (1 + sum(len(piece) == 1 for piece, _ in pieces))
+    rounded = [
+        [piece, lowest if len(piece) == 1 and score <= put_back else round(score, SCORE_DECIMALS)]
+        for piece, score in pieces
+    ]
+    # Every character keeps its piece; of the longer pieces the likeliest stay.
+    rounded.sort(key=lambda entry: (len(entry[0]) > 1, -entry[1], entry[0]))
+    return sorted(rounded[:room], key=lambda entry: (-entry[1], entry[0]))
+
+
 def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
     """A tokenizer of the learnt model in which the five special tokens alone are special."""
     settings = json.loads(backend.to_str())
@@ -195,8 +214,7 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
     if config.type == "unigram":
         pieces = settings["model"]["vocab"]
         special, learnt = pieces[: len(SPECIAL_TOKENS)], pieces[len(SPECIAL_TOKENS) :]
-        rounded = [[piece, round(score, SCORE_DECIMALS)] for piece, score in learnt]
-        settings["model"]["vocab"] = special + sorted(rounded, key=lambda entry: (-entry[1], entry[0]))
+        settings["model"]["vocab"] = special + _settled(learnt, config.vocab_size - len(special))
     plain = Backend.from_str(json.dumps(settings))
     plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()])
     tokenizer = Tokenizer(plain, dict(SPECIAL_TOKENS), lowercases=config.lowercases)

@@ -46,17 +46,17 @@ class OptimisationConfig(Settings):
         total = sum(stage.share for stage in self.stages)
         if self.stages and abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of stages sum to {total:g}, not 1")
-        ends = self.stage_ends()
-        if any(end <= start for start, end in zip([0, *ends], ends, strict=False)):
-            raise ValueError(f"a stage of {self.steps} steps ends before it begins: stage ends {ends}")
+        if len(self.stages) > self.steps:
+            raise ValueError(f"{len(self.stages)} stages in {self.steps} steps: a stage ends before it begins")
         return self
 
     def stage_ends(self) -> list[int]:
-        """The step behind each stage's last."""
-        if not self.stages:
-            return [self.steps]
-        shares = [sum(stage.share for stage in self.stages[: number + 1]) for number in range(len(self.stages))]
-        return [round(share * self.steps) for share in shares[:-1]] + [self.steps]
+        """The step behind each stage's last; every stage has at least one."""
+        ends = [0]
+        for number in range(1, len(self.stages)):
+            end = round(sum(stage.share for stage in self.stages[:number]) * self.steps)
+            ends.append(min(max(end, ends[-1] + 1), self.steps - len(self.stages) + number))
+        return [*ends[1:], self.steps]
 
 
 class EngineConfig(Settings):

@@ -1,0 +1,177 @@
+"""Disentangled attention: contents and relative positions score each other, each through maps of their own.
+
+He et al. 2021, DeBERTa, arXiv:2006.03654, section 3.1, equations 2 to 4. A score is the sum of content to content, of a
+query's content to the position of the key, and of a key's content to the position of the query; position to position
+is left out. Differs from the original code in that only rows of the table are projected that the batch's lengths need.
+
+Shapes: T packed tokens, D width, N heads, H head width, b sequences of one block, S its longest, R rows of the table.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.data.batch import AttentionBlock, PackedSequences
+from bertkit.models.attention import Bias, SelfAttention, attend
+from bertkit.models.dropout import Dropout
+from bertkit.models.recorder import Scope
+
+Kind = Literal["c2p", "p2c"]
+
+
+class Distances:
+    """What all layers share: the rows of the table that sequences of these lengths need, and who reads which.
+
+    Args:
+        table_RD: all rows.
+        rows: the row of each distance (query minus key) of the longest sequence, smallest first; never decreasing.
+    """
+
+    def __init__(self, table_RD: Tensor, rows: Tensor) -> None:
+        first, last = int(rows[0]), int(rows[-1])
+        self.table_RD = table_RD[first : last + 1]
+        self._row_of_distance = (rows - first).to(table_RD.device)
+        self._rows: dict[int, Tensor] = {}
+
+    def rows(self, length: int) -> Tensor:
+        """The row that each pair of positions reads, (S, S), queries first."""
+        if length not in self._rows:
+            zero = self._row_of_distance.numel() // 2
+            position_S = torch.arange(length, device=self._row_of_distance.device)
+            self._rows[length] = self._row_of_distance[position_S[:, None] - position_S[None, :] + zero]
+        return self._rows[length]
+
+
+class DisentangledAttention(SelfAttention):
+    """Attention with scores between contents and positions; where those get their keys and queries is the subclass's.
+
+    Args:
+        width: D.
+        heads: N.
+        kinds: of scores beside content to content.
+        scale: factor of all scores.
+        dropout_rate: on the attention probabilities.
+        position_dropout_rate: on the table of relative positions.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kinds: Collection[Kind],
+        scale: float,
+        dropout_rate: float,
+        position_dropout_rate: float,
+    ) -> None:
+        super().__init__(width, heads, dropout_rate=dropout_rate)
+        self.kinds = frozenset(kinds)
+        self.scale = scale
+        self.position_dropout = Dropout(position_dropout_rate)
+        self.add_maps(width)
+
+    @abstractmethod
+    def add_maps(self, width: int) -> None:
+        """Modules that positions go through."""
+
+    @abstractmethod
+    def position_keys(self, table_RD: Tensor) -> Tensor:
+        """(R, D) to (R, D)."""
+
+    @abstractmethod
+    def position_queries(self, table_RD: Tensor) -> Tensor:
+        """(R, D) to (R, D)."""
+
+    def disentangled(
+        self, hidden_TD: Tensor, sequences: PackedSequences, distances: Distances | None, scope: Scope
+    ) -> Tensor:
+        """(T, D) to (T, D). Points: those of `project`."""
+        rate = self.dropout_rate if self.training else 0.0
+        bias = None if distances is None or not self.kinds else self._bias(distances)
+
+        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
+            return attend(
+                query_TNH,
+                key_TNH,
+                value_TNH,
+                sequences,
+                dropout_rate=rate,
+                scope=scope,
+                bias=bias,
+                scale=self.scale,
+            )
+
+        return self.project(hidden_TD, mix, scope)
+
+    def _bias(self, distances: Distances) -> Bias:
+        """Equation 4's second and third term. The position of the query seen from the key is the negative of the key's
+        seen from the query, so both terms read the same row."""
+        table_RD = self.position_dropout(distances.table_RD)
+        key_NHR = self._by_head(self.position_keys(table_RD)) if "c2p" in self.kinds else None
+        query_NHR = self._by_head(self.position_queries(table_RD)) if "p2c" in self.kinds else None
+
+        def bias(query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
+            row_bNSS = distances.rows(block.length).expand(*query_bNSH.shape[:2], -1, -1)
+            scores = []
+            if key_NHR is not None:
+                scores.append(((query_bNSH * self.scale) @ key_NHR).gather(-1, row_bNSS))
+            if query_NHR is not None:
+                by_key_bNSS = ((key_bNSH * self.scale) @ query_NHR).gather(-1, row_bNSS.transpose(-1, -2))
+                scores.append(by_key_bNSS.transpose(-1, -2))
+            return scores[0] if len(scores) == 1 else scores[0] + scores[1]
+
+        return bias
+
+    def _by_head(self, rows_RD: Tensor) -> Tensor:
+        return rows_RD.view(rows_RD.shape[0], self.heads, -1).permute(1, 2, 0)
+
+
+class SharedPositions(DisentangledAttention):
+    """Positions go through the contents' own maps: `share_att_key`."""
+
+    def add_maps(self, width: int) -> None:
+        """None beside the contents'."""
+        return
+
+    def position_keys(self, table_RD: Tensor) -> Tensor:
+        keys_RD: Tensor = self.key(table_RD)
+        return keys_RD
+
+    def position_queries(self, table_RD: Tensor) -> Tensor:
+        queries_RD: Tensor = self.query(table_RD)
+        return queries_RD
+
+
+class SeparatePositions(DisentangledAttention):
+    """Positions have maps of their own, for the kinds of scores that are asked for."""
+
+    def add_maps(self, width: int) -> None:
+        """`position_key` and `position_query`."""
+        if "c2p" in self.kinds:
+            self.position_key = nn.Linear(width, width)
+        if "p2c" in self.kinds:
+            self.position_query = nn.Linear(width, width)
+
+    def position_keys(self, table_RD: Tensor) -> Tensor:
+        keys_RD: Tensor = self.position_key(table_RD)
+        return keys_RD
+
+    def position_queries(self, table_RD: Tensor) -> Tensor:
+        queries_RD: Tensor = self.position_query(table_RD)
+        return queries_RD
+
+
+class KeysWithoutBias(SeparatePositions):
+    """Version 1's: neither keys of contents nor of positions have a bias."""
+
+    def add_maps(self, width: int) -> None:
+        """As above, with other keys."""
+        super().add_maps(width)
+        self.key = nn.Linear(width, width, bias=False)
+        if "c2p" in self.kinds:
+            self.position_key = nn.Linear(width, width, bias=False)

@@ -1,0 +1,138 @@
+"""ELECTRA, generator and discriminator: BERT's encoder behind an embedding of its own width.
+
+Clark et al. 2020, arXiv:2003.10555, sections 2 and 3.2 and table 6; details as in google-research/electra. Where the
+width of the embeddings differs from that of the layers, a linear map stands between them, so that a small generator can
+share the discriminator's embeddings. There is no pooler; classifiers have a dense layer of their own.
+
+Shapes: T packed tokens, M tokens asked for, D width, E width of the embeddings, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
+from bertkit.models.encoder import BertLikeConfig
+from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
+from bertkit.models.layers import PostNormLayer
+from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
+
+
+class ElectraConfig(BertLikeConfig):
+    """ELECTRA; defaults are the small discriminator's."""
+
+    family: Literal["electra"] = "electra"
+    embedding_size: int = Field(128, ge=1, description="Width E of the embeddings.")
+    hidden_size: int = Field(256, ge=1, description="Width D of the hidden states.")
+    num_attention_heads: int = Field(4, ge=1, description="Heads of each layer; must divide hidden_size.")
+    intermediate_size: int = Field(1024, ge=1, description="Width of the feed-forward layer.")
+    classifier_dropout: float | None = Field(
+        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
+    )
+    summary_last_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before the multiple-choice score.")
+
+    model_type: ClassVar[str] = "electra"
+    hub_prefix: ClassVar[str] = "electra"
+    base_architecture: ClassVar[str] = "ElectraModel"
+    hub_fixed: ClassVar[Mapping[str, Any]] = {
+        **BertLikeConfig.hub_fixed,
+        "summary_type": "first",
+        "summary_use_proj": True,
+        "summary_activation": "gelu",
+    }
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> Electra:
+        return Electra(self, vocab_size)
+
+    def generator(self, size: float) -> ElectraConfig:
+        """The settings of a generator for this discriminator.
+
+        Args:
+            size: its width, feed-forward width and heads as a share of the discriminator's; 1/4 to 1/2 in the paper.
+        """
+        return self.model_copy(
+            update={
+                "hidden_size": round(self.hidden_size * size),
+                "intermediate_size": round(self.intermediate_size * size),
+                "num_attention_heads": max(1, round(self.num_attention_heads * size)),
+            }
+        )
+
+    def heads(self) -> dict[str, HeadPlan]:
+        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+        return {
+            # The activation of this head is GELU whatever the layers have.
+            "masked_lm": HeadPlan(
+                "ElectraForMaskedLM",
+                lambda shape: MaskedLMHead(
+                    shape.width,
+                    shape.vocab_size,
+                    activation="gelu",
+                    norm_eps=self.layer_norm_eps,
+                    embedding_width=shape.embedding_width,
+                ),
+                {
+                    "": "generator_lm_head",
+                    "dense": "generator_predictions.dense",
+                    "norm": "generator_predictions.LayerNorm",
+                },
+                decoder="generator_lm_head",
+            ),
+            "replaced_token": HeadPlan(
+                "ElectraForPreTraining",
+                lambda shape: DenseClassifier(
+                    shape.width, 1, activation=self.hidden_act, input_dropout_rate=0.0, dropout_rate=0.0
+                ),
+                {"dense": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"},
+            ),
+            "sequence_classification": HeadPlan(
+                "ElectraForSequenceClassification",
+                lambda shape: DenseClassifier(
+                    shape.width,
+                    shape.num_labels,
+                    activation="gelu",
+                    input_dropout_rate=dropout,
+                    dropout_rate=dropout,
+                ),
+                {"dense": "classifier.dense", "output": "classifier.out_proj"},
+            ),
+            "token_classification": classifier_plan("ElectraForTokenClassification", dropout_rate=dropout),
+            "span": classifier_plan("ElectraForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
+            "multiple_choice": HeadPlan(
+                "ElectraForMultipleChoice",
+                lambda shape: DenseClassifier(
+                    shape.width,
+                    1,
+                    activation="gelu",
+                    input_dropout_rate=0.0,
+                    dropout_rate=self.summary_last_dropout,
+                ),
+                {"dense": "sequence_summary.summary", "output": "classifier"},
+            ),
+        }
+
+
+class Electra(BertStack):
+    """ELECTRA's encoder."""
+
+    hub_names: ClassVar[Names] = {**POST_NORM_NAMES, "projection": "embeddings_project"}
+
+    def __init__(self, config: ElectraConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.embeddings = NormedEmbeddings(config, vocab_size, width=config.embedding_size)
+        if config.embedding_size != config.hidden_size:
+            self.projection = nn.Linear(config.embedding_size, config.hidden_size)
+        self.layers = bert_layers(PostNormLayer, config, norm_eps=config.layer_norm_eps)
+
+    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        embedded = super().embed(batch, scope)
+        if not hasattr(self, "projection"):
+            return embedded
+        projected_TD: Tensor = self.projection(embedded)
+        return projected_TD

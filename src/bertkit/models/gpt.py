@@ -1,0 +1,236 @@
+"""GPT: a decoder that reads from left to right, with BERT's order of norm and residual.
+
+Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", sections 3.1, 3.3 and 4.1; details
+as in openai/finetune-transformer-lm. There are no segment types and no pooler: a classifier reads the last token, the
+first one that has seen all others. Sibling gpt2.py has the norms before the sub-layers.
+
+Quirk: config.json says `gelu` for what the released code computes, the tanh approximation (`gelu_new` elsewhere).
+
+Shapes: T packed tokens, M tokens asked for, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.attention import SelfAttention, attend, causal
+from bertkit.models.bert import BertStack, WordEmbeddings
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import TransformerConfig
+from bertkit.models.heads import Classifier, HeadPlan
+from bertkit.models.layers import FeedForward, PostNormLayer
+from bertkit.models.recorder import Scope
+from bertkit.models.weights import Layout, Names, stacked, transposed
+
+_FEED_FORWARD_FACTOR = 4
+LAYER_NAMES = {
+    "layers.{n}.attention.query": "h.{n}.attn.query",
+    "layers.{n}.attention.key": "h.{n}.attn.key",
+    "layers.{n}.attention.value": "h.{n}.attn.value",
+    "layers.{n}.attention.output": "h.{n}.attn.c_proj",
+    "layers.{n}.attention_norm": "h.{n}.ln_1",
+    "layers.{n}.feed_forward.inner": "h.{n}.mlp.c_fc",
+    "layers.{n}.feed_forward.outer": "h.{n}.mlp.c_proj",
+    "layers.{n}.feed_forward_norm": "h.{n}.ln_2",
+}
+
+
+class GptLikeConfig(TransformerConfig):
+    """What GPT and GPT-2 have in common."""
+
+    layer_norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    embedding_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings.")
+    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on sub-layer outputs.")
+    summary_first_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before the multiple-choice score.")
+
+    hub_prefix: ClassVar[str] = "transformer"
+    classes: ClassVar[str]
+    """What the names of the Hub's classes begin with."""
+    hub_keys: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "hidden_dropout_prob": "resid_pdrop",
+        "embedding_dropout_prob": "embd_pdrop",
+        "attention_probs_dropout_prob": "attn_pdrop",
+        "layer_norm_eps": "layer_norm_epsilon",
+    }
+    hub_fixed: ClassVar[Mapping[str, Any]] = {
+        **TransformerConfig.hub_fixed,
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+        "summary_activation": None,
+        "summary_proj_to_labels": True,
+    }
+    hub_ignored: ClassVar[tuple[str, ...]] = (
+        *TransformerConfig.hub_ignored,
+        # The causal mask, which old files hold once a layer.
+        ".attn.bias",
+        ".attn.masked_bias",
+    )
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal, as in the released code."""
+        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        return {
+            "causal_lm": HeadPlan(f"{self.classes}LMHeadModel", lambda _: Decoder(), decoder="lm_head"),
+            "sequence_classification": HeadPlan(
+                f"{self.classes}ForSequenceClassification",
+                lambda shape: nn.Linear(shape.width, shape.num_labels, bias=False),
+                {"": "score"},
+                summary="last",
+            ),
+            # The Hub has no class with this head alone.
+            "multiple_choice": HeadPlan(
+                f"{self.classes}DoubleHeadsModel",
+                lambda shape: Classifier(shape.width, 1, dropout_rate=self.summary_first_dropout),
+                {"output": "multiple_choice_head.summary"},
+                summary="last",
+            ),
+        }
+
+
+class GptConfig(GptLikeConfig):
+    """GPT; defaults are the one published size's."""
+
+    family: Literal["openai-gpt"] = "openai-gpt"
+    hidden_act: Literal["gelu_new", "relu", "silu", "swish"] = Field(
+        "gelu_new", description="Activation of the feed-forward layers."
+    )
+
+    model_type: ClassVar[str] = "openai-gpt"
+    classes: ClassVar[str] = "OpenAIGPT"
+    base_architecture: ClassVar[str] = "OpenAIGPTModel"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset({"causal_lm", "multiple_choice"}): "OpenAIGPTDoubleHeadsModel"
+    }
+    hub_keys: ClassVar[Mapping[str, str]] = {**GptLikeConfig.hub_keys, "hidden_act": "afn"}
+
+    def model_post_init(self, _context: Any) -> None:
+        super().model_post_init(_context)
+        if self.intermediate_size != _FEED_FORWARD_FACTOR * self.hidden_size:
+            raise ValueError(
+                f"intermediate_size ({self.intermediate_size}) must be {_FEED_FORWARD_FACTOR} times hidden_size"
+                f" ({self.hidden_size}) in this family, whose config.json cannot say otherwise"
+            )
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        width = contents.get("n_embd", cls.model_fields["hidden_size"].default)
+        activation = contents.get("afn", "gelu")
+        return super().from_hub(
+            {
+                **contents,
+                "intermediate_size": _FEED_FORWARD_FACTOR * width,
+                "afn": "gelu_new" if activation == "gelu" else activation,
+            }
+        )
+
+    def to_hub(self) -> dict[str, Any]:
+        contents = super().to_hub()
+        del contents["intermediate_size"]
+        return {**contents, "afn": "gelu" if self.hidden_act == "gelu_new" else self.hidden_act}
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> Gpt:
+        return Gpt(self, vocab_size)
+
+
+class Decoder(nn.Module):
+    """The transposed word embedding and nothing else."""
+
+    def forward(self, hidden_MD: Tensor, word_embedding_VD: Tensor) -> Tensor:
+        """Logits, (M, V)."""
+        return functional.linear(hidden_MD, word_embedding_VD)
+
+
+class GptEmbeddings(WordEmbeddings):
+    """The sum of word and position embeddings."""
+
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`."""
+        word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
+        position_TD = scope.tap("hook_pos_embed", self.position(batch.positions_T))
+        return word_TD + position_TD
+
+
+class CausalSelfAttention(SelfAttention):
+    """A token attends to itself and what stands before it.
+
+    Args:
+        width: D, a multiple of `heads`.
+        heads: N.
+        dropout_rate: on the attention probabilities.
+        scale: factor of the scores; one over the root of the head width where None.
+    """
+
+    def __init__(self, width: int, heads: int, *, dropout_rate: float, scale: float | None = None) -> None:
+        super().__init__(width, heads, dropout_rate=dropout_rate)
+        self.scale = scale
+
+    def mix(
+        self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
+    ) -> Tensor:
+        rate = self.dropout_rate if self.training else 0.0
+        return attend(
+            query_TNH,
+            key_TNH,
+            value_TNH,
+            sequences,
+            dropout_rate=rate,
+            scope=scope,
+            visible=causal,
+            scale=self.scale,
+        )
+
+
+class GptStack(BertStack):
+    """Embeddings, dropout and layers with tensors in the form of GPT's files: queries, keys and values in one, all
+    matrices as (inputs, outputs)."""
+
+    def __init__(self, config: GptLikeConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.embeddings = GptEmbeddings(config, vocab_size)
+        self.dropout = Dropout(config.embedding_dropout_prob)
+
+    def layouts(self) -> Sequence[Layout]:
+        kinds = ("query", "key", "value")
+        return [
+            stacked("h.{n}.attn.c_attn.weight", [f"h.{{n}}.attn.{kind}.weight" for kind in kinds], inputs_first=True),
+            stacked("h.{n}.attn.c_attn.bias", [f"h.{{n}}.attn.{kind}.bias" for kind in kinds]),
+            *(transposed(f"h.{{n}}.{name}.weight") for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj")),
+        ]
+
+
+class Gpt(GptStack):
+    """GPT's decoder."""
+
+    hub_names: ClassVar[Names] = {
+        "embeddings.word": "tokens_embed",
+        "embeddings.position": "positions_embed",
+        **LAYER_NAMES,
+    }
+
+    def __init__(self, config: GptConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.layers = nn.ModuleList(
+            PostNormLayer(
+                CausalSelfAttention(
+                    config.hidden_size, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob
+                ),
+                FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
+                width=config.hidden_size,
+                norm_eps=config.layer_norm_eps,
+                dropout_rate=config.hidden_dropout_prob,
+            )
+            for _ in range(config.num_hidden_layers)
+        )

@@ -1,0 +1,127 @@
+"""GPT-2: GPT with the norm before each sub-layer and one at the end.
+
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3; details as in openai/gpt-2.
+DistilGPT2 is this with six layers. Sibling gpt.py is the first version, whose heads and files it shares.
+
+Shapes: T packed tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.gpt import LAYER_NAMES, CausalSelfAttention, GptLikeConfig, GptStack
+from bertkit.models.heads import HeadPlan, classifier_plan
+from bertkit.models.layers import Activation, FeedForward, PreNormLayer
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
+
+_FEED_FORWARD_FACTOR = 4
+
+
+class Gpt2Config(GptLikeConfig):
+    """GPT-2; defaults are the smallest size's, 124M."""
+
+    family: Literal["gpt2"] = "gpt2"
+    max_position_embeddings: int = Field(1024, ge=1, description="Longest sequence in tokens.")
+    hidden_act: Activation = Field("gelu_new", description="Activation of the feed-forward layers.")
+    scale_attn_weights: bool = Field(True, description="Whether scores are divided by the root of the head width.")
+    scale_attn_by_inverse_layer_idx: bool = Field(
+        False, description="Whether scores are divided by the layer's number, from 1, too: Mistral's (Karamcheti 2021)."
+    )
+    classifier_dropout: float | None = Field(
+        None, ge=0, lt=1, description="Dropout before the token classifier; null: 0.1."
+    )
+
+    model_type: ClassVar[str] = "gpt2"
+    classes: ClassVar[str] = "GPT2"
+    base_architecture: ClassVar[str] = "GPT2Model"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset({"causal_lm", "multiple_choice"}): "GPT2DoubleHeadsModel"
+    }
+    hub_keys: ClassVar[Mapping[str, str]] = {
+        **GptLikeConfig.hub_keys,
+        "hidden_act": "activation_function",
+        "intermediate_size": "n_inner",
+    }
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        if contents.get("n_inner") is None:
+            width = contents.get("n_embd", cls.model_fields["hidden_size"].default)
+            contents = {**contents, "n_inner": _FEED_FORWARD_FACTOR * width}
+        return super().from_hub(contents)
+
+    def to_hub(self) -> dict[str, Any]:
+        contents = super().to_hub()
+        usual = self.intermediate_size == _FEED_FORWARD_FACTOR * self.hidden_size
+        return {**contents, "n_inner": None if usual else self.intermediate_size}
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> Gpt2:
+        return Gpt2(self, vocab_size)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal; positions half as wide, and what is added to the residual stream narrower by the root of the number
+        of additions, so that the stream does not grow with depth (section 2.3)."""
+        std = self.initializer_range
+        if name.endswith("embeddings.position.weight"):
+            std /= 2
+        elif name.endswith((".attention.output.weight", ".feed_forward.outer.weight")):
+            std /= math.sqrt(2 * self.num_hidden_layers)
+        nn.init.normal_(parameter, std=std, generator=generator)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        dropout = 0.1 if self.classifier_dropout is None else self.classifier_dropout
+        return {
+            **super().heads(),
+            "token_classification": classifier_plan("GPT2ForTokenClassification", dropout_rate=dropout),
+            "span": classifier_plan("GPT2ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
+        }
+
+    def attention_scale(self, layer: int) -> float:
+        """The factor of the scores in a layer, counted from 0."""
+        width = self.hidden_size // self.num_attention_heads
+        scale = width**-0.5 if self.scale_attn_weights else 1.0
+        return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
+
+
+class Gpt2(GptStack):
+    """GPT-2's decoder."""
+
+    hub_names: ClassVar[Names] = {
+        "embeddings.word": "wte",
+        "embeddings.position": "wpe",
+        **LAYER_NAMES,
+        "norm": "ln_f",
+    }
+
+    def __init__(self, config: Gpt2Config, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.layers = nn.ModuleList(_layer(config, number) for number in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        normed_TD: Tensor = self.norm(super().forward(batch, recorder))
+        return Scope(recorder, "").tap("ln_final.hook_normalized", normed_TD)
+
+
+def _layer(config: Gpt2Config, number: int) -> PreNormLayer:
+    return PreNormLayer(
+        CausalSelfAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            dropout_rate=config.attention_probs_dropout_prob,
+            scale=config.attention_scale(number),
+        ),
+        FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
+        width=config.hidden_size,
+        norm_eps=config.layer_norm_eps,
+        dropout_rate=config.hidden_dropout_prob,
+    )

@@ -1,0 +1,93 @@
+"""The labels that a classifier gives, in the order of its logits.
+
+config.json of `transformers`: `id2label`, `label2id`, `num_labels`, `problem_type`. Orders differ between code bases
+(MNLI alone has three), so an order is only ever taken from names, never assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from bertkit.errors import DataError
+
+ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
+
+_UNNAMED = "LABEL_{}"
+_DEFAULT_COUNT = 2
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names of a classifier's outputs.
+
+    Attributes:
+        names: one per logit, in their order; LABEL_0, LABEL_1, ... where nobody has named them.
+        problem_type: what the logits mean; None where the checkpoint does not say.
+    """
+
+    names: tuple[str, ...]
+    problem_type: ProblemType | None = None
+
+    @classmethod
+    def unnamed(cls, count: int = _DEFAULT_COUNT, problem_type: ProblemType | None = None) -> Labels:
+        """As many labels, without names; two is what the Hub's classes have where nothing is said."""
+        return cls(tuple(_UNNAMED.format(number) for number in range(count)), problem_type)
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def are_named(self) -> bool:
+        return self.names != self.unnamed(self.count).names
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Labels:
+        """The labels that a config.json names.
+
+        Raises:
+            ValueError: if they are not numbered from 0 without gaps, or the problem type is none that is known.
+        """
+        problem_type = contents.get("problem_type")
+        if problem_type is not None and problem_type not in get_args(ProblemType):
+            raise ValueError(f"problem_type is {problem_type!r}; known are {', '.join(get_args(ProblemType))}")
+        named = contents.get("id2label")
+        if not named and contents.get("label2id"):
+            named = {number: name for name, number in contents["label2id"].items()}
+        if not named:
+            return cls.unnamed(int(contents.get("num_labels", _DEFAULT_COUNT)), problem_type)
+        by_number = {int(number): str(name) for number, name in named.items()}
+        if sorted(by_number) != list(range(len(by_number))):
+            raise ValueError(f"id2label must number the labels from 0 without gaps, found {sorted(by_number)}")
+        return cls(tuple(by_number[number] for number in range(len(by_number))), problem_type)
+
+    def to_hub(self) -> dict[str, Any]:
+        """The same as keys of config.json."""
+        found: dict[str, Any] = {
+            "id2label": {str(number): name for number, name in enumerate(self.names)},
+            "label2id": {name: number for number, name in enumerate(self.names)},
+        }
+        return found if self.problem_type is None else {**found, "problem_type": self.problem_type}
+
+    def order_of(self, wanted: Sequence[str], *, source: str) -> tuple[int, ...]:
+        """The logit of each wanted label; names are compared without regard to case.
+
+        Args:
+            wanted: a task's labels.
+            source: the checkpoint, for messages.
+
+        Raises:
+            DataError: if the checkpoint does not name its labels, or names others.
+        """
+        if not self.are_named:
+            raise DataError(
+                f"{source}: config.json does not name the labels of the classifier (id2label is"
+                f" {', '.join(self.names)}), so their order is unknown; name them there as {', '.join(wanted)}"
+                " in the order of the logits"
+            )
+        here = {name.casefold(): number for number, name in enumerate(self.names)}
+        if sorted(here) != sorted(name.casefold() for name in wanted):
+            raise DataError(f"{source}: the classifier's labels are {', '.join(self.names)}, not {', '.join(wanted)}")
+        return tuple(here[name.casefold()] for name in wanted)

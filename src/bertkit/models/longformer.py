@@ -1,0 +1,250 @@
+"""Longformer: RoBERTa whose tokens see only near ones, but for global tokens, which see and are seen by all.
+
+Beltagy et al. 2020, arXiv:2004.05150, sections 3.1 and 5; details as in the Hub's class. Global tokens have projections
+of their own for what they see; what sees them goes through the ordinary ones. Which tokens are global is the task's to
+say: `PackedBatch.global_T`, or by the heads, as the Hub's classes have it: the first token for a sequence classifier,
+the question (what stands before the first separator) for a span, the choice (what stands behind the pair of
+separators) for multiple choice, and none for a language model.
+
+Shapes: T packed tokens, D width, V vocabulary, N heads, H head width, G global tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.attention import SelfAttention, attend_openly, from_blocks, to_blocks
+from bertkit.models.bert import LAYER_NAMES, POST_NORM_NAMES
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import Encoder
+from bertkit.models.layers import FeedForward, PostNorm
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.roberta import RobertaEmbeddings, RobertaLikeConfig
+from bertkit.models.weights import Names
+from bertkit.models.windows import GlobalTokens, attend_near, recorded
+
+_SELF = LAYER_NAMES["layers.{n}.attention.query"].removesuffix("query")
+
+
+class LongformerConfig(RobertaLikeConfig):
+    """Longformer; defaults are the base model's."""
+
+    family: Literal["longformer"] = "longformer"
+    max_position_embeddings: int = Field(
+        4098, ge=3, description="Rows of the position table: the longest sequence, and the padding's id plus one."
+    )
+    attention_window: int | tuple[int, ...] = Field(
+        512, description="Window in tokens, half of it on either side: of all layers, or of each."
+    )
+    sep_token_id: int | None = Field(
+        2, description="The separator's id, by which questions and choices are told; null: there are none."
+    )
+
+    model_type: ClassVar[str] = "longformer"
+    classes: ClassVar[str] = "Longformer"
+    base_architecture: ClassVar[str] = "LongformerModel"
+    hub_prefix: ClassVar[str] = "longformer"
+    pooler_hub_name: ClassVar[str | None] = "longformer.pooler.dense"
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if len(self.windows) != self.num_hidden_layers:
+            raise ValueError(
+                f"attention_window names {len(self.windows)} layers; num_hidden_layers is {self.num_hidden_layers}"
+            )
+        faulty = [window for window in self.windows if window < 2 or window % 2]
+        if faulty:
+            raise ValueError(f"attention_window has {faulty[0]}; a window must be even and at least 2")
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Each layer's window in tokens."""
+        window = self.attention_window
+        return (window,) * self.num_hidden_layers if isinstance(window, int) else window
+
+    def build(self, vocab_size: int, *, pad_id: int = 1) -> Longformer:
+        return Longformer(self, vocab_size, pad_id=pad_id)
+
+
+class LongformerAttention(SelfAttention):
+    """Attention among near tokens, with global ones."""
+
+    def __init__(self, config: LongformerConfig, window: int) -> None:
+        width = config.hidden_size
+        super().__init__(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob)
+        self.each_side = window // 2
+        self.query_global = nn.Linear(width, width)
+        self.key_global = nn.Linear(width, width)
+        self.value_global = nn.Linear(width, width)
+
+    def near(self, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens | None, scope: Scope) -> Tensor:
+        """(T, D) to (T, D). Points: those of `project`, `hook_attn_scores` and `hook_pattern` as in `attend` (what they
+        hold in the rows of global tokens is not used), and `hook_global_pattern`, (B, N, G, S)."""
+        rate = self.dropout_rate if self.training else 0.0
+
+        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
+            near_TNH = attend_near(
+                query_TNH,
+                key_TNH,
+                value_TNH,
+                sequences,
+                each_side=self.each_side,
+                dropout_rate=rate,
+                scope=scope,
+                tokens=tokens,
+            )
+            return near_TNH if tokens is None else self._see_all(near_TNH, hidden_TD, sequences, tokens, scope)
+
+        return self.project(hidden_TD, mix, scope)
+
+    def _see_all(
+        self, near_TNH: Tensor, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens, scope: Scope
+    ) -> Tensor:
+        """Put what global tokens see in place of what they saw near them."""
+        if recorded(scope):
+            sequences = sequences.as_one_block()
+        rate = self.dropout_rate if self.training else 0.0
+        scale = near_TNH.shape[-1] ** -0.5
+
+        def project(linear: nn.Linear) -> list[Tensor]:
+            return to_blocks(linear(hidden_TD).view(near_TNH.shape), sequences)
+
+        seen = []
+        for near, query, key, value, block, marks in zip(
+            to_blocks(near_TNH, sequences),
+            project(self.query_global),
+            project(self.key_global),
+            project(self.value_global),
+            sequences.blocks,
+            tokens.by_block(sequences),
+            strict=True,
+        ):
+            scores_bNGS = (marks.pick(query) * scale) @ key.transpose(-1, -2)
+            without_padding = replace(block, mask_b11S=None)
+            points = _Renamed(scope)
+            mixed = attend_openly(scores_bNGS, value, block.mask_b11S, without_padding, rate, points)
+            seen.append(marks.put(near, mixed))
+        return from_blocks(seen, sequences)
+
+
+class _Renamed(Scope):
+    """Global tokens' probabilities have a point of their own."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope.recorder, scope.prefix)
+
+    def tap(self, point: str, tensor: Tensor) -> Tensor:
+        return super().tap("hook_global_pattern", tensor) if point == "hook_pattern" else tensor
+
+
+class LongformerLayer(PostNorm):
+    """RoBERTa's layer around that attention."""
+
+    attention: LongformerAttention
+
+    def __init__(self, config: LongformerConfig, window: int) -> None:
+        super().__init__(
+            LongformerAttention(config, window),
+            FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
+            width=config.hidden_size,
+            norm_eps=config.layer_norm_eps,
+            dropout_rate=config.hidden_dropout_prob,
+        )
+
+    def forward(
+        self, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens | None, scope: Scope
+    ) -> Tensor:
+        """(T, D) to (T, D)."""
+        within = scope.within("attn.")
+        return self.around(
+            hidden_TD, lambda states_TD: self.attention.near(states_TD, sequences, tokens, within), scope
+        )
+
+
+class Longformer(Encoder):
+    """Longformer's encoder."""
+
+    config: LongformerConfig
+    hub_names: ClassVar[Names] = {
+        **POST_NORM_NAMES,
+        "layers.{n}.attention.query_global": _SELF + "query_global",
+        "layers.{n}.attention.key_global": _SELF + "key_global",
+        "layers.{n}.attention.value_global": _SELF + "value_global",
+    }
+
+    def __init__(self, config: LongformerConfig, vocab_size: int, *, pad_id: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.embeddings = RobertaEmbeddings(config, vocab_size, pad_id=pad_id)
+        self.layers = nn.ModuleList(LongformerLayer(config, window) for window in config.windows)
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        return self.embeddings.word
+
+    @property
+    def max_tokens(self) -> int:
+        return self.embeddings.position.num_embeddings - self.embeddings.pad_id - 1
+
+    def to_hub(self) -> dict[str, Any]:
+        return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id}
+
+    def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
+        """Global tokens by the heads (all that any of them wants), unless the batch has its own."""
+        if batch.global_T is not None:
+            return batch
+        rules = {"sequence_classification": _first, "span": self._question, "multiple_choice": self._choice}
+        wanted = [rules[head](batch) for head in heads if head in rules]
+        return replace(batch, global_T=torch.stack(wanted).any(dim=0)) if wanted else batch
+
+    def _separators_before(self, batch: PackedBatch) -> Tensor:
+        """How many separators stand before each token in its sequence, (T,)."""
+        separator = -1 if self.config.sep_token_id is None else self.config.sep_token_id
+        is_separator_T = (batch.ids_T == separator).long()
+        before_T = is_separator_T.cumsum(0) - is_separator_T
+        first_T = torch.arange(batch.num_tokens, device=batch.ids_T.device) - batch.positions_T
+        return before_T - before_T[first_T]
+
+    def _question(self, batch: PackedBatch) -> Tensor:
+        return (self._separators_before(batch) == 0) & (batch.ids_T != self.config.sep_token_id)
+
+    def _choice(self, batch: PackedBatch) -> Tensor:
+        """Behind the first separator and the one token that follows it, which is the second."""
+        before_T = self._separators_before(batch)
+        behind_T = before_T.roll(1) > 0
+        return behind_T & (batch.positions_T > 1)
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
+        scope = Scope(recorder, "")
+        tokens = None
+        if batch.global_T is not None and bool(batch.global_T.any()):
+            tokens = GlobalTokens(batch.global_T, batch.sequences)
+        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
+        for number, layer in enumerate(self.layers):
+            hidden_TD = layer(hidden_TD, batch.sequences, tokens, scope.within(f"blocks.{number}."))
+        return hidden_TD
+
+    @torch.no_grad()
+    def finish_initialisation(self) -> None:
+        """The padding's rows are zero, and global projections begin as the ordinary ones: section 5."""
+        for table in (self.embeddings.word, self.embeddings.position):
+            table.weight[self.embeddings.pad_id].zero_()
+        for layer in self.layers:
+            for name in ("query", "key", "value"):
+                own, ordinary = (
+                    layer.get_submodule(f"attention.{name}_global"),
+                    layer.get_submodule(f"attention.{name}"),
+                )
+                own.load_state_dict(ordinary.state_dict())
+
+
+def _first(batch: PackedBatch) -> Tensor:
+    return batch.positions_T == 0

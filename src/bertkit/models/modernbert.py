@@ -1,0 +1,338 @@
+"""ModernBERT: pre-norm, rotary positions, gated feed-forward layers, and a global layer among local ones.
+
+Warner et al. 2024, arXiv:2412.13663, section 2.1 and table 4 (appendix A); rotary positions of Su et al. 2021,
+arXiv:2104.09864, section 3.2.2; GeGLU of Shazeer 2020, arXiv:2002.05202. There are no segment types, no position table,
+no biases but the decoder's, and no norm before the first attention, for the embeddings are normalised already.
+
+Quirk: local layers turn positions at another rate than global ones, whose rate was raised for long sequences.
+
+Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, M tokens asked for, B
+sequences, V vocabulary, K outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.attention import SelfAttention, attend
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
+from bertkit.models.heads import HeadPlan, HeadShape
+from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.rotary import RotaryTable
+from bertkit.models.weights import Layout, Names, stacked
+from bertkit.models.windows import attend_near
+
+LayerType = Literal["full_attention", "sliding_attention"]
+_LAYER = "layers.{n}."
+_RESIDUAL_OUTPUTS = ("attention.output.weight", "feed_forward.outer.weight", "dense.weight")
+
+
+class ModernBertConfig(TransformerConfig):
+    """ModernBERT; defaults are the base model's."""
+
+    family: Literal["modernbert"] = "modernbert"
+    num_hidden_layers: int = Field(22, ge=1, description="Layers.")
+    intermediate_size: int = Field(1152, ge=1, description="Width of the feed-forward layer, whose gate is as wide.")
+    hidden_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout inside the feed-forward layers.")
+    attention_probs_dropout_prob: float = Field(
+        0.0, ge=0, lt=1, description="Dropout on attention probabilities and on what attention adds."
+    )
+    embedding_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the embeddings.")
+    max_position_embeddings: int = Field(8192, ge=1, description="Longest sequence in tokens.")
+    initializer_cutoff_factor: float = Field(
+        2.0, gt=0, description="Initial weights are cut off at so many standard deviations."
+    )
+    norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    norm_bias: bool = Field(False, description="Whether norms have a bias.")
+    attention_bias: bool = Field(False, description="Whether the linear maps of attention have a bias.")
+    mlp_bias: bool = Field(False, description="Whether the linear maps of the feed-forward layers have a bias.")
+    local_attention: int = Field(128, ge=2, description="Window of local layers in tokens, half of it on either side.")
+    global_attn_every_n_layers: int = Field(3, ge=1, description="Of so many layers the first is global.")
+    layer_types: tuple[LayerType, ...] | None = Field(
+        None, description="Each layer's kind; null: by global_attn_every_n_layers."
+    )
+    global_rope_theta: float = Field(160_000.0, gt=0, description="Longest wave of rotary positions, global layers.")
+    local_rope_theta: float = Field(10_000.0, gt=0, description="Longest wave of rotary positions, local layers.")
+    decoder_bias: bool = Field(True, description="Whether the vocabulary projection has a bias.")
+    classifier_pooling: Literal["cls", "mean"] = Field("cls", description="What a sequence head reads.")
+    classifier_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before a task's classifier.")
+    classifier_bias: bool = Field(False, description="Whether the dense layer of the heads has a bias.")
+    classifier_activation: Activation = Field("gelu", description="Activation of the heads.")
+
+    model_type: ClassVar[str] = "modernbert"
+    hub_prefix: ClassVar[str] = "model"
+    base_architecture: ClassVar[str] = "ModernBertModel"
+    hub_keys: ClassVar[Mapping[str, str]] = {
+        "hidden_dropout_prob": "mlp_dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+        "hidden_act": "hidden_activation",
+    }
+    hub_fixed: ClassVar[Mapping[str, Any]] = {**EncoderConfig.hub_fixed, "rope_scaling": None, "head_dim": None}
+    default_pad_id: ClassVar[int] = 50_283
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        head_width = self.hidden_size // self.num_attention_heads
+        if head_width % 2:
+            raise ValueError(
+                f"hidden_size / num_attention_heads is {head_width}; rotary positions turn pairs, so it must be even"
+            )
+        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(self.layer_types)} layers; num_hidden_layers is {self.num_hidden_layers}"
+            )
+
+    @property
+    def kinds(self) -> tuple[LayerType, ...]:
+        """Each layer's kind."""
+        if self.layer_types is not None:
+            return self.layer_types
+        every = self.global_attn_every_n_layers
+        return tuple(
+            "sliding_attention" if number % every else "full_attention" for number in range(self.num_hidden_layers)
+        )
+
+    def build(self, vocab_size: int, *, pad_id: int = 50_283) -> ModernBert:
+        return ModernBert(self, vocab_size)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Truncated normal; what adds to the residual stream is smaller by the root of twice the layers."""
+        std = self.initializer_range
+        if name.endswith(_RESIDUAL_OUTPUTS):
+            std /= math.sqrt(2 * self.num_hidden_layers)
+        elif not name.startswith("encoder."):
+            std = self.hidden_size**-0.5
+        edge = self.initializer_cutoff_factor * std
+        nn.init.trunc_normal_(parameter, std=std, a=-edge, b=edge, generator=generator)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        dense = {"transform.dense": "head.dense", "transform.norm": "head.norm"}
+
+        def classifier(architecture: str, outputs: int | None = None) -> HeadPlan:
+            return HeadPlan(
+                architecture,
+                lambda shape: ModernBertClassifier(self, shape.num_labels if outputs is None else outputs),
+                {**dense, "output": "classifier"},
+                summary="first" if self.classifier_pooling == "cls" else "mean",
+            )
+
+        return {
+            "masked_lm": HeadPlan(
+                "ModernBertForMaskedLM",
+                lambda shape: ModernBertMaskedLM(self, shape),
+                {**dense, "": "decoder"},
+                decoder="decoder",
+            ),
+            "sequence_classification": classifier("ModernBertForSequenceClassification"),
+            "token_classification": classifier("ModernBertForTokenClassification"),
+            "span": classifier("ModernBertForQuestionAnswering", 2),
+            "multiple_choice": classifier("ModernBertForMultipleChoice", 1),
+        }
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> ModernBertConfig:
+        """Both generations of config.json: rates and kinds of layers as numbers, or spelt out in `rope_parameters` and
+        `layer_types`.
+
+        Raises:
+            ValueError: if a key says that it is a model that is not supported, or a value is faulty.
+        """
+        rates: dict[str, Any] = {}
+        for kind, name in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
+            rope = (contents.get("rope_parameters") or {}).get(kind) or {}
+            if rope.get("rope_type", "default") != "default":
+                raise ValueError(
+                    f"rope_parameters.{kind}.rope_type is {rope['rope_type']!r}; only 'default' is supported"
+                )
+            if "rope_theta" in rope:
+                rates[name] = rope["rope_theta"]
+        return super().from_hub({**contents, **rates})
+
+    def to_hub(self) -> dict[str, Any]:
+        """Both generations' keys; kinds of layers that no one number gives are in the newer ones alone."""
+        contents = super().to_hub()
+        if self.layer_types is not None:
+            del contents["global_attn_every_n_layers"]
+        return {
+            **contents,
+            "layer_types": list(self.kinds),
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": self.global_rope_theta},
+                "sliding_attention": {"rope_type": "default", "rope_theta": self.local_rope_theta},
+            },
+        }
+
+
+class ModernBertTransform(nn.Module):
+    """What all heads begin with: dense, activation, norm."""
+
+    def __init__(self, config: ModernBertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.classifier_bias)
+        self.activation = ACTIVATIONS[config.classifier_activation]
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(M, D) or (B, D), to the same."""
+        normed: Tensor = self.norm(self.activation(self.dense(states)))
+        return normed
+
+
+class ModernBertMaskedLM(nn.Module):
+    """The transform, then the transposed word embedding."""
+
+    def __init__(self, config: ModernBertConfig, shape: HeadShape) -> None:
+        super().__init__()
+        self.transform = ModernBertTransform(config)
+        self.bias = nn.Parameter(torch.zeros(shape.vocab_size)) if config.decoder_bias else None
+
+    def forward(self, hidden_MD: Tensor, word_embedding_VD: Tensor) -> Tensor:
+        """Logits, (M, V)."""
+        return functional.linear(self.transform(hidden_MD), word_embedding_VD, self.bias)
+
+
+class ModernBertClassifier(nn.Module):
+    """The transform, dropout and a linear map."""
+
+    def __init__(self, config: ModernBertConfig, outputs: int) -> None:
+        super().__init__()
+        self.transform = ModernBertTransform(config)
+        self.dropout = Dropout(config.classifier_dropout)
+        self.output = nn.Linear(config.hidden_size, outputs)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(M, D) or (B, D) to (M, K) or (B, K)."""
+        logits: Tensor = self.output(self.dropout(self.transform(states)))
+        return logits
+
+
+class ModernBertAttention(SelfAttention):
+    """Attention over turned queries and keys, of all tokens or of near ones."""
+
+    def __init__(self, config: ModernBertConfig, kind: LayerType) -> None:
+        width, bias = config.hidden_size, config.attention_bias
+        super().__init__(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob)
+        for name in ("query", "key", "value", "output"):
+            setattr(self, name, nn.Linear(width, width, bias=bias))
+        self.each_side = config.local_attention // 2 if kind == "sliding_attention" else None
+        self.output_dropout = Dropout(config.attention_probs_dropout_prob)
+
+    def turned(self, hidden_TD: Tensor, sequences: PackedSequences, rotary: RotaryTable, scope: Scope) -> Tensor:
+        """(T, D) to (T, D). Points: those of `project`, queries and keys not yet turned."""
+        rate = self.dropout_rate if self.training else 0.0
+
+        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
+            query_TNH, key_TNH = rotary.turn(query_TNH), rotary.turn(key_TNH)
+            if self.each_side is None:
+                return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
+            return attend_near(
+                query_TNH, key_TNH, value_TNH, sequences, each_side=self.each_side, dropout_rate=rate, scope=scope
+            )
+
+        output_TD: Tensor = self.output_dropout(self.project(hidden_TD, mix, scope))
+        return output_TD
+
+
+class GatedFeedForward(nn.Module):
+    """activation(x A) * (x B), then a linear map; A and B lie in one matrix."""
+
+    def __init__(self, config: ModernBertConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""
+        input_TF, gate_TF = scope.tap("hook_pre", self.inner(hidden_TD)).chunk(2, dim=-1)
+        gated_TF = scope.tap("hook_post", self.activation(input_TF) * gate_TF)
+        output_TD: Tensor = self.outer(self.dropout(gated_TF))
+        return output_TD
+
+
+class ModernBertLayer(PreNorm):
+    """A global or a local layer."""
+
+    attention: ModernBertAttention
+
+    def __init__(self, config: ModernBertConfig, kind: LayerType, *, is_first: bool) -> None:
+        width, eps = config.hidden_size, config.norm_eps
+        super().__init__(
+            ModernBertAttention(config, kind), GatedFeedForward(config), width=width, norm_eps=eps, dropout_rate=0.0
+        )
+        self.attention_norm = nn.Identity() if is_first else nn.LayerNorm(width, eps=eps, bias=config.norm_bias)
+        self.feed_forward_norm = nn.LayerNorm(width, eps=eps, bias=config.norm_bias)
+
+    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, rotary: RotaryTable, scope: Scope) -> Tensor:
+        """(T, D) to (T, D)."""
+        within = scope.within("attn.")
+        return self.around(
+            hidden_TD, lambda states_TD: self.attention.turned(states_TD, sequences, rotary, within), scope
+        )
+
+
+class ModernBert(Encoder):
+    """ModernBERT's encoder."""
+
+    hub_names: ClassVar[Names] = {
+        "word": "embeddings.tok_embeddings",
+        "embedding_norm": "embeddings.norm",
+        "layers.{n}.attention_norm": _LAYER + "attn_norm",
+        "layers.{n}.attention.query": _LAYER + "attn.query",
+        "layers.{n}.attention.key": _LAYER + "attn.key",
+        "layers.{n}.attention.value": _LAYER + "attn.value",
+        "layers.{n}.attention.output": _LAYER + "attn.Wo",
+        "layers.{n}.feed_forward_norm": _LAYER + "mlp_norm",
+        "layers.{n}.feed_forward.inner": _LAYER + "mlp.Wi",
+        "layers.{n}.feed_forward.outer": _LAYER + "mlp.Wo",
+        "norm": "final_norm",
+    }
+
+    def __init__(self, config: ModernBertConfig, vocab_size: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.kinds = config.kinds
+        self.word = nn.Embedding(vocab_size, config.hidden_size)
+        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+        self.dropout = Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(
+            ModernBertLayer(config, kind, is_first=number == 0) for number, kind in enumerate(self.kinds)
+        )
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+        self.head_width = config.hidden_size // config.num_attention_heads
+        self.theta: dict[LayerType, float] = {
+            "full_attention": config.global_rope_theta,
+            "sliding_attention": config.local_rope_theta,
+        }
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        return self.word
+
+    def layouts(self) -> list[Layout]:
+        """Queries, keys and values are one matrix on the Hub."""
+        return [
+            stacked(f"{_LAYER}attn.Wqkv.{leaf}", [f"{_LAYER}attn.{part}.{leaf}" for part in ("query", "key", "value")])
+            for leaf in ("weight", "bias")
+        ]
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, D). Points: `hook_embed`, `blocks.N.` with each layer's, and `ln_final.hook_normalized`."""
+        scope = Scope(recorder, "")
+        rotary = {kind: RotaryTable(batch.positions_T, self.head_width, theta) for kind, theta in self.theta.items()}
+        word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
+        hidden_TD = self.dropout(self.embedding_norm(word_TD))
+        for number, (kind, layer) in enumerate(zip(self.kinds, self.layers, strict=True)):
+            hidden_TD = layer(hidden_TD, batch.sequences, rotary[kind], scope.within(f"blocks.{number}."))
+        normed_TD: Tensor = self.norm(hidden_TD)
+        return scope.tap("ln_final.hook_normalized", normed_TD)

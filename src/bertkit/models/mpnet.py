@@ -1,0 +1,207 @@
+"""MPNet: BERT's layers with one learnt bias for each relative distance, shared by all layers.
+
+Song et al. 2020, arXiv:2004.09297, section 3; details as in fairseq and the Hub's class. Distances fall into Raffel et
+al.'s buckets (2020, arXiv:1910.10683, section 2.1); positions are counted as RoBERTa's; there are no segment types.
+
+Quirks: the padding's id is 1 and there are 32 buckets, whatever config.json says, for the Hub's class has both built
+in; further rows of the table are never read.
+
+Shapes: T packed tokens, D width, V vocabulary, N heads, S longest sequence of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
+from bertkit.models.attention import Bias, SelfAttention, attend
+from bertkit.models.bert import EMBEDDING_NAMES, WordEmbeddings
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import Encoder, TransformerConfig
+from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
+from bertkit.models.layers import FeedForward, PostNorm
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.roberta import positions_behind_padding
+from bertkit.models.weights import Names
+
+PAD_ID = 1
+BUCKETS = 32
+_FURTHEST = 128
+_LAYER = "encoder.layer.{n}."
+
+
+class MPNetConfig(TransformerConfig):
+    """MPNet; defaults are the base model's."""
+
+    family: Literal["mpnet"] = "mpnet"
+    max_position_embeddings: int = Field(514, ge=3, description="Rows of the position table: the longest sequence + 2.")
+    layer_norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
+    relative_attention_num_buckets: int = Field(
+        BUCKETS, ge=BUCKETS, description="Rows of the table of relative distances; 32 are used."
+    )
+
+    model_type: ClassVar[str] = "mpnet"
+    hub_prefix: ClassVar[str] = "mpnet"
+    base_architecture: ClassVar[str] = "MPNetModel"
+    pooler_hub_name: ClassVar[str | None] = "mpnet.pooler.dense"
+    hub_defaults: ClassVar[Mapping[str, Any]] = {"max_position_embeddings": 512, "layer_norm_eps": 1e-12}
+    default_pad_id: ClassVar[int] = PAD_ID
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_position_embeddings - PAD_ID - 1
+
+    def build(self, vocab_size: int, *, pad_id: int = PAD_ID) -> MPNet:
+        return MPNet(self, vocab_size)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal, as in fairseq."""
+        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        dropout = self.hidden_dropout_prob
+        return {
+            "masked_lm": HeadPlan(
+                "MPNetForMaskedLM",
+                lambda shape: MaskedLMHead(
+                    shape.width, shape.vocab_size, activation="gelu", norm_eps=self.layer_norm_eps
+                ),
+                {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
+                decoder="lm_head.decoder",
+            ),
+            "sequence_classification": HeadPlan(
+                "MPNetForSequenceClassification",
+                lambda shape: DenseClassifier(
+                    shape.width,
+                    shape.num_labels,
+                    activation="tanh",
+                    input_dropout_rate=dropout,
+                    dropout_rate=dropout,
+                ),
+                {"dense": "classifier.dense", "output": "classifier.out_proj"},
+            ),
+            "token_classification": classifier_plan("MPNetForTokenClassification", dropout_rate=dropout),
+            "span": classifier_plan("MPNetForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
+            "multiple_choice": classifier_plan("MPNetForMultipleChoice", dropout_rate=dropout, outputs=1, pooled=True),
+        }
+
+
+def distance_buckets(length: int, device: torch.device) -> Tensor:
+    """The bucket of each pair of positions, (S, S), queries first.
+
+    One half of the buckets is for keys at or before the query, the other for keys behind it. Of each half, one half
+    holds one distance a bucket, the other grows with the logarithm; distances of 128 and more share the last bucket.
+    """
+    position_S = torch.arange(length, device=device)
+    behind_SS = position_S[None, :] - position_S[:, None]
+    distance_SS = behind_SS.abs()
+    half = BUCKETS // 2
+    exact = half // 2
+    # Single precision and this order of operations decide on which side of a boundary a distance falls.
+    share_SS = torch.log(distance_SS.clamp(min=1).float() / exact) / math.log(_FURTHEST / exact)
+    coarse_SS = (exact + (share_SS * (half - exact)).long()).clamp(max=half - 1)
+    bucket_SS = torch.where(distance_SS < exact, distance_SS, coarse_SS)
+    return bucket_SS + half * (behind_SS > 0)
+
+
+class MPNetEmbeddings(WordEmbeddings):
+    """Word and position embeddings, normalised."""
+
+    def __init__(self, config: MPNetConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.norm = nn.LayerNorm(self.width, eps=config.layer_norm_eps)
+
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`."""
+        word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
+        position_TD = scope.tap("hook_pos_embed", self.position(positions_behind_padding(batch, PAD_ID)))
+        normed_TD: Tensor = self.norm(word_TD + position_TD)
+        return normed_TD
+
+
+class MPNetLayer(PostNorm):
+    """BERT's layer with a bias on the attention scores."""
+
+    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, bias: Bias, scope: Scope) -> Tensor:
+        """(T, D) to (T, D)."""
+        within = scope.within("attn.")
+        rate = self.attention.dropout_rate if self.training else 0.0
+
+        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
+            return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=within, bias=bias)
+
+        return self.around(hidden_TD, lambda states_TD: self.attention.project(states_TD, mix, within), scope)
+
+
+class MPNet(Encoder):
+    """MPNet's encoder."""
+
+    hub_names: ClassVar[Names] = {
+        "embeddings.word": EMBEDDING_NAMES["embeddings.word"],
+        "embeddings.position": EMBEDDING_NAMES["embeddings.position"],
+        "embeddings.norm": "embeddings.LayerNorm",
+        "distance": "encoder.relative_attention_bias",
+        "layers.{n}.attention.query": _LAYER + "attention.attn.q",
+        "layers.{n}.attention.key": _LAYER + "attention.attn.k",
+        "layers.{n}.attention.value": _LAYER + "attention.attn.v",
+        "layers.{n}.attention.output": _LAYER + "attention.attn.o",
+        "layers.{n}.attention_norm": _LAYER + "attention.LayerNorm",
+        "layers.{n}.feed_forward.inner": _LAYER + "intermediate.dense",
+        "layers.{n}.feed_forward.outer": _LAYER + "output.dense",
+        "layers.{n}.feed_forward_norm": _LAYER + "output.LayerNorm",
+    }
+
+    def __init__(self, config: MPNetConfig, vocab_size: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        width, heads = config.hidden_size, config.num_attention_heads
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.embeddings = MPNetEmbeddings(config, vocab_size)
+        self.distance = nn.Embedding(config.relative_attention_num_buckets, heads)
+        self.layers = nn.ModuleList(
+            MPNetLayer(
+                SelfAttention(width, heads, dropout_rate=config.attention_probs_dropout_prob),
+                FeedForward(width, config.intermediate_size, config.hidden_act),
+                width=width,
+                norm_eps=config.layer_norm_eps,
+                dropout_rate=config.hidden_dropout_prob,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        return self.embeddings.word
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
+        scope = Scope(recorder, "")
+        bias = self._bias()
+        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
+        for number, layer in enumerate(self.layers):
+            hidden_TD = layer(hidden_TD, batch.sequences, bias, scope.within(f"blocks.{number}."))
+        return hidden_TD
+
+    def _bias(self) -> Bias:
+        """Of each length, the bias is made once for all layers."""
+        made: dict[int, Tensor] = {}
+
+        def bias(query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
+            if block.length not in made:
+                values_SSN = self.distance(distance_buckets(block.length, query_bNSH.device))
+                made[block.length] = values_SSN.permute(2, 0, 1)[None]
+            return made[block.length].to(query_bNSH.dtype)
+
+        return bias
+
+    @torch.no_grad()
+    def finish_initialisation(self) -> None:
+        """The padding's rows are zero, as in fairseq."""
+        for table in (self.embeddings.word, self.embeddings.position):
+            table.weight[PAD_ID].zero_()

@@ -1,0 +1,181 @@
+"""RoBERTa, and who kept its shape: XLM-R, CamemBERT, DistilRoBERTa.
+
+Liu et al. 2019, arXiv:1907.11692, section 3.1 and table 9; details as in fairseq and the Hub's class. The layers are
+BERT's; positions are counted from the padding's id plus one, there is one segment type, the language-model head's GELU
+is always exact, and a classifier has a dense layer of its own in place of the pooler. Conneau et al. 2020,
+arXiv:1911.02116 (XLM-R).
+
+Shapes: T packed tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
+from bertkit.models.encoder import BertLikeConfig, Encoder
+from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
+from bertkit.models.layers import PostNormLayer
+from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
+
+
+class RobertaLikeConfig(BertLikeConfig):
+    """What RoBERTa and its multilingual and French twins have in common; defaults are RoBERTa base's."""
+
+    max_position_embeddings: int = Field(
+        514, ge=3, description="Rows of the position table: the longest sequence, and the padding's id plus one."
+    )
+    type_vocab_size: int = Field(1, ge=1, description="Segment types; with one, all tokens have it.")
+    layer_norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
+    classifier_dropout: float | None = Field(
+        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
+    )
+
+    classes: ClassVar[str]
+    """What the names of the Hub's classes begin with."""
+
+    hub_prefix: ClassVar[str] = "roberta"
+    pooler_hub_name: ClassVar[str | None] = "roberta.pooler.dense"
+    hub_defaults: ClassVar[Mapping[str, Any]] = {
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+    }
+    default_pad_id: ClassVar[int] = 1
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_position_embeddings - self.default_pad_id - 1
+
+    def build(self, vocab_size: int, *, pad_id: int = 1) -> Encoder:
+        return Roberta(self, vocab_size, pad_id=pad_id)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal, as in fairseq."""
+        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+        return {
+            "masked_lm": HeadPlan(
+                f"{self.classes}ForMaskedLM",
+                lambda shape: MaskedLMHead(
+                    shape.width, shape.vocab_size, activation="gelu", norm_eps=self.layer_norm_eps
+                ),
+                {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
+                decoder="lm_head.decoder",
+            ),
+            "sequence_classification": HeadPlan(
+                f"{self.classes}ForSequenceClassification",
+                lambda shape: DenseClassifier(
+                    shape.width,
+                    shape.num_labels,
+                    activation="tanh",
+                    input_dropout_rate=dropout,
+                    dropout_rate=dropout,
+                ),
+                {"dense": "classifier.dense", "output": "classifier.out_proj"},
+            ),
+            "token_classification": classifier_plan(f"{self.classes}ForTokenClassification", dropout_rate=dropout),
+            "span": classifier_plan(
+                f"{self.classes}ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2
+            ),
+            "multiple_choice": classifier_plan(
+                f"{self.classes}ForMultipleChoice", dropout_rate=self.hidden_dropout_prob, outputs=1, pooled=True
+            ),
+        }
+
+
+class RobertaConfig(RobertaLikeConfig):
+    """RoBERTa; DistilRoBERTa is this with six layers."""
+
+    family: Literal["roberta"] = "roberta"
+
+    model_type: ClassVar[str] = "roberta"
+    classes: ClassVar[str] = "Roberta"
+    base_architecture: ClassVar[str] = "RobertaModel"
+
+
+class XLMRobertaConfig(RobertaLikeConfig):
+    """XLM-R: RoBERTa over a hundred languages and 250,002 pieces."""
+
+    family: Literal["xlm-roberta"] = "xlm-roberta"
+
+    model_type: ClassVar[str] = "xlm-roberta"
+    classes: ClassVar[str] = "XLMRoberta"
+    base_architecture: ClassVar[str] = "XLMRobertaModel"
+
+
+class CamembertConfig(RobertaLikeConfig):
+    """CamemBERT: RoBERTa in French."""
+
+    family: Literal["camembert"] = "camembert"
+
+    model_type: ClassVar[str] = "camembert"
+    classes: ClassVar[str] = "Camembert"
+    base_architecture: ClassVar[str] = "CamembertModel"
+
+
+class RobertaEmbeddings(NormedEmbeddings):
+    """Word, position and segment-type embeddings, normalised; positions begin behind the padding's id."""
+
+    def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
+        super().__init__(config, vocab_size)
+        self.pad_id = pad_id
+
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, D), with the points of BERT's."""
+        types_T = batch.token_types_T
+        if self.token_type.num_embeddings == 1:
+            types_T = torch.zeros_like(types_T)
+        return super().forward(replace(batch, positions_T=self.positions_T(batch), token_types_T=types_T), scope)
+
+    def positions_T(self, batch: PackedBatch) -> Tensor:
+        """Rows of the position table."""
+        return positions_behind_padding(batch, self.pad_id)
+
+
+def positions_behind_padding(batch: PackedBatch, pad_id: int) -> Tensor:
+    """Rows of the position table, (T,): each sequence's tokens counted from the padding's id plus one.
+
+    A padding token inside a sequence is not counted and has the padding's own row, as in fairseq's make_positions.
+    """
+    real_T = (batch.ids_T != pad_id).long()
+    counted_T = real_T.cumsum(0)
+    first_T = torch.arange(batch.num_tokens, device=batch.ids_T.device) - batch.positions_T
+    before_T = counted_T[first_T] - real_T[first_T]
+    return (counted_T - before_T) * real_T + pad_id
+
+
+class Roberta(BertStack):
+    """RoBERTa's encoder."""
+
+    embeddings: RobertaEmbeddings
+    hub_names: ClassVar[Names] = POST_NORM_NAMES
+
+    def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
+        super().__init__(config, vocab_size)
+        self.embeddings = RobertaEmbeddings(config, vocab_size, pad_id=pad_id)
+        self.layers = bert_layers(PostNormLayer, config, norm_eps=config.layer_norm_eps)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.embeddings.position.num_embeddings - self.embeddings.pad_id - 1
+
+    def to_hub(self) -> dict[str, Any]:
+        return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id}
+
+    @torch.no_grad()
+    def finish_initialisation(self) -> None:
+        """The padding's rows are zero, as in fairseq."""
+        for table in (self.embeddings.word, self.embeddings.position):
+            table.weight[self.embeddings.pad_id].zero_()

@@ -1,0 +1,218 @@
+"""Sentence encoders: an encoder, a pooling of its states, and what stands behind it.
+
+Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. Directories are those of `sentence-transformers`:
+modules.json lists the steps, the encoder lies in the root or in 0_Transformer. Differs from a pooler in headed.py: all
+states can take part, and nothing here is trained for a task.
+
+Shapes: T packed tokens, B sequences, D width, E width of the vectors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError
+from bertkit.models.find import CONFIG_FILE, MODULES_FILE
+from bertkit.models.headed import HeadedModel, summarise
+from bertkit.models.hub import load_model
+from bertkit.models.weight_files import find_weights, read_weights
+
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+_OLD_KEYS: dict[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""The one-switch-a-mode form of a pooling's config.json; where several are on, vectors are joined in this order."""
+
+_DENSE_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "torch.nn.modules.activation.Tanh": nn.Tanh,
+    "torch.nn.modules.activation.ReLU": nn.ReLU,
+    "torch.nn.modules.activation.GELU": nn.GELU,
+    "torch.nn.modules.linear.Identity": nn.Identity,
+}
+
+
+def pool(mode: PoolingMode, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+    """One vector a sequence out of its states, (B, D).
+
+    `mean_sqrt_len_tokens` divides the sum by the root of the length, `weightedmean` weighs a token by its position from
+    1.
+    """
+    if mode in ("cls", "lasttoken", "mean"):
+        return summarise({"cls": "first", "lasttoken": "last", "mean": "mean"}[mode], hidden_TD, batch)  # type: ignore[arg-type]  # values of a dict lose their Literal
+    lengths_B = batch.sequences.cu_seqlens_B1.diff().long()
+    sequence_T = torch.repeat_interleave(lengths_B, output_size=batch.num_tokens)
+    zeros_BD = hidden_TD.new_zeros(lengths_B.numel(), hidden_TD.shape[1])
+    if mode == "max":
+        index_TD = sequence_T[:, None].expand_as(hidden_TD)
+        return zeros_BD.scatter_reduce(0, index_TD, hidden_TD, "amax", include_self=False)
+    if mode == "mean_sqrt_len_tokens":
+        return zeros_BD.index_add(0, sequence_T, hidden_TD) / lengths_B[:, None].to(hidden_TD.dtype).sqrt()
+    weight_T1 = (batch.positions_T + 1)[:, None].to(hidden_TD.dtype)
+    weights_B1 = (lengths_B * (lengths_B + 1) // 2)[:, None].to(hidden_TD.dtype)
+    return zeros_BD.index_add(0, sequence_T, hidden_TD * weight_T1) / weights_B1
+
+
+class Normalise(nn.Module):
+    """Vectors of length one."""
+
+    def forward(self, vectors_BE: Tensor) -> Tensor:
+        return functional.normalize(vectors_BE, dim=-1)
+
+
+class Dense(nn.Module):
+    """A linear map and an activation behind the pooling."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs, bias=bias)
+        self.activation = activation
+
+    def forward(self, vectors_BE: Tensor) -> Tensor:
+        mapped: Tensor = self.activation(self.linear(vectors_BE))
+        return mapped
+
+
+class SentenceModel(nn.Module):
+    """Texts as vectors.
+
+    Args:
+        model: the encoder.
+        pooling: modes, whose vectors are joined end to end.
+        behind: what is applied to the pooled vectors, in order.
+        max_tokens: texts are cut to this length before they get here; the encoder's own limit where None.
+        lowercases: whether texts are lower-cased before the tokenizer sees them.
+    """
+
+    def __init__(
+        self,
+        model: HeadedModel,
+        pooling: Sequence[PoolingMode] = ("mean",),
+        behind: Sequence[nn.Module] = (),
+        *,
+        max_tokens: int | None = None,
+        lowercases: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.pooling = tuple(pooling)
+        self.behind = nn.Sequential(*behind)
+        limit = model.encoder.max_tokens
+        self.max_tokens = limit if max_tokens is None else min(max_tokens, limit)
+        self.lowercases = lowercases
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """(B, E)."""
+        hidden_TD = self.model(batch)
+        pooled_BE = torch.cat([pool(mode, hidden_TD, batch) for mode in self.pooling], dim=-1)
+        vectors_BE: Tensor = self.behind(pooled_BE)
+        return vectors_BE
+
+
+def load_sentence_model(directory: Path) -> SentenceModel:
+    """Read a directory of `sentence-transformers`; any other model directory is pooled by the mean.
+
+    Args:
+        directory: as found by `find_model`.
+
+    Raises:
+        DataError: if a file is damaged, or a step is none that is known.
+    """
+    if not (directory / MODULES_FILE).is_file():
+        model, _ = load_model(directory, heads=())
+        return SentenceModel(model).eval()
+    steps = [(_kind(step), directory / str(step.get("path", ""))) for step in _modules(directory / MODULES_FILE)]
+    if [kind for kind, _ in steps[:2]] != ["Transformer", "Pooling"]:
+        raise DataError(
+            f"{directory / MODULES_FILE}: expected a Transformer and a Pooling first, found"
+            f" {', '.join(kind for kind, _ in steps) or 'nothing'}"
+        )
+    (_, root), (_, pooling), *behind = steps
+    model, _ = load_model(root, heads=())
+    settings = _optional(root / "sentence_bert_config.json")
+    return SentenceModel(
+        model,
+        _pooling_modes(pooling / CONFIG_FILE),
+        [_step(kind, path) for kind, path in behind],
+        max_tokens=settings.get("max_seq_length"),
+        lowercases=bool(settings.get("do_lower_case", False)),
+    ).eval()
+
+
+def _modules(path: Path) -> list[Mapping[str, Any]]:
+    steps = _read(path)
+    if not isinstance(steps, list) or not all(isinstance(step, dict) and "type" in step for step in steps):
+        raise DataError(f"{path}: expected a list of modules, each with a type and a path")
+    return sorted(steps, key=lambda step: int(step.get("idx", 0)))
+
+
+def _kind(step: Mapping[str, Any]) -> str:
+    return str(step["type"]).rpartition(".")[2]
+
+
+def _step(kind: str, path: Path) -> nn.Module:
+    if kind == "Normalize":
+        return Normalise()
+    if kind == "Dense":
+        return _dense(path)
+    raise DataError(f"{path}: a step of type {kind} is not supported; known are Transformer, Pooling, Dense, Normalize")
+
+
+def _dense(path: Path) -> Dense:
+    settings = _read(path / CONFIG_FILE)
+    if settings.get("use_residual", False):
+        raise DataError(f"{path / CONFIG_FILE}: use_residual is true; only a Dense step without it is supported")
+    name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    if name not in _DENSE_ACTIVATIONS:
+        raise DataError(
+            f"{path / CONFIG_FILE}: activation_function is {name!r}; known are {', '.join(_DENSE_ACTIVATIONS)}"
+        )
+    dense = Dense(
+        int(settings["in_features"]),
+        int(settings["out_features"]),
+        bias=bool(settings.get("bias", True)),
+        activation=_DENSE_ACTIVATIONS[name](),
+    )
+    weights = find_weights(path)
+    try:
+        dense.load_state_dict(read_weights(weights))
+    except (RuntimeError, SafetensorError) as error:
+        raise DataError(f"{weights}: {error}") from error
+    return dense
+
+
+def _pooling_modes(path: Path) -> tuple[PoolingMode, ...]:
+    settings = _read(path)
+    modes = settings.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in _OLD_KEYS.items() if settings.get(key)] or ["mean"]
+    modes = (modes,) if isinstance(modes, str) else tuple(modes)
+    unknown = [mode for mode in modes if mode not in get_args(PoolingMode)]
+    if unknown:
+        raise DataError(f"{path}: pooling_mode is {unknown[0]!r}; known are {', '.join(get_args(PoolingMode))}")
+    return modes
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return dict(_read(path)) if path.is_file() else {}
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as JSON: {error}") from error

@@ -1,0 +1,118 @@
+"""The files that weights come in: model.safetensors, pytorch_model.bin, and either of them in several shards.
+
+File formats of `safetensors`, `torch.save` and `transformers` (`*.index.json`: `weight_map` from tensor to file). A
+.bin file is a pickle, which could run code; it is read by torch's own restricted reader, which refuses anything but
+tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bertkit.errors import DataError
+
+SAFETENSORS = "model.safetensors"
+PICKLE = "pytorch_model.bin"
+WEIGHT_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", PICKLE, f"{PICKLE}.index.json")
+"""What is looked for in a model directory, in this order."""
+
+_OLD_NORM = {"gamma": "weight", "beta": "bias"}
+_OLD_NORM_NAME = re.compile(r"(.*LayerNorm\.)(gamma|beta)")
+
+
+def find_weights(directory: Path) -> Path:
+    """The file, or the index of the shards.
+
+    Raises:
+        DataError: if there is none.
+    """
+    for name in WEIGHT_FILES:
+        if (directory / name).is_file():
+            return directory / name
+    raise DataError(f"{directory}: no weights here, expected one of {', '.join(WEIGHT_FILES)}")
+
+
+def read_weights(path: Path, *, ignored: Iterable[str] = ()) -> dict[str, Tensor]:
+    """All tensors of a file, or of the shards of an index, by name.
+
+    Args:
+        path: as found by `find_weights`.
+        ignored: endings of names that are left out.
+
+    Raises:
+        DataError: if a file is missing, damaged, or holds more than tensors.
+    """
+    files = [path] if path.suffix != ".json" else _shards(path)
+    endings = tuple(ignored)
+    found: dict[str, Tensor] = {}
+    for file in files:
+        tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
+        # Some files name a base model's own tensors without a dot before the ending.
+        found |= {name: tensor for name, tensor in tensors.items() if not f".{name}".endswith(endings)}
+    return {_with_new_norm(name): tensor for name, tensor in found.items()}
+
+
+def _with_new_norm(name: str) -> str:
+    """Checkpoints converted from TensorFlow call a norm's weight gamma, and its bias beta."""
+    match = _OLD_NORM_NAME.fullmatch(name)
+    return match[1] + _OLD_NORM[match[2]] if match else name
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{index}: not an index of weight files: {error!r}") from error
+    for name in names:
+        if Path(name).name != name:
+            raise DataError(f"{index}: names {name!r}, which is not a file beside it")
+        if not (index.parent / name).is_file():
+            raise DataError(f"{index}: names {name}, which is missing; fetch the model again")
+    return [index.parent / name for name in names]
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"{path}: cannot be read as safetensors: {error}; the file is damaged or cut off: {_remedy(path)}"
+        ) from error
+    return tensors
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        contents: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"{path}: refused, for it holds more than tensors and could run code when it is opened"
+            f" ({_first_line(error)}); ask for the model as {SAFETENSORS}"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a file of torch: {_first_line(error)}; if it is damaged: {_remedy(path)}"
+        ) from error
+    if not isinstance(contents, dict) or not all(isinstance(tensor, Tensor) for tensor in contents.values()):
+        raise DataError(f"{path}: expected tensors by name, found {type(contents).__name__}")
+    return contents
+
+
+def _remedy(path: Path) -> str:
+    """The Hub's cache links to files elsewhere, and fetches anew only what is gone there."""
+    return f"delete {path.resolve()} and fetch the model again"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

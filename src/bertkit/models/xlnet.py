@@ -1,0 +1,391 @@
+"""XLNet: pretrained to predict tokens in a random order, each from those before it in that order.
+
+Yang et al. 2019, arXiv:1906.08237, sections 2 and 3 and table 7; details as in zihangdai/xlnet. Two streams run through
+the same layers: the content stream knows each token, the query stream knows where a target stands but not what it is. A
+memory keeps states of earlier text. On a task there is the content stream alone, and a classifier reads the last token.
+
+Quirks: the Hub's class has one dropout rate for all, where the released code has another for the probabilities; and
+`bi_data` is here not the configuration's to say but the batch's, for it is about pretraining data.
+
+Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary, K keys of a sequence.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.heads import Classifier, DenseClassifier, HeadPlan
+from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.relative_attention import (
+    Pairs,
+    PermutationOrder,
+    RelativeAttention,
+    pair_blocks,
+    waves,
+)
+from bertkit.models.weights import Layout, Names
+
+_ATTENTION = "layer.{n}.rel_attn"
+_MAPS = ("hook_attn_scores", "hook_pattern")
+_PROJECTIONS = {"query": "q", "key": "k", "value": "v", "relative": "r", "output": "o"}
+
+
+class XlnetConfig(EncoderConfig):
+    """XLNet; defaults are the base model's."""
+
+    family: Literal["xlnet"] = "xlnet"
+    hidden_size: int = Field(768, ge=2, description="Width D of the hidden states, even.")
+    num_hidden_layers: int = Field(12, ge=1, description="Layers.")
+    num_attention_heads: int = Field(12, ge=1, description="Heads of each layer; must divide hidden_size.")
+    intermediate_size: int = Field(3072, ge=1, description="Width of the feed-forward layer.")
+    hidden_act: Activation = Field("gelu", description="Activation of the feed-forward layers.")
+    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout everywhere, on probabilities, too.")
+    summary_last_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before a sequence classifier.")
+    layer_norm_eps: float = Field(1e-12, gt=0, description="Added to the variance in layer normalisation.")
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
+    clamp_len: int = Field(-1, description="Larger distances count as this one; no limit where not positive.")
+    mem_len: int | None = Field(None, ge=0, description="Tokens of the memory; null or 0: all there were.")
+    reuse_len: int | None = Field(
+        None, ge=0, description="First tokens of each sequence that go into the memory; null or 0: all."
+    )
+
+    model_type: ClassVar[str] = "xlnet"
+    hub_prefix: ClassVar[str] = "transformer"
+    base_architecture: ClassVar[str] = "XLNetModel"
+    default_pad_id: ClassVar[int] = 5
+    hub_keys: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "intermediate_size": "d_inner",
+        "hidden_act": "ff_activation",
+        "hidden_dropout_prob": "dropout",
+    }
+    hub_defaults: ClassVar[Mapping[str, Any]] = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "mem_len": 512,
+    }
+    hub_fixed: ClassVar[Mapping[str, Any]] = {
+        **EncoderConfig.hub_fixed,
+        "attn_type": "bi",
+        "bi_data": False,
+        "untie_r": True,
+        "summary_type": "last",
+        "summary_use_proj": True,
+        "summary_activation": "tanh",
+    }
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.hidden_size % self.num_attention_heads or self.hidden_size % 2:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be even and a multiple of num_attention_heads"
+                f" ({self.num_attention_heads})"
+            )
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        config = super().from_hub(contents)
+        width = config.hidden_size // config.num_attention_heads
+        if (contents.get("d_head") or width) != width:
+            raise ValueError(f"d_head is {contents['d_head']!r}; only d_model / n_head, {width}, is supported")
+        return config
+
+    @property
+    def max_tokens(self) -> int:
+        """There is no limit: distances have no table."""
+        return sys.maxsize
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> Xlnet:
+        return Xlnet(self, vocab_size)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal, as in the released code."""
+        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        def summarised(architecture: str, outputs: int | None) -> HeadPlan:
+            return HeadPlan(
+                architecture,
+                lambda shape: DenseClassifier(
+                    shape.width,
+                    shape.num_labels if outputs is None else outputs,
+                    activation="tanh",
+                    input_dropout_rate=0.0,
+                    dropout_rate=self.summary_last_dropout,
+                ),
+                {"dense": "sequence_summary.summary", "output": "logits_proj"},
+                summary="last",
+            )
+
+        return {
+            "permutation_lm": HeadPlan(
+                "XLNetLMHeadModel", lambda shape: BiasedDecoder(shape.vocab_size), {"": "lm_loss"}, decoder="lm_loss"
+            ),
+            "sequence_classification": summarised("XLNetForSequenceClassification", None),
+            "token_classification": HeadPlan(
+                "XLNetForTokenClassification",
+                lambda shape: Classifier(shape.width, shape.num_labels, dropout_rate=0.0),
+                {"output": "classifier"},
+            ),
+            "span": HeadPlan(
+                "XLNetForQuestionAnsweringSimple",
+                lambda shape: Classifier(shape.width, 2, dropout_rate=0.0),
+                {"output": "qa_outputs"},
+            ),
+            "multiple_choice": summarised("XLNetForMultipleChoice", 1),
+        }
+
+
+class BiasedDecoder(nn.Module):
+    """The transposed word embedding and a bias."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, hidden_MD: Tensor, word_embedding_VD: Tensor) -> Tensor:
+        """Logits, (M, V)."""
+        return functional.linear(hidden_MD, word_embedding_VD, self.bias)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What comes out of the last layer, and what went into each.
+
+    Attributes:
+        content_TD: states that know their own token.
+        query_MD: states of the batch's targets that do not; None where no order was given.
+        inputs_TD: of the content stream, one a layer, for `Xlnet.remember`.
+    """
+
+    content_TD: Tensor
+    query_MD: Tensor | None
+    inputs_TD: tuple[Tensor, ...]
+
+
+class DroppedFeedForward(FeedForward):
+    """Dropout on what is between the two maps, too."""
+
+    def __init__(self, config: XlnetConfig) -> None:
+        super().__init__(config.hidden_size, config.intermediate_size, config.hidden_act)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
+        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", self.activation(inner_TF))))
+        return output_TD
+
+
+class XlnetLayer(nn.Module):
+    """Relative attention and a feed-forward layer, the norm behind each; both streams go through the same weights."""
+
+    def __init__(self, config: XlnetConfig) -> None:
+        super().__init__()
+        rate = config.hidden_dropout_prob
+        self.attention = RelativeAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward = DroppedFeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(rate)
+
+    def forward(
+        self, content_TD: Tensor, query_MD: Tensor | None, views: Views, memory_BKD: Tensor | None, scope: Scope
+    ) -> tuple[Tensor, Tensor | None]:
+        """Both streams, one layer on. Points as in BERT's layers; the query stream's stand below `query_stream.`."""
+        content_TD = scope.tap("hook_resid_pre", content_TD)
+        within = scope.within("attn.")
+        keys = self.attention.keys(content_TD, views.content, memory_BKD, within)
+        attended_TD = self.attention(content_TD, keys, views.content, within)
+        if query_MD is not None and views.query is not None:
+            scope_g = scope.within("query_stream.")
+            query_MD = scope_g.tap("hook_resid_pre", query_MD)
+            attended_MD = self.attention(
+                query_MD, keys, views.query, scope_g.within("attn."), tokens_M=views.target_index_M
+            )
+            query_MD = self.finish(query_MD, attended_MD, scope_g)
+        return self.finish(content_TD, attended_TD, scope), query_MD
+
+    def finish(self, hidden_MD: Tensor, attended_MD: Tensor, scope: Scope) -> Tensor:
+        """The layer behind its attention, (M, D) to (M, D)."""
+        attended_MD = scope.tap("hook_attn_out", attended_MD)
+        hidden_MD = scope.tap("hook_resid_mid", self.attention_norm(hidden_MD + self.dropout(attended_MD)))
+        fed_MD = scope.tap("hook_mlp_out", self.feed_forward(hidden_MD, scope.within("mlp.")))
+        return scope.tap("hook_resid_post", self.feed_forward_norm(hidden_MD + self.dropout(fed_MD)))
+
+
+@dataclass(frozen=True)
+class Views:
+    """What each stream may see, and where the query stream's targets stand."""
+
+    content: Pairs
+    query: Pairs | None
+    target_index_M: Tensor
+
+
+class Xlnet(Encoder):
+    """XLNet's encoder."""
+
+    hub_names: ClassVar[Names] = {
+        "": "",
+        "word": "word_embedding",
+        "layers.{n}.attention": _ATTENTION,
+        **{f"layers.{{n}}.attention.{here}": f"{_ATTENTION}.{hub}" for here, hub in _PROJECTIONS.items()},
+        "layers.{n}.attention_norm": f"{_ATTENTION}.layer_norm",
+        "layers.{n}.feed_forward.inner": "layer.{n}.ff.layer_1",
+        "layers.{n}.feed_forward.outer": "layer.{n}.ff.layer_2",
+        "layers.{n}.feed_forward_norm": "layer.{n}.ff.layer_norm",
+    }
+
+    def __init__(self, config: XlnetConfig, vocab_size: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.settings = config
+        self.word = nn.Embedding(vocab_size, config.hidden_size)
+        self.mask_emb = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.layers = nn.ModuleList(XlnetLayer(config) for _ in range(config.num_hidden_layers))
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        return self.word
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """The content stream, (T, D). Points: `hook_embed`, and `blocks.N.` with each layer's."""
+        return self.streams(batch, recorder=recorder).content_TD
+
+    def streams(
+        self,
+        batch: PackedBatch,
+        *,
+        order: PermutationOrder | None = None,
+        memory: Sequence[Tensor] | None = None,
+        direction_B: Tensor | None = None,
+        recorder: Recorder | None = None,
+    ) -> Streams:
+        """Both streams.
+
+        Args:
+            batch: with targets, where there is an order.
+            order: what each token sees; without one it sees all, and there is no query stream.
+            memory: for each layer, states before each sequence's first token, (B, memory, D); see `remember`. They
+                count as of segment 0.
+            direction_B: int64, 1 for sequences whose tokens come from right to left, so that distances have the other
+                sign; all from left to right where None.
+            recorder: of the points.
+
+        Raises:
+            ValueError: if there is a memory and sequences differ in length, or in number from the memory's.
+        """
+        if memory is not None:
+            _check_memory(memory, batch)
+        scope = Scope(recorder, "")
+        memory_length = 0 if memory is None else memory[0].shape[1]
+        views = self._views(batch, order, direction_B, memory_length, scope)
+        content_TD = self.dropout(scope.tap("hook_embed", self.word(batch.ids_T)))
+        query_MD = None
+        if order is not None:
+            query_MD = self.dropout(self.mask_emb[0].expand(batch.target_index_M.numel(), -1))
+        inputs = []
+        for number, layer in enumerate(self.layers):
+            inputs.append(content_TD)
+            memory_BKD = None if memory is None else memory[number]
+            content_TD, query_MD = layer(content_TD, query_MD, views, memory_BKD, scope.within(f"blocks.{number}."))
+        query_MD = None if query_MD is None else self.dropout(query_MD)
+        return Streams(self.dropout(content_TD), query_MD, tuple(inputs))
+
+    def remember(self, streams: Streams, batch: PackedBatch, previous: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The memory for the text that follows each sequence: a tensor (B, memory, D) a layer, without gradient.
+
+        Args:
+            streams: of the batch, computed with `previous`.
+            batch: sequences of one length.
+            previous: the memory before it.
+
+        Raises:
+            ValueError: if sequences differ in length.
+        """
+        _check_memory(previous or (), batch)
+        reused, kept = self.settings.reuse_len or None, self.settings.mem_len or 0
+        memory = []
+        for number, input_TD in enumerate(streams.inputs_TD):
+            states_BSD = input_TD.detach().view(batch.num_sequences, -1, self.width)[:, :reused]
+            if previous is not None:
+                states_BSD = torch.cat([previous[number], states_BSD], dim=1)
+            memory.append(states_BSD[:, -kept:])
+        return memory
+
+    def _views(
+        self,
+        batch: PackedBatch,
+        order: PermutationOrder | None,
+        direction_B: Tensor | None,
+        memory_length: int,
+        scope: Scope,
+    ) -> Views:
+        sequences = batch.sequences.as_one_block() if self._is_watched(scope) else batch.sequences
+        waves_CPD = self.dropout(
+            waves(
+                self.width,
+                keys=memory_length + sequences.max_length,
+                queries=sequences.max_length,
+                clamp=self.settings.clamp_len,
+                directions=1 if direction_B is None else 2,
+                device=batch.ids_T.device,
+            ).to(self.mask_emb.dtype)
+        )
+
+        def pairs(*, sees_itself: bool) -> Pairs:
+            blocks = pair_blocks(
+                sequences, batch.token_types_T, order, memory_length=memory_length, sees_itself=sees_itself
+            )
+            return Pairs(batch.num_tokens, sequences, blocks, waves_CPD, direction_B, memory_length)
+
+        query = None if order is None else pairs(sees_itself=False)
+        return Views(pairs(sees_itself=True), query, batch.target_index_M)
+
+    def _is_watched(self, scope: Scope) -> bool:
+        """Whether someone wants to see the attention maps, and so all sequences in one block."""
+        points = [f"{stream}attn.{kind}" for stream in ("", "query_stream.") for kind in _MAPS]
+        layers = range(self.settings.num_hidden_layers)
+        return any(scope.needs(f"blocks.{layer}.{point}") for layer in layers for point in points)
+
+    def layouts(self) -> Sequence[Layout]:
+        """The Hub's projections are (D, N, H), from the states to the heads, the output's, too."""
+        shape = (self.width, self.settings.num_attention_heads, -1)
+        return [
+            Layout(
+                f"{_ATTENTION}.{hub}",
+                (f"{_ATTENTION}.{hub}.weight",),
+                (lambda whole: (whole.flatten(1),)) if here == "output" else (lambda whole: (whole.flatten(1).t(),)),
+                (lambda parts: parts[0].view(shape))
+                if here == "output"
+                else (lambda parts: parts[0].t().reshape(shape)),
+            )
+            for here, hub in _PROJECTIONS.items()
+        ]
+
+
+def _check_memory(memory: Sequence[Tensor], batch: PackedBatch) -> None:
+    """A memory goes with sequences of one length: what follows must stand right behind it.
+
+    Raises:
+        ValueError: if they differ, or there are more or fewer than the memory is of.
+    """
+    if batch.num_sequences * batch.sequences.max_length != batch.num_tokens:
+        raise ValueError("a memory needs sequences of one length in a batch")
+    if memory and memory[0].shape[0] != batch.num_sequences:
+        raise ValueError(f"the memory is of {memory[0].shape[0]} sequences, the batch has {batch.num_sequences}")

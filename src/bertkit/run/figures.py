@@ -1,0 +1,78 @@
+"""Figures of a run: loss and held-out accuracy by tokens read, as SVG and PNG, with the CSV that drew them.
+
+Own design (contract: the run directory). Readable in greyscale: lines differ by dash and marker, not by colour alone.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from bertkit.run.metrics import read_metrics
+
+_TRAINING, _HELD_OUT = "loss", "held_out/loss"
+_ACCURACY = "held_out/accuracy/"
+
+
+def draw_curves(metrics: Path, directory: Path, *, title: str, baseline: float | None = None) -> list[Path]:
+    """Draw `curves.svg`, `curves.png` and write `curves.csv`.
+
+    Args:
+        metrics: the run's metrics.jsonl.
+        directory: where the files go; made if missing.
+        title: of the figure.
+        baseline: accuracy of the unigram baseline, drawn as a dotted line.
+    """
+    rows = _merged(metrics)
+    directory.mkdir(parents=True, exist_ok=True)
+    accuracies = sorted({key for row in rows for key in row if key.startswith(_ACCURACY)})
+    columns = ["step", "tokens", "lr", _TRAINING, _HELD_OUT, *accuracies]
+    table = directory / "curves.csv"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return [table, *_draw(rows, accuracies, directory / "curves", title=title, baseline=baseline)]
+
+
+def _merged(metrics: Path) -> list[dict[str, Any]]:
+    """One row a step; a step's figures may stand in several lines."""
+    steps: dict[int, dict[str, Any]] = {}
+    for line in read_metrics(metrics):
+        steps.setdefault(line["step"], {}).update(line)
+    return [steps[step] for step in sorted(steps)]
+
+
+def _points(rows: list[dict[str, Any]], column: str) -> tuple[list[float], list[float]]:
+    """Millions of tokens and the values, where a row has both."""
+    pairs = [(row["tokens"] / 1e6, row[column]) for row in rows if row.get(column) is not None and "tokens" in row]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _draw(
+    rows: list[dict[str, Any]], accuracies: list[str], stem: Path, *, title: str, baseline: float | None
+) -> list[Path]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    losses, shares = figure.subplots(1, 2)
+    losses.plot(*_points(rows, _TRAINING), color="0.6", label="training")
+    losses.plot(*_points(rows, _HELD_OUT), color="black", marker="o", markersize=3, label="held out")
+    losses.set(xlabel="tokens read (millions)", ylabel="loss (nats, weighted sum of terms)")
+    for name, dashes, marker in zip(accuracies, ("-", "--", "-."), ("o", "s", "^"), strict=False):
+        label = name.removeprefix(_ACCURACY)
+        shares.plot(*_points(rows, name), color="black", linestyle=dashes, marker=marker, markersize=3, label=label)
+    if baseline is not None:
+        shares.axhline(baseline, color="0.5", linestyle=":", label="masked_lm, unigram baseline")
+    shares.set(xlabel="tokens read (millions)", ylabel="held-out accuracy", ylim=(0, None))
+    for axes in (losses, shares):
+        axes.grid(color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
+    figure.suptitle(title)
+    paths = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    return paths

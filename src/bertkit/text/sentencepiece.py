@@ -1,0 +1,266 @@
+"""SentencePiece models: `spiece.model` and its like, read without the sentencepiece package.
+
+Kudo and Richardson 2018, arXiv:1808.06226; the file is a protobuf message (sentencepiece_model.proto), of which three
+fields are needed, so a reader of its wire format stands here. What a family does around SentencePiece is in `Style`:
+Lan et al. 2020 (ALBERT) and Yang et al. 2019 (XLNet) rewrite quotes and strip accents, fairseq's models have other ids.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from bertkit.errors import DataError
+from bertkit.text.tokenizer import Tokenizer
+
+SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model")
+"""Names that the known families give the file."""
+
+_UNIGRAM = 1
+_UNKNOWN, _BYTE = 2, 6
+_MARK = "▁"
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_COMMA_PENALTY = 100.0
+_CAMEMBERT_UNUSED = -100.0
+
+
+@dataclass(frozen=True)
+class PieceModel:
+    """What a SentencePiece file says.
+
+    Attributes:
+        pieces: text, score and type of each, in the order of their ids.
+        character_map: the normaliser's compiled table.
+        algorithm: 1 for Unigram, 2 for BPE.
+    """
+
+    pieces: tuple[tuple[str, float, int], ...]
+    character_map: bytes
+    algorithm: int
+
+
+@dataclass(frozen=True)
+class Style:
+    """What a family does around SentencePiece.
+
+    Attributes:
+        roles: its special tokens.
+        single, pair: templates of one text and of two.
+        lowercases: whether it lower-cases, where the tokenizer's configuration does not say.
+        rewrites: whether quotes are made plain and accents stripped, and `9,` is split into two pieces.
+        before, dropped, behind: what stands before the file's pieces, how many of them are left out, what is behind.
+        composes: whether Unicode is composed, in place of the file's own table.
+    """
+
+    roles: Mapping[str, str]
+    single: str
+    pair: str
+    lowercases: bool = False
+    rewrites: bool = False
+    before: tuple[tuple[str, float], ...] = ()
+    dropped: int = 0
+    behind: tuple[tuple[str, float], ...] = ()
+    composes: bool = False
+
+
+_BRACKETS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_BERT_TEMPLATES = ("[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1")
+_FAIRSEQ_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+_FAIRSEQ = Style(
+    _FAIRSEQ_ROLES,
+    "<s> $A </s>",
+    "<s> $A </s> </s> $B </s>",
+    before=(("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)),
+    dropped=3,
+    behind=(("<mask>", 0.0),),
+)
+
+STYLES: dict[str, Style] = {
+    "albert": Style({**_BRACKETS, "pad": "<pad>", "unk": "<unk>"}, *_BERT_TEMPLATES, lowercases=True, rewrites=True),
+    "xlnet": Style(
+        {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"},
+        "$A:0 <sep>:0 <cls>:2",
+        "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
+        rewrites=True,
+    ),
+    "xlm-roberta": _FAIRSEQ,
+    "camembert": replace(
+        _FAIRSEQ,
+        before=(
+            ("<s>NOTUSED", 0.0),
+            ("<pad>", 0.0),
+            ("</s>NOTUSED", 0.0),
+            ("<unk>", 0.0),
+            ("<unk>NOTUSED", _CAMEMBERT_UNUSED),
+        ),
+        dropped=1,
+    ),
+    "deberta-v2": Style(_BRACKETS, *_BERT_TEMPLATES, composes=True),
+}
+
+
+def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
+    """A tokenizer out of a SentencePiece file.
+
+    Args:
+        path: the file.
+        config: tokenizer_config.json and, under `model_type`, config.json's; may be empty.
+
+    Raises:
+        DataError: if the file is damaged, no Unigram model, or of no family that is known.
+    """
+    model = read_sentencepiece(path)
+    if model.algorithm != _UNIGRAM:
+        raise DataError(f"{path}: a SentencePiece model of algorithm {model.algorithm}; only Unigram (1) is supported")
+    style = _style(path, model, config)
+    lowercases = bool(config.get("do_lower_case", style.lowercases))
+    scores = [*style.before, *_scores(model, style)[style.dropped :], *style.behind]
+    unknown = next((number for number, (piece, _) in enumerate(scores) if piece == style.roles["unk"]), None)
+    if unknown is None:
+        raise DataError(f"{path}: has no piece {style.roles['unk']} for what it does not know")
+    byte_fallback = any(kind == _BYTE for _, _, kind in model.pieces)
+    backend = Backend(models.Unigram(scores, unk_id=unknown, byte_fallback=byte_fallback))
+    backend.normalizer = _normalizer(model, style, lowercases, keeps_accents=bool(config.get("keep_accents", False)))
+    mark = pre_tokenizers.Metaspace(replacement=_MARK, prepend_scheme="always")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), mark])
+    backend.decoder = decoders.Metaspace(replacement=_MARK, prepend_scheme="always")
+    backend.add_special_tokens(
+        [
+            # A mask takes the space before it along, so that it can stand for a word.
+            AddedToken(token, special=True, normalized=False, lstrip=role == "mask")
+            for role, token in style.roles.items()
+        ]
+    )
+    ends = {style.roles[role]: backend.token_to_id(style.roles[role]) for role in ("cls", "sep")}
+    backend.post_processor = processors.TemplateProcessing(
+        single=style.single, pair=style.pair, special_tokens=list(ends.items())
+    )
+    return Tokenizer(backend, dict(style.roles), lowercases=lowercases)
+
+
+def _style(path: Path, model: PieceModel, config: Mapping[str, Any]) -> Style:
+    kind = str(config.get("model_type", ""))
+    named = str(config.get("tokenizer_class", "")).removesuffix("Fast").removesuffix("Tokenizer")
+    for name, style in STYLES.items():
+        if kind == name or named.casefold() == name.replace("-", ""):
+            return style
+    pieces = {piece for piece, _, _ in model.pieces}
+    if "[CLS]" in pieces:
+        return STYLES["albert" if "<pad>" in pieces else "deberta-v2"]
+    if "<cls>" in pieces:
+        return STYLES["xlnet"]
+    if {"<s>", "</s>"} <= pieces and "<mask>" not in pieces:
+        return STYLES["xlm-roberta"]
+    raise DataError(
+        f"{path}: cannot tell whose SentencePiece model this is; put a config.json beside it whose model_type is one of"
+        f" {', '.join(STYLES)}"
+    )
+
+
+def _scores(model: PieceModel, style: Style) -> list[tuple[str, float]]:
+    """A piece that ends in digit and comma is taken only where nothing else fits: ALBERT and XLNet part the two."""
+
+    def score(piece: str, value: float) -> float:
+        parted = style.rewrites and len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()
+        return value - _COMMA_PENALTY if parted else value
+
+    return [(piece, score(piece, value)) for piece, value, _ in model.pieces]
+
+
+def _normalizer(model: PieceModel, style: Style, lowercases: bool, *, keeps_accents: bool) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if style.rewrites:
+        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        steps += [] if keeps_accents else [normalizers.NFKD(), normalizers.StripAccents()]
+    steps += [normalizers.Lowercase()] if lowercases else []
+    if style.composes:
+        steps += [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip()]
+    elif model.character_map:
+        steps += [normalizers.Precompiled(model.character_map)]
+    return normalizers.Sequence(steps)
+
+
+def read_sentencepiece(path: Path) -> PieceModel:
+    """Read a file.
+
+    Raises:
+        DataError: if it is no SentencePiece model.
+    """
+    try:
+        model = _parsed(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    except (ValueError, struct.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a SentencePiece model, or damaged: {error}") from error
+    if not any(kind == _UNKNOWN for _, _, kind in model.pieces):
+        raise DataError(f"{path}: not a SentencePiece model: none of its {len(model.pieces)} pieces is the unknown one")
+    return model
+
+
+def _parsed(data: bytes) -> PieceModel:
+    """ModelProto: 1 pieces (1 text, 2 score, 3 type), 2 trainer_spec (3 algorithm), 3 normalizer_spec (2 table)."""
+    pieces: list[tuple[str, float, int]] = []
+    character_map, algorithm = b"", _UNIGRAM
+    for number, value in _fields(data):
+        if number == 1:
+            entry = dict(_fields(_message(value)))
+            (score,) = struct.unpack("<f", _message(entry.get(2, bytes(4))))
+            pieces.append((_message(entry.get(1, b"")).decode(), score, _number(entry.get(3, 1))))
+        elif number == 2:
+            algorithm = _number(dict(_fields(_message(value))).get(3, _UNIGRAM))
+        elif number == 3:
+            character_map = _message(dict(_fields(_message(value))).get(2, b""))
+    return PieceModel(tuple(pieces), character_map, algorithm)
+
+
+def _message(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("a number where bytes belong")
+    return value
+
+
+def _number(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise ValueError("bytes where a number belongs")
+    return value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message: number, and a varint as int, anything else as its bytes."""
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        kind = key & 7
+        if kind == _VARINT:
+            value, position = _varint(data, position)
+            yield key >> 3, value
+            continue
+        if kind == _BYTES:
+            size, position = _varint(data, position)
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError(f"wire type {kind} at byte {position}")
+        if position + size > len(data):
+            raise ValueError(f"ends within a field at byte {position}")
+        yield key >> 3, data[position : position + size]
+        position += size
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if position >= len(data) or shift > 63:
+            raise ValueError(f"ends within a number at byte {position}")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, position

@@ -1,0 +1,1 @@
+"""One file a family: what to compare it with."""

@@ -1,0 +1,313 @@
+"""Reading what people have and refusing what is wrong: shards, pickles, old names, damaged files, other labels."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError, UsageError
+from bertkit.models.bert import BertConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import check_vocabulary, find_model, load_model, save_model
+from bertkit.models.labels import Labels
+from bertkit.models.roberta import RobertaConfig
+from bertkit.text.tokenizer import Tokenizer
+
+SIZES = {
+    "hidden_size": 21,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 29,
+    "max_position_embeddings": 17,
+}
+VOCABULARY = 53
+HEADS = ("masked_lm", "next_sentence", "sequence_classification")
+LABELS = Labels(("contradiction", "neutral", "entailment"))
+BATCH = PackedBatch.from_ids([[1, 2, 3, 4], [5, 6]])
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A model with three heads, whose weights can be told apart."""
+    model = HeadedModel(BertConfig(**SIZES).build(VOCABULARY), HEADS, labels=LABELS)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    save_model(model, None, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    contents = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in contents.items() if value is not ...}))
+
+
+def edit_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def states(directory: Path) -> torch.Tensor:
+    model, _ = load_model(directory, heads=())
+    hidden_TD: torch.Tensor = model(BATCH)
+    return hidden_TD.detach()
+
+
+# What can be read.
+
+
+def test_saving_and_loading_keeps_weights_labels_heads_and_strange_keys(saved: Path, tmp_path: Path) -> None:
+    edit_config(saved, finetuning_task="mnli", bos_token_id=7, strange={"deep": [1, None]})
+    model, report = load_model(saved)
+    assert model.head_names == HEADS
+    assert model.labels == LABELS
+    assert not report.missing
+    save_model(model, None, tmp_path / "again")
+    contents = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert contents == {**json.loads((saved / "config.json").read_text()), "architectures": contents["architectures"]}
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["bin", "sharded safetensors", "sharded bin"])
+def test_every_form_of_weight_file_gives_the_same_model(saved: Path, kind: str) -> None:
+    expected = states(saved)
+    tensors = load_file(saved / "model.safetensors")
+    (saved / "model.safetensors").unlink()
+    names = sorted(tensors)
+    if kind == "bin":
+        torch.save(tensors, saved / "pytorch_model.bin")
+    else:
+        suffix = kind.rpartition(" ")[2]
+        stem = "model" if suffix == "safetensors" else "pytorch_model"
+        parts = {f"{stem}-0000{n + 1}-of-00003.{suffix}": names[n::3] for n in range(3)}
+        for file, members in parts.items():
+            part = {name: tensors[name] for name in members}
+            save_file(part, saved / file) if suffix == "safetensors" else torch.save(part, saved / file)
+        weight_map = {name: file for file, members in parts.items() for name in members}
+        (saved / f"{stem}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert torch.equal(states(saved), expected)
+
+
+def test_names_from_tensorflow_and_buffers_and_copies_are_understood(saved: Path) -> None:
+    expected = states(saved)
+
+    def make_old(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            if "LayerNorm" in name:
+                tensors[name.replace(".weight", ".gamma").replace(".bias", ".beta")] = tensors.pop(name)
+        tensors["bert.embeddings.position_ids"] = torch.arange(17)[None]
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
+
+    edit_weights(saved, make_old)
+    assert torch.equal(states(saved), expected)
+    _, report = load_model(saved)
+    assert report.tied == ["cls.predictions.decoder.bias", "cls.predictions.decoder.weight"]
+    assert not report.unexpected
+
+
+def test_half_precision_files_load_as_single_precision(saved: Path) -> None:
+    expected = states(saved)
+    edit_weights(saved, lambda tensors: tensors.update({name: t.bfloat16() for name, t in tensors.items()}))
+    model, _ = load_model(saved)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(states(saved), expected, rtol=0.3, atol=0.3)
+
+
+def test_a_missing_head_is_drawn_anew_with_a_warning_that_names_it(
+    saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        model, report = load_model(saved, heads=("masked_lm", "span"))
+        again, _ = load_model(saved, heads=("span",))
+    assert report.missing == ["qa_outputs.weight", "qa_outputs.bias"]
+    assert "newly initialised: qa_outputs.bias, qa_outputs.weight" in caplog.text
+    assert {"classifier.weight", "cls.seq_relationship.bias"} <= set(report.unexpected)
+    drawn = model.get_submodule("span.output").weight
+    assert 0 < drawn.std() < 0.03
+    assert torch.equal(drawn, again.get_submodule("span.output").weight)
+
+
+def test_a_classifier_for_other_labels_is_drawn_anew(saved: Path) -> None:
+    labels = Labels(("no", "yes"))
+    model, report = load_model(saved, heads=("sequence_classification",), labels=labels)
+    assert report.reinitialised == ["classifier.weight", "classifier.bias"]
+    assert model.logits("sequence_classification", model(BATCH), BATCH).shape == (2, 2)
+
+
+def test_a_padding_row_and_token_types_of_roberta() -> None:
+    """One segment type means that all tokens have it; the padding's rows begin as zero and have their own position."""
+    model = HeadedModel(RobertaConfig(**SIZES).build(VOCABULARY, pad_id=2))
+    model.eval().initialise(seed=1)
+    assert not model.encoder.word_embedding.weight[2].any()
+    assert model.encoder.max_tokens == 17 - 3
+    batch = PackedBatch.from_ids([[5, 2, 7, 8], [2, 9]], [[0, 0, 1, 1], [0, 1]])
+    assert model.encoder.embeddings.positions_T(batch).tolist() == [3, 2, 4, 5, 2, 3]
+    plain = PackedBatch.from_ids([[5, 2, 7, 8], [2, 9]])
+    assert torch.equal(model(batch), model(plain))
+
+
+# What is refused.
+
+
+def refused(directory: Path, message: str, **options: Any) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        load_model(directory, **options)
+    assert str(directory) in str(caught.value)
+
+
+def test_an_unknown_model_type_lists_the_known_ones(saved: Path) -> None:
+    edit_config(saved, model_type="mamba")
+    refused(saved, r"config\.json: model_type is 'mamba'; known are albert, bert, .*roberta")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size: .*found 'wide'"),
+        ({"hidden_size": 22}, "multiple of num_attention_heads"),
+        ({"hidden_act": "snake"}, "hidden_act.*found 'snake'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; only 'absolute'"),
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"vocab_size": ...}, "vocab_size is None"),
+        ({"id2label": {"0": "a", "2": "b"}}, r"number the labels from 0 without gaps, found \[0, 2\]"),
+        ({"problem_type": "guessing"}, "problem_type is 'guessing'"),
+    ],
+)
+def test_a_faulty_setting_names_key_and_value(saved: Path, changes: dict[str, Any], message: str) -> None:
+    edit_config(saved, **changes)
+    refused(saved, message)
+
+
+def test_a_config_that_is_no_json_is_refused(saved: Path) -> None:
+    (saved / "config.json").write_text("{")
+    refused(saved, r"config\.json: cannot be read as JSON")
+
+
+def test_missing_backbone_weights_are_an_error(saved: Path) -> None:
+    edit_weights(saved, lambda tensors: tensors.__delitem__("bert.encoder.layer.1.output.dense.bias"))
+    refused(saved, r"encoder lacks 1 weights, such as bert\.encoder\.layer\.1\.output\.dense\.bias")
+
+
+def test_shapes_that_disagree_name_the_tensor_and_both_shapes(saved: Path) -> None:
+    edit_config(saved, intermediate_size=31)
+    refused(saved, r"bert\.encoder\.layer\.0\.intermediate\.dense\.weight has shape \(29, 21\), .* \(31, 21\)")
+
+
+def test_a_decoder_that_is_not_tied_is_refused(saved: Path) -> None:
+    edit_weights(saved, lambda tensors: tensors.update({"cls.predictions.decoder.weight": torch.ones(VOCABULARY, 21)}))
+    refused(saved, r"cls\.predictions\.decoder\.weight differs from bert\.embeddings\.word_embeddings\.weight")
+
+
+class RunsCode:
+    """A pickle of this would make a directory when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("writer", ["torch", "pickle"])
+def test_a_pickle_with_code_is_refused_and_does_not_run(saved: Path, writer: str, tmp_path: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    evil = {"weight": RunsCode(tmp_path / "ran")}
+    with (saved / "pytorch_model.bin").open("wb") as file:
+        torch.save(evil, file) if writer == "torch" else pickle.dump(evil, file)
+    refused(saved, r"pytorch_model\.bin: refused.*safetensors")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.999])
+def test_truncated_weights_are_refused(saved: Path, share: float) -> None:
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    refused(saved, r"model\.safetensors: cannot be read as safetensors.*delete .* and fetch the model again")
+
+
+def test_a_truncated_bin_is_refused(saved: Path) -> None:
+    torch.save(load_file(saved / "model.safetensors"), saved / "pytorch_model.bin")
+    (saved / "model.safetensors").unlink()
+    contents = (saved / "pytorch_model.bin").read_bytes()
+    (saved / "pytorch_model.bin").write_bytes(contents[: len(contents) // 2])
+    refused(saved, r"pytorch_model\.bin")
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (
+            {"weight_map": {"a": "model-00001-of-00002.safetensors"}},
+            "model-00001-of-00002.safetensors, which is missing",
+        ),
+        ({"weight_map": {"a": "../model/model.safetensors"}}, "not a file beside it"),
+        ({"weights": 3}, "not an index"),
+    ],
+)
+def test_an_index_without_its_shards_is_refused(saved: Path, index: Any, message: str) -> None:
+    (saved / "model.safetensors").rename(saved / "other.safetensors")
+    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(saved, message)
+
+
+def test_a_directory_without_weights_names_what_is_looked_for(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    refused(saved, r"no weights here, expected one of model\.safetensors")
+
+
+def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: Path) -> None:
+    with pytest.raises(UsageError, match=r"'bert' has no head for replaced_token; it has masked_lm, next_sentence"):
+        load_model(saved, heads=("replaced_token",))
+
+
+def test_a_place_without_a_model_is_refused(tmp_path: Path) -> None:
+    for name in (str(tmp_path), "./nowhere", "a/b/c"):
+        with pytest.raises(DataError, match=r"no model here"):
+            find_model(name)
+
+
+# Labels and vocabularies.
+
+
+def test_label_orders_are_taken_from_names_only() -> None:
+    assert LABELS.order_of(("Entailment", "neutral", "contradiction"), source="here") == (2, 1, 0)
+    with pytest.raises(DataError, match="are contradiction, neutral, entailment, not yes, no"):
+        LABELS.order_of(("yes", "no"), source="here")
+    with pytest.raises(DataError, match=r"does not name the labels.*LABEL_0, LABEL_1, LABEL_2.*order is unknown"):
+        Labels.unnamed(3).order_of(LABELS.names, source="here")
+
+
+def test_labels_are_read_from_either_table() -> None:
+    assert Labels.from_hub({"label2id": {"b": 1, "a": 0}}) == Labels(("a", "b"))
+    assert Labels.from_hub({"id2label": {"1": "b", "0": "a"}}) == Labels(("a", "b"))
+    assert Labels.from_hub({"num_labels": 1, "problem_type": "regression"}) == Labels(("LABEL_0",), "regression")
+    assert Labels.from_hub(LABELS.to_hub()) == LABELS
+
+
+def test_a_tokenizer_with_more_ids_than_the_table_has_rows_is_refused(saved: Path, tmp_path: Path) -> None:
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    for count in (VOCABULARY, VOCABULARY + 1):
+        words = [f"w{number}" for number in range(count - len(specials))]
+        (tmp_path / "vocab.txt").write_text("\n".join([*specials, *words]) + "\n")
+        tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+        model, _ = load_model(saved)
+        if count == VOCABULARY:
+            check_vocabulary(model, tokenizer, source="here")
+        else:
+            with pytest.raises(DataError, match=r"tokenizer has 54 entries, the model's embedding table 53 rows"):
+                check_vocabulary(model, tokenizer, source="here")

@@ -1,0 +1,243 @@
+"""As many parameters as the papers say, or as follow from their tables.
+
+Counts on the meta device: nothing is allocated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit.models.albert import AlbertConfig
+from bertkit.models.bert import BertConfig
+from bertkit.models.deberta import DebertaConfig
+from bertkit.models.deberta_v2 import DebertaV2Config
+from bertkit.models.distilbert import DistilBertConfig
+from bertkit.models.electra import ElectraConfig
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.gpt import GptConfig
+from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.headed import HeadedModel
+from bertkit.models.longformer import LongformerConfig
+from bertkit.models.mobilebert import MobileBertConfig
+from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.mpnet import MPNetConfig
+from bertkit.models.roberta import RobertaConfig
+from bertkit.models.xlnet import XlnetConfig
+
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Size:
+    """A published model.
+
+    Attributes:
+        config: its settings.
+        vocabulary: pieces.
+        backbone: embeddings, encoder and pooler where there is one; exact.
+        total: with the heads named; exact.
+        heads: what `total` counts.
+        published_millions: the total where it is known, else the backbone, as printed, and how far it may be off.
+    """
+
+    config: EncoderConfig
+    vocabulary: int
+    backbone: int | None = None
+    total: int | None = None
+    heads: tuple[str, ...] = ()
+    published_millions: tuple[float, float] | None = field(default=None)
+
+
+def bert(layers: int, width: int, heads: int, **more: Any) -> BertConfig:
+    return BertConfig(
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width, **more
+    )
+
+
+def albert(layers: int, width: int, heads: int, **more: Any) -> AlbertConfig:
+    return AlbertConfig(
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width, **more
+    )
+
+
+def electra(width: int, heads: int, embedding: int, layers: int = 12) -> ElectraConfig:
+    return ElectraConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        embedding_size=embedding,
+    )
+
+
+def gpt2(layers: int, width: int, heads: int) -> Gpt2Config:
+    return Gpt2Config(
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width
+    )
+
+
+IB_BERT = MobileBertConfig(
+    intra_bottleneck_size=1024,
+    intermediate_size=4096,
+    num_feedforward_networks=1,
+    key_query_shared_bottleneck=False,
+    normalization_type="layer_norm",
+)
+
+
+def deberta_v2(layers: int, width: int, heads: int, **more: Any) -> DebertaV2Config:
+    return DebertaV2Config(
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width, **more
+    )
+
+
+PRETRAINING = ("masked_lm", "next_sentence")
+SIZES = {
+    # Devlin et al. 2019; Turc et al. 2019; the multilingual and SciBERT vocabularies.
+    "bert-base": Size(bert(12, 768, 12), 30_522, 109_482_240, 110_106_428, PRETRAINING, (110, 1)),
+    "bert-large": Size(bert(24, 1024, 16), 30_522, 335_141_888, 336_226_108, PRETRAINING, (340, 5)),
+    "bert-base-cased": Size(bert(12, 768, 12), 28_996, 108_310_272),
+    "bert-large-cased": Size(bert(24, 1024, 16), 28_996, 333_579_264),
+    "mbert-cased": Size(bert(12, 768, 12), 119_547, 177_853_440),
+    "mbert-uncased": Size(bert(12, 768, 12), 105_879, 167_356_416),
+    "scibert": Size(bert(12, 768, 12), 31_090, 109_918_464),
+    "tinybert-4": Size(
+        BertConfig(num_hidden_layers=4, hidden_size=312, num_attention_heads=12, intermediate_size=1200),
+        30_522,
+        14_350_248,
+    ),
+    "tinybert-6": Size(bert(6, 768, 12), 30_522, 66_955_008),
+    # Liu et al. 2019; the count has the language-model head and no pooler. fairseq has no segment types, the Hub one
+    # row.
+    "roberta-base": Size(RobertaConfig(), 50_265, None, 124_696_665 + 768, ("masked_lm",), (125, 1)),
+    "roberta-large": Size(
+        RobertaConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
+        50_265,
+        None,
+        355_411_033 + 1024,
+        ("masked_lm",),
+        (355, 1),
+    ),
+    "distilroberta": Size(RobertaConfig(num_hidden_layers=6), 50_265, None, None, ("masked_lm",), (82, 1)),
+    # Sanh et al. 2019.
+    "distilbert": Size(DistilBertConfig(), 30_522, 66_362_880, 66_985_530, ("masked_lm",), (66, 1)),
+    "distilbert-cased": Size(DistilBertConfig(), 28_996, None, None, (), (65, 1)),
+    "distilmbert": Size(DistilBertConfig(), 119_547, None, None, (), (134, 1)),
+    # Lan et al. 2020, tables 1 and 4.
+    "albert-base": Size(albert(12, 768, 12), 30_000, 11_683_584, published_millions=(12, 1)),
+    "albert-large": Size(albert(24, 1024, 16), 30_000, 17_683_968, published_millions=(18, 1)),
+    "albert-xlarge": Size(albert(24, 2048, 16), 30_000, 58_724_864, published_millions=(60, 2)),
+    # The paper prints 235M, and 233M in the text, for what its table adds up to 223M.
+    "albert-xxlarge": Size(albert(12, 4096, 64), 30_000, 222_595_584),
+    "albert-base-shared-attention": Size(albert(12, 768, 12, sharing="attention"), 30_000, published_millions=(64, 1)),
+    "albert-base-shared-ffn": Size(albert(12, 768, 12, sharing="ffn"), 30_000, published_millions=(38, 1)),
+    "albert-base-not-shared": Size(albert(12, 768, 12, sharing="none"), 30_000, published_millions=(89.7, 0.1)),
+    "albert-large-shared-attention": Size(
+        albert(24, 1024, 16, sharing="attention"), 30_000, published_millions=(210.8, 0.1)
+    ),
+    "albert-large-shared-ffn": Size(albert(24, 1024, 16, sharing="ffn"), 30_000, published_millions=(114.3, 0.1)),
+    "albert-large-not-shared": Size(albert(24, 1024, 16, sharing="none"), 30_000, published_millions=(307.4, 0.1)),
+    "albert-xlarge-not-shared": Size(albert(24, 2048, 16, sharing="none"), 30_000, published_millions=(1217.0, 0.1)),
+    "albert-xxlarge-not-shared": Size(albert(12, 4096, 64, sharing="none"), 30_000, published_millions=(2437.8, 0.1)),
+    # Clark et al. 2020, table 6; there is no pooler.
+    "electra-small": Size(electra(256, 4, 128), 30_522, 13_483_008, 13_549_057, ("replaced_token",), (14, 1)),
+    "electra-base": Size(electra(768, 12, 768), 30_522, 108_891_648, 109_483_009, ("replaced_token",), (110, 1)),
+    "electra-large": Size(
+        electra(1024, 16, 1024, layers=24), 30_522, 334_092_288, 335_142_913, ("replaced_token",), (335, 1)
+    ),
+    # Radford et al. 2018.
+    "gpt": Size(GptConfig(), 40_478, 116_534_784, 116_534_784, ("causal_lm",), (117, 1)),
+    # Radford et al. 2019; the paper prints 117M, 345M, 762M and 1542M, which the released model card corrects.
+    "gpt2-124m": Size(gpt2(12, 768, 12), 50_257, None, 124_439_808, ("causal_lm",), (124, 1)),
+    "gpt2-355m": Size(gpt2(24, 1024, 16), 50_257, None, 354_823_168, ("causal_lm",), (355, 1)),
+    "gpt2-774m": Size(gpt2(36, 1280, 20), 50_257, None, 774_030_080, ("causal_lm",), (774, 1)),
+    "gpt2-1558m": Size(gpt2(48, 1600, 25), 50_257, None, 1_557_611_200, ("causal_lm",), (1558, 1)),
+    "distilgpt2": Size(gpt2(6, 768, 12), 50_257, None, None, ("causal_lm",), (82, 1)),
+    # Yang et al. 2019.
+    "xlnet-base": Size(XlnetConfig(), 32_000, 116_718_336, published_millions=(117, 1)),
+    "xlnet-large": Size(
+        XlnetConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
+        32_000,
+        360_268_800,
+    ),
+    # Sun et al. 2020; the printed count leaves out the columns of the masked-LM head that are its own, 384 a piece.
+    "mobilebert": Size(MobileBertConfig(), 30_522, 24_581_888, published_millions=(25.3, 1)),
+    "mobilebert-masked-lm": Size(MobileBertConfig(), 30_522, None, 24_876_090 + 384 * 30_522, ("masked_lm",)),
+    "ib-bert-large": Size(IB_BERT, 30_522, published_millions=(293, 2)),
+    # He et al. 2021, both papers; version 3's sizes are printed as layers and embeddings.
+    "deberta-base": Size(DebertaConfig(), 50_265, 139_192_320, published_millions=(139, 1)),
+    "deberta-v3-xsmall": Size(deberta_v2(12, 384, 6), 128_100, published_millions=(22 + 48, 1)),
+    "deberta-v3-small": Size(deberta_v2(6, 768, 12), 128_100, published_millions=(44 + 98, 1)),
+    "deberta-v3-base": Size(deberta_v2(12, 768, 12), 128_100, 184_422_144, published_millions=(86 + 98, 1)),
+    "deberta-v3-large": Size(deberta_v2(24, 1024, 16), 128_100, published_millions=(304 + 131, 1)),
+    "deberta-v2-xlarge": Size(
+        deberta_v2(24, 1536, 24, conv_kernel_size=3, conv_act="gelu"), 128_100, published_millions=(900, 20)
+    ),
+    "deberta-v2-xxlarge": Size(
+        deberta_v2(48, 1536, 24, conv_kernel_size=3, conv_act="gelu"), 128_100, published_millions=(1500, 70)
+    ),
+    # Song et al. 2020; RoBERTa's vocabulary would be 50,265, the released model has BERT's and five more.
+    "mpnet-base": Size(MPNetConfig(), 30_527, 109_486_464, published_millions=(110, 1)),
+    # Warner et al. 2024, table 4.
+    "modernbert-base": Size(ModernBertConfig(), 50_368, 149_014_272, 149_655_232, ("masked_lm",), (149, 1)),
+    "modernbert-large": Size(
+        ModernBertConfig(num_hidden_layers=28, hidden_size=1024, num_attention_heads=16, intermediate_size=2624),
+        50_368,
+        None,
+        None,
+        ("masked_lm",),
+        (395, 1),
+    ),
+    # Beltagy et al. 2020: RoBERTa's, longer tables, and projections for global tokens.
+    "longformer-base": Size(LongformerConfig(), 50_265, 148_659_456),
+    "longformer-large": Size(
+        LongformerConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
+        50_265,
+        published_millions=(435, 2),
+    ),
+}
+
+
+def count(config: EncoderConfig, vocabulary: int, heads: tuple[str, ...]) -> int:
+    with torch.device("meta"):
+        model = HeadedModel(config.build(vocabulary), heads)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_are_as_many_as_published(name: str) -> None:
+    size = SIZES[name]
+    has_pooler = size.config.pooler_hub_name is not None
+    backbone = count(size.config, size.vocabulary, ("pooler",) if has_pooler else ())
+    if size.backbone is not None:
+        assert backbone == size.backbone
+    if size.total is not None:
+        assert count(size.config, size.vocabulary, size.heads) == size.total
+    if size.published_millions is not None:
+        printed, tolerance = size.published_millions
+        counted = size.total or (count(size.config, size.vocabulary, size.heads) if size.heads else backbone)
+        assert counted / MILLION == pytest.approx(printed, abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("discriminator", "share", "extra_millions"),
+    [
+        (electra(256, 4, 128), 1 / 4, 0.65),
+        (electra(768, 12, 768), 1 / 3, 9.90),
+        (electra(1024, 16, 1024, 24), 1 / 4, 19.5),
+    ],
+)
+def test_an_electra_generator_adds_what_its_layers_weigh(
+    discriminator: ElectraConfig, share: float, extra_millions: float
+) -> None:
+    """Embeddings are shared: table 6's sizes, whose extra weights follow from them."""
+    generator = discriminator.generator(share)
+    with torch.device("meta"):
+        model = HeadedModel(generator.build(30_522), ("masked_lm",))
+    shared = {parameter for name, parameter in model.named_parameters() if name.startswith("encoder.embeddings.")}
+    extra = sum(parameter.numel() for parameter in model.parameters() if parameter not in shared)
+    assert extra / MILLION == pytest.approx(extra_millions, abs=0.05)

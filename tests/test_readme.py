@@ -1,0 +1,66 @@
+"""The README's commands work as they stand: on a user's text, with a run made by the first of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.jobs.tiny_run import write_text
+from tests.recipe.test_shipped import SHRUNK
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def fenced(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Every `bertkit` line, word by word, without its comment."""
+    lines = [line for block in fenced("bash") for line in block.splitlines() if line.startswith("bertkit ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+@pytest.mark.slow
+def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretraining is shrunk as the shipped recipes are; RUN stands for the run that the first command leaves."""
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "my.txt", documents=300)
+    small = [word for key, value in SHRUNK.items() for word in ("--set", f"{key}={value}")]
+    run = None
+    ran = 0
+    for words in commands():
+        if "--install-completion" in words:
+            continue
+        if words[0] == "pretrain" and "--resume" not in words:
+            words = [*words, *small, *([] if "--max-steps" in words else ["--max-steps", "5"])]
+            words = ["3" if word == "2000" else word for word in words]
+        if words[:2] == ["pretrain", "--resume"]:
+            stopped = bertkit("pretrain", "bert-tiny", "--data", "my.txt", "--max-minutes", "0.0001", *small)
+            assert stopped.code == 75, stopped.stderr
+            words = [*words, "--max-minutes", "0.0001"]
+        done = bertkit(*[run if word == "RUN" and run else word for word in words])
+        assert done.code == (75 if words[:2] == ["pretrain", "--resume"] else 0), (words, done.stderr)
+        if run is None and words[0] == "pretrain":
+            run = done.stdout.strip().splitlines()[-1]
+        ran += 1
+    assert ran >= 10
+
+
+def test_every_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
+    from bertkit.recipe.load import load_recipe
+    from bertkit.recipe.stages import stages_of
+
+    blocks = fenced("yaml")
+    assert blocks
+    for number, block in enumerate(blocks):
+        assert yaml.safe_load(block)
+        path = tmp_path / f"mine{number}.yaml"
+        path.write_text(block, encoding="utf-8")
+        assert stages_of(load_recipe(str(path)))

@@ -1,0 +1,93 @@
+"""The fast way of encoding a corpus gives the tokenizer's own ids, and text cannot forge special tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertkit.text import plain_encoder
+from bertkit.text.plain_encoder import PlainEncoder
+from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.vocabulary import train_tokenizer
+from tests.text.corpora import AWKWARD, english
+
+TOKENIZERS = {
+    f"{kind}{'-uncased' if lowercase else ''}": train_tokenizer(
+        TokenizerConfig.model_validate({"type": kind, "vocab_size": 500, "lowercase": lowercase}),
+        english(300) + AWKWARD,
+    )
+    for kind in ("wordpiece", "bpe", "byte-bpe", "unigram")
+    for lowercase in (True, False)
+}
+PIECES = [*AWKWARD, *english(5), ".", ",", "(", "don't", " ", "  ", "\n", "\t ", "\u0301", "\u00a0", "\0", "İ", "中"]
+
+
+def reference(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """What `tokenizers` itself gives for text that is just text."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    backend.encode_special_tokens = True
+    return [backend.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def rows(encoded: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
+    ids, lengths = encoded
+    assert len(ids) == lengths.sum()
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_awkward_text_has_the_ids_of_the_tokenizer_itself(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    texts = AWKWARD + english(50, seed=3)
+    assert rows(tokenizer.encode_plain(texts)) == reference(tokenizer, texts)
+    assert rows(tokenizer.encode_plain(texts)) == reference(tokenizer, texts)  # now every word is known
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(parts=st.lists(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_size=5), max_size=4))
+def test_any_text_has_the_ids_of_the_tokenizer_itself(name: str, parts: list[list[str]]) -> None:
+    texts = [" ".join(part) for part in parts] + ["".join(part) for part in parts]
+    tokenizer = TOKENIZERS[name]
+    assert rows(tokenizer.encode_plain(texts)) == reference(tokenizer, texts)
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "roberta", "gpt2"])
+def test_real_text_under_published_vocabularies(shared_data: Path, name: str) -> None:
+    tokenizer = Tokenizer.load(shared_data / "vocabularies" / name)
+    texts = (shared_data / "text" / "wikitext2-valid.txt").read_text(encoding="utf-8").split("\n")[:600]
+    texts += [text.strip() for text in texts]
+    assert PlainEncoder(tokenizer.backend)._cutting == ("bert" if name.startswith("bert") else "before-space")
+    assert rows(tokenizer.encode_plain(texts)) == reference(tokenizer, texts)
+
+
+def test_special_tokens_in_text_are_text_for_a_corpus_and_tokens_for_a_query() -> None:
+    tokenizer = TOKENIZERS["wordpiece-uncased"]
+    ids, _ = tokenizer.encode_plain(["the [MASK] reads [SEP]"])
+    assert not set(ids.tolist()) & {tokenizer.mask_id, tokenizer.sep_id}
+    assert tokenizer.mask_id in tokenizer.encode_batch(["the [MASK] reads"])[0]
+
+
+def test_forgetting_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_encoder, "MAX_WORDS", 20)
+    tokenizer = TOKENIZERS["bpe-uncased"]
+    encoder = PlainEncoder(tokenizer.backend)
+    for seed in range(6):
+        texts = english(9, seed)
+        assert rows(encoder.encode(texts)) == reference(tokenizer, texts)
+        assert len(encoder._index) < 200
+
+
+def test_a_tokenizer_whose_pieces_cross_spaces_is_used_as_it_is() -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a b": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    ids, lengths = PlainEncoder(backend).encode(["a b", "a"])
+    assert (ids.tolist(), lengths.tolist()) == ([0, 1], [1, 1])
+
+
+def test_no_texts_give_no_ids() -> None:
+    ids, lengths = TOKENIZERS["wordpiece"].encode_plain([])
+    assert len(ids) == len(lengths) == 0

@@ -1,0 +1,259 @@
+"""Sources: the same documents from every format, faults located, blocks that a reading can go on from anywhere."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bertkit.errors import DataError, UsageError
+from bertkit.text import lines as lines_module
+from bertkit.text import readers, sources
+from bertkit.text.sources import Corpus, SourceOptions, open_corpus
+
+DOCUMENTS = [["First title", "A line. Another “sentence” of it."], ["Second", "naïve café 中文", "end"], ["Third"]]
+TEXT = "\n\n".join("\n".join(document) for document in DOCUMENTS) + "\n"
+
+
+def zstandard_frames(content: bytes) -> bytes:
+    """Two frames, as parallel compressors write them."""
+    zstandard = pytest.importorskip("zstandard")
+    half = len(content) // 2
+    return b"".join(zstandard.ZstdCompressor().compress(part) for part in (content[:half], content[half:]))
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard_frames,
+}
+
+
+def opened(*names: str | Path, cache: Path, **options: object) -> Corpus:
+    return open_corpus([str(name) for name in names], SourceOptions.model_validate(options), cache=cache, offline=True)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def records(kind: str) -> bytes:
+    """The documents as records of a field named `body`."""
+    rows = [{"id": i, "body": "\n".join(document)} for i, document in enumerate(DOCUMENTS)]
+    if kind == "jsonl":
+        return "\n".join(json.dumps(row) for row in rows).encode()
+    if kind == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ["id", "body"])
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue().encode()
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist(rows)
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv"])
+def test_every_format_and_compression_gives_the_same_documents(
+    tmp_path: Path, cache: Path, kind: str, suffix: str
+) -> None:
+    path = tmp_path / f"corpus.{kind}{suffix}"
+    path.write_bytes(COMPRESSORS[suffix](TEXT.encode() if kind == "txt" else records(kind)))
+    assert list(opened(path, cache=cache, text_field="body").documents()) == DOCUMENTS
+
+
+def test_parquet_gives_the_same_documents(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "corpus.parquet").write_bytes(records("parquet"))
+    assert list(opened(tmp_path, cache=cache, text_field="body").documents()) == DOCUMENTS
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
+def test_chunks_of_any_size_give_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    text = "\ufeffone\r\ntwo\n\n中文 three\u2028not a line end\nno end"
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode())
+    if chunk < 64:  # the byte order mark must lie within the first chunk
+        path.write_bytes(text.removeprefix("\ufeff").encode())
+    monkeypatch.setattr(lines_module, "CHUNK_BYTES", chunk)
+    lines = [line for part in lines_module.read_lines(path) for line in part]
+    assert lines == ["one", "two", "", "中文 three\u2028not a line end", "no end"]
+
+
+def test_document_borders_follow_the_option(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(" \n = Title = \n\n text \n\n = = Part = = \n more\n\n = Other = \n= x\n")
+    borders = {
+        "blank-line": [[" = Title = "], [" text "], [" = = Part = = ", " more"], [" = Other = ", "= x"]],
+        "wikitext": [["Title", " text ", "Part", " more"], ["Other", "= x"]],
+        "line": [[" = Title = "], [" text "], [" = = Part = = "], [" more"], [" = Other = "], ["= x"]],
+        "file": [[" = Title = ", " text ", " = = Part = = ", " more", " = Other = ", "= x"]],
+    }
+    for option, documents in borders.items():
+        assert list(opened(path, cache=cache, documents=option).documents()) == documents
+
+
+def test_wikitext_has_as_many_documents_as_titles(shared_data: Path, cache: Path) -> None:
+    path = shared_data / "text" / "wikitext2-test.txt"
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+    titles = [line[2:-2] for line in lines if line[:2] == "= " and line[-2:] == " =" and line[2] != "="]
+    documents = list(opened(path, cache=cache, documents="wikitext").documents())
+    assert [document[0] for document in documents] == titles
+
+
+def test_blocks_go_on_from_any_position_and_large_documents_come_in_parts(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BLOCK_CHARACTERS", 300)
+    monkeypatch.setattr(readers, "PART_CHARACTERS", 120)
+    for name, sizes in {"a.txt": [3, 90, 1], "b.txt": [1], "c.txt": [40, 2, 2, 2, 9]}.items():
+        documents = ["\n".join(f"line {i} of {name}" for i in range(size)) for size in sizes]
+        (tmp_path / name).write_text("\n\n".join(documents))
+    corpus = opened(tmp_path, cache=cache)
+    blocks = list(corpus.blocks())
+    assert len(blocks) > 5
+    assert all(block.characters < 300 + 140 for block in blocks)
+    for number, block in enumerate(blocks):
+        assert list(corpus.blocks(block.end)) == blocks[number + 1 :]
+    assert [len(document) for document in corpus.documents()] == [3, 90, 1, 1, 40, 2, 2, 2, 9]
+    assert [begins for block in blocks for begins, _ in block.parts].count(True) == 9
+
+
+def test_fingerprints_follow_content_and_options_not_names(tmp_path: Path, cache: Path) -> None:
+    for name, text in {"a.txt": TEXT, "b.txt": TEXT, "c.txt": TEXT + "x"}.items():
+        (tmp_path / name).write_text(text)
+    a, b, c = (opened(tmp_path / name, cache=cache).fingerprint for name in ("a.txt", "b.txt", "c.txt"))
+    assert a == b != c
+    assert opened(tmp_path / "a.txt", cache=cache, segments="line").fingerprint != a
+    (tmp_path / "a.txt").write_text(TEXT + "changed")
+    assert opened(tmp_path / "a.txt", cache=cache).fingerprint != a
+    (cache / "file-hashes.json").write_text("{damaged")
+    assert opened(tmp_path / "b.txt", cache=cache).fingerprint == a
+
+
+def test_directories_and_globs_are_read_in_order_and_each_file_once(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("sub/2.txt", "1.txt", "3.jsonl", "readme.md"):
+        (tmp_path / name).write_text(json.dumps({"text": name}) if name.endswith("jsonl") else name)
+    found = opened(tmp_path, tmp_path / "1.txt", cache=cache)
+    assert [document[0] for document in found.documents()] == ["1.txt", "3.jsonl", "sub/2.txt"]
+    by_glob = opened(tmp_path / "**" / "*.txt", cache=cache)
+    assert [document[0] for document in by_glob.documents()] == ["1.txt", "sub/2.txt"]
+    assert [entry["kind"] for entry in found.describe()] == ["text", "jsonl", "text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("a.txt", b"good line\nbad \xff byte", "a.txt: not valid UTF-8 at byte offset 14 "),
+        ("a.txt", b"text\n" * 9 + b"\x00\x01", "a.txt: a binary file, not text: NUL byte at offset 45"),
+        ("a.txt", b"%PDF-1.7", "a PDF document"),
+        ("a.txt", "text".encode("utf-16"), "UTF-16; convert"),
+        ("a.txt", gzip.compress(b"x"), "name it .gz"),
+        ("a.txt.gz", b"plain text", "damaged or truncated .gz"),
+        ("a.txt.gz", gzip.compress(b"text" * 99)[:-9], "damaged or truncated .gz"),
+        ("a.txt.xz", lzma.compress(b"text" * 99)[:-9], "damaged or truncated .xz"),
+        ("a.txt.bz2", bz2.compress(b"text" * 99)[:-9], "damaged or truncated .bz2"),
+        ("a.txt.zst", zstandard_frames(b"text" * 99)[:-3], "truncated .zst"),
+        ("a.txt.zst", b"plain text", "damaged .zst"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": }', "a.jsonl, line 3, column 10: not valid JSON"),
+        ("a.jsonl", b'{"txt": "x"}', "a.jsonl, line 1: no field 'text'; there are: txt"),
+        ("a.jsonl", b"[1]", "line 1: expected a JSON object, found list"),
+        ("a.jsonl", b'{"text": 5}', "line 1: field 'text' is int, expected a string"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "half a surrogate pair at character 0"),
+        ("a.csv", b"id,tex\n1,x\n", "a.csv: no field 'text'; there are: tex"),
+        ("a.csv", b"id,text\n1,\xff\n", "a.csv: not valid UTF-8 at byte offset 10"),
+        ("a.csv", b"id,text\n1,x,y,z\n2,x,y\n1,2,3,4,5,6\n", "a.csv: cannot be read"),
+        ("a.parquet", b"PAR1 but not more", "a.parquet: not a readable Parquet file"),
+    ],
+)
+def test_faulty_files_are_named_with_the_place(
+    tmp_path: Path, cache: Path, name: str, content: bytes, fault: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        list(opened(tmp_path / name, cache=cache).documents())
+    assert fault in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_overlong_line_is_refused(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(lines_module, "CHUNK_BYTES", 40)
+    (tmp_path / "a.txt").write_text("short\n" + "x" * 300)
+    with pytest.raises(DataError, match="the line at byte 6 is longer"):
+        list(opened(tmp_path / "a.txt", cache=cache).documents())
+
+
+@pytest.mark.parametrize(
+    ("source", "fault", "message"),
+    [
+        ("corpas.txt", DataError, "did you mean .*corpus.txt"),
+        ("*.nothing", DataError, "no file matches"),
+        ("empty", DataError, "no .txt, .jsonl, .csv, .parquet file"),
+        ("notes.docx", UsageError, "unknown kind of file '.docx'"),
+        ("plain", UsageError, "no suffix"),
+    ],
+)
+def test_what_cannot_be_opened_is_explained(
+    tmp_path: Path, cache: Path, source: str, fault: type[Exception], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("corpus.txt", "notes.docx", "plain"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(fault, match=message):
+        opened(tmp_path / source, cache=cache)
+
+
+@pytest.mark.parametrize("source", ["builtin:other", "s3://bucket/x.txt", "hub:"])
+def test_unknown_schemes_are_wrong_usage(cache: Path, source: str) -> None:
+    with pytest.raises(UsageError):
+        opened(source, cache=cache)
+
+
+def test_no_source_is_wrong_usage(cache: Path) -> None:
+    with pytest.raises(UsageError, match="no source"):
+        open_corpus([], cache=cache)
+
+
+def test_a_hub_data_set_that_is_not_cached_is_a_data_fault_offline(cache: Path) -> None:
+    with pytest.raises(DataError, match="hub:org/absent:train: not in the cache"):
+        opened("hub:org/absent", cache=cache)
+
+
+def test_a_hub_data_set_is_streamed_at_the_revision_that_its_fingerprint_holds(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    asked: dict[str, object] = {}
+
+    def load_dataset(path: str, name: str | None, **options: object) -> list[dict[str, str]]:
+        asked.update(path=path, name=name, **options)
+        return [{"body": "\n".join(document)} for document in DOCUMENTS]
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(sources, "_hub_revision", lambda name: "abc123")
+    corpus = open_corpus(["hub:org/data:small:test"], SourceOptions(text_field="body"), cache=cache)
+    assert list(corpus.documents()) == DOCUMENTS
+    assert asked == {
+        "path": "org/data", "name": "small", "split": "test", "revision": "abc123", "streaming": True,
+    }  # fmt: skip
+    monkeypatch.setattr(sources, "_hub_revision", lambda name: "def456")
+    later = open_corpus(["hub:org/data:small:test"], SourceOptions(text_field="body"), cache=cache)
+    assert later.fingerprint != corpus.fingerprint

@@ -1,0 +1,180 @@
+"""Tokenizers: learnt the same way every time, the same ids for every tool that loads them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertkit.errors import DataError, UsageError
+from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.vocabulary import SPECIAL_TOKENS, train_tokenizer
+from tests.text.corpora import AWKWARD, english
+
+KINDS = ("wordpiece", "bpe", "byte-bpe", "unigram")
+
+
+def learnt(kind: str, **settings: object) -> Tokenizer:
+    config = TokenizerConfig.model_validate({"type": kind, "vocab_size": 400, **settings})
+    return train_tokenizer(config, english(400))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_text_gives_the_same_bytes_in_every_process(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "text.txt"
+    # Rare characters of equal frequency: their order is where hashing would show.
+    rare = ["".join(chr(0x3B1 + (7 * i + k) % 24) for k in range(3)) for i in range(60)]
+    source.write_text("\n".join(english(300) + rare), encoding="utf-8")
+    outputs = set()
+    for process in range(3):
+        command = [sys.executable, "-m", "tests.text.learning", kind, "450", str(source), str(tmp_path / str(process))]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": str(process)}
+        )
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+    assert "tokenizer.json" in outputs.pop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_have_the_first_ids_and_are_the_only_special_ones(kind: str) -> None:
+    tokenizer = learnt(kind)
+    assert [tokenizer.token(i) for i in range(5)] == list(SPECIAL_TOKENS.values())
+    assert tokenizer.special_ids == frozenset(range(5))
+    assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (
+        0, 1, 2, 3, 4,
+    )  # fmt: skip
+    assert tokenizer.vocab_size == len(tokenizer.backend.get_vocab()) <= 400
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_character_of_the_text_has_a_piece(kind: str) -> None:
+    tokenizer = learnt(kind, character_coverage=1.0)
+    ids, _ = tokenizer.encode_plain(english(400))
+    assert tokenizer.unk_id not in ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_gives_the_same_ids_and_types(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = learnt(kind)
+    tokenizer.save(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = AWKWARD + english(20, seed=1)
+    assert other(texts, add_special_tokens=False)["input_ids"] == tokenizer.encode_batch(texts)
+    first, second = tokenizer.encode_batch(["The model reads.", "It runs."])
+    pair = other("The model reads.", "It runs.")
+    assert pair["input_ids"] == [2, *first, 3, *second, 3]
+    assert pair["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert other.mask_token_id == tokenizer.mask_id
+    assert other.model_max_length == 512
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_published_vocabulary_gives_the_ids_of_the_original_rules(shared_data: Path, lowercase: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    name = "bert-base-uncased" if lowercase else "bert-base-cased"
+    path = shared_data / "vocabularies" / name / "vocab.txt"
+    tokenizer = Tokenizer.load(path)
+    other = transformers.BertTokenizer(str(path), do_lower_case=lowercase)
+    text = (shared_data / "text" / "wikitext2-test.txt").read_text(encoding="utf-8").split("\n")[:400]
+    assert tokenizer.lowercases == lowercase
+    assert tokenizer.encode_batch(text) == other(text, add_special_tokens=False)["input_ids"]
+
+
+def test_words_of_up_to_200_characters_are_cut_into_pieces() -> None:
+    tokenizer = learnt("wordpiece")
+    assert tokenizer.unk_id not in tokenizer.encode_batch(["reader" * 33])[0]
+    assert tokenizer.encode_batch(["reader" * 34]) == [[tokenizer.unk_id]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saving_loading_and_pickling_keep_everything(kind: str, tmp_path: Path) -> None:
+    tokenizer = learnt(kind)
+    tokenizer.save(tmp_path / "first")
+    loaded = Tokenizer.load(tmp_path / "first")
+    loaded.save(tmp_path / "second")
+    for path in (tmp_path / "first").iterdir():
+        assert (tmp_path / "second" / path.name).read_bytes() == path.read_bytes()
+    for other in (loaded, Tokenizer.load(tmp_path / "first" / "tokenizer.json"), pickle.loads(pickle.dumps(tokenizer))):
+        assert other.fingerprint == tokenizer.fingerprint
+        assert other.roles == tokenizer.roles
+        assert other.encode_batch(AWKWARD) == tokenizer.encode_batch(AWKWARD)
+    assert learnt(kind, lowercase=kind == "byte-bpe").fingerprint != tokenizer.fingerprint
+
+
+@pytest.mark.parametrize(("kind", "mark"), [("wordpiece", "##"), ("bpe", "▁"), ("byte-bpe", "Ġ"), ("unigram", "▁")])
+def test_word_starts_are_as_many_as_words(kind: str, mark: str) -> None:
+    tokenizer = learnt(kind)
+    text = "the readers walk and build models"
+    ids, _ = tokenizer.encode_plain([text])
+    starts_V = tokenizer.word_start_V
+    assert starts_V[ids].sum() == len(text.split())
+    assert starts_V[list(tokenizer.special_ids)].all()
+    marked = np.array([tokenizer.token(i).startswith(mark) for i in range(5, tokenizer.vocab_size)])
+    assert np.array_equal(starts_V[5:], ~marked if kind == "wordpiece" else marked)
+
+
+def test_wordpiece_lowercases_and_strips_accents_together_unless_told() -> None:
+    uncased, cased = learnt("wordpiece"), learnt("wordpiece", lowercase=False)
+    kept = learnt("wordpiece", strip_accents=False)
+    assert uncased.backend.normalizer.normalize_str("Léa") == "lea"
+    assert cased.backend.normalizer.normalize_str("Léa") == "Léa"
+    assert kept.backend.normalizer.normalize_str("Léa") == "léa"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [3, 20])
+def test_a_vocabulary_too_small_for_its_alphabet_is_refused_with_the_size_it_needs(kind: str, size: int) -> None:
+    with pytest.raises(UsageError, match=r"tokenizer\.vocab_size: .*give at least (\d+)") as caught:
+        learnt(kind, vocab_size=size)
+    needed = int(str(caught.value).split("give at least ")[1].split()[0])
+    assert learnt(kind, vocab_size=needed).vocab_size <= needed
+
+
+def test_no_text_is_refused() -> None:
+    with pytest.raises(DataError, match="no text"):
+        train_tokenizer(TokenizerConfig(), ["", "  \n"])
+
+
+def test_a_missing_role_is_named_when_it_is_asked_for(shared_data: Path) -> None:
+    tokenizer = Tokenizer.load(shared_data / "vocabularies" / "gpt2")
+    assert tokenizer.vocab_size == 50257
+    with pytest.raises(DataError, match="no mask token"):
+        _ = tokenizer.mask_id
+
+
+def test_robertas_files_load_with_their_own_special_tokens(shared_data: Path) -> None:
+    tokenizer = Tokenizer.load(shared_data / "vocabularies" / "roberta")
+    assert [tokenizer.token(i) for i in tokenizer.encode_batch(["Hello world<mask>"])[0]] == [
+        "Hello", "Ġworld", "<mask>",
+    ]  # fmt: skip
+    assert (tokenizer.cls_id, tokenizer.pad_id, tokenizer.sep_id, tokenizer.mask_id) == (0, 1, 2, 50264)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("tokenizer.json", "{", "not a readable tokenizer file"),
+        ("vocab.txt", "[PAD]\n[UNK]\n", "lacks \\[CLS\\], \\[SEP\\], \\[MASK\\]"),
+        ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n", "line 6: piece 'a' occurs a second time"),
+        ("vocab.json", "{}", "merges.txt must lie beside it"),
+        ("other.bin", "", "no tokenizer in"),
+    ],
+)
+def test_damaged_tokenizers_are_named(tmp_path: Path, name: str, content: str, fault: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=fault):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["no/such/path", "./absent", "absent.json", "no-such-model-anywhere"])
+def test_an_absent_tokenizer_is_a_data_fault(name: str) -> None:
+    with pytest.raises(DataError, match=r"not found|no such file"):
+        Tokenizer.load(name, offline=True)
