@@ -107,11 +107,9 @@ class SampleStream:
         self._plan = lru_cache(maxsize=2)(self._make_plan)
         self._lengths: list[int] = []
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"spec": self.spec, "shards": self.shards, "documents": self.documents_N2, "plans": self.plan_directory}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__init__(state["spec"], state["shards"], state["documents"], state["plans"])  # type: ignore[misc, arg-type]  # same types out as in
+    def __reduce__(self) -> tuple[type[SampleStream], tuple[SampleSpec, TokenShards, Ranges, Path | None]]:
+        # A worker makes its own: what is remembered here can be made again from these.
+        return SampleStream, (self.spec, self.shards, self.documents_N2, self.plan_directory)
 
     def plan(self, epoch: int) -> Plan:
         """The plan of an epoch; kept on disk, so that each is made once for all workers and resumes."""
@@ -153,7 +151,8 @@ class SampleStream:
     def _make_plan(self, copy: int) -> Plan:
         path = None if self.plan_directory is None else self.plan_directory / self._address() / f"plan-{copy:05d}.npy"
         if path is not None and path.exists():
-            return np.load(path, mmap_mode="r")
+            plan: Plan = np.load(path, mmap_mode="r")
+            return plan
         spec = self.spec
         plan = spec.layout.plan(self.shards, self.documents_N2, spec.sequence_length, spec.draw, copy)
         if not len(plan):

@@ -241,9 +241,7 @@ class Pretraining:
         heads = [objective.term for objective in self.recipe.objectives]
         init = self.recipe.init
         if init is not None:
-            model, report = load_pretraining_model(find_model(init), heads=tuple(heads))
-            if report.missing:
-                log.warning("%s: newly drawn: %s", init, ", ".join(report.missing))
+            model, _ = load_pretraining_model(find_model(init), heads=tuple(heads))
             return model
         encoder = self.recipe.model.build(self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model = PretrainingModel(encoder, heads)

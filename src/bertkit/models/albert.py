@@ -222,6 +222,13 @@ class Albert(Encoder):
             assert isinstance(feed_forwards, nn.ModuleList)
             yield from zip(attentions, feed_forwards, strict=True)
 
+    def path(self) -> Iterator[nn.Module]:
+        """Shared sub-layers come as often as they are applied."""
+        yield self.embeddings
+        yield self.projection
+        for sub_layers in self.applications():
+            yield from sub_layers
+
     def hub_copies(self) -> Names:
         """The shared half of a layer, which the Hub's class has once a layer when the other half is not shared."""
         groups = max(len(self.attentions), len(self.feed_forwards))

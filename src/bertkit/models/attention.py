@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -189,6 +189,9 @@ class SelfAttention(nn.Module):
         dropout_rate: on the attention probabilities.
     """
 
+    position_maps: ClassVar[tuple[str, ...]] = ()
+    """Linear maps that are applied to positions, not to tokens."""
+
     def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
         super().__init__()
         self.heads = heads
@@ -197,6 +200,16 @@ class SelfAttention(nn.Module):
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
         self.output = nn.Linear(width, width)
+
+    @property
+    def products_per_pair(self) -> int:
+        """Multiply-adds for each pair of tokens and each dimension: query with key, probability with value."""
+        return 2
+
+    @property
+    def window_side(self) -> int | None:
+        """How many tokens on either side are seen; all where None."""
+        return None
 
     def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points: those of `project`."""

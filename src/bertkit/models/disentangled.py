@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,11 @@ class DisentangledAttention(SelfAttention):
         self.scale = scale
         self.position_dropout = Dropout(position_dropout_rate)
         self.add_maps(width)
+
+    @property
+    def products_per_pair(self) -> int:
+        """Each kind of score needs at most twice as many rows of the table as there are keys."""
+        return super().products_per_pair + 2 * len(self.kinds)
 
     @abstractmethod
     def add_maps(self, width: int) -> None:
@@ -149,6 +154,8 @@ class SharedPositions(DisentangledAttention):
 
 class SeparatePositions(DisentangledAttention):
     """Positions have maps of their own, for the kinds of scores that are asked for."""
+
+    position_maps: ClassVar[tuple[str, ...]] = ("position_key", "position_query")
 
     def add_maps(self, width: int) -> None:
         """`position_key` and `position_query`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -174,6 +174,10 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states, (T, D)."""
+
+    def path(self) -> Iterable[nn.Module]:
+        """The parts that tokens go through; a part that they go through several times comes as often."""
+        return (self,)
 
     def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
         """The batch as these heads want it read: a family with global tokens says which ones they are."""

@@ -84,6 +84,10 @@ class LongformerAttention(SelfAttention):
         self.key_global = nn.Linear(width, width)
         self.value_global = nn.Linear(width, width)
 
+    @property
+    def window_side(self) -> int:
+        return self.each_side
+
     def near(self, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens | None, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points: those of `project`, `hook_attn_scores` and `hook_pattern` as in `attend` (what they
         hold in the rows of global tokens is not used), and `hook_global_pattern`, (B, N, G, S)."""

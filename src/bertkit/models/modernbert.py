@@ -227,6 +227,10 @@ class ModernBertAttention(SelfAttention):
         self.each_side = config.local_attention // 2 if kind == "sliding_attention" else None
         self.output_dropout = Dropout(config.attention_probs_dropout_prob)
 
+    @property
+    def window_side(self) -> int | None:
+        return self.each_side
+
     def turned(self, hidden_TD: Tensor, sequences: PackedSequences, rotary: RotaryTable, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points: those of `project`, queries and keys not yet turned."""
         rate = self.dropout_rate if self.training else 0.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -182,6 +183,11 @@ class RelativeAttention(nn.Module):
         heads: N.
         dropout_rate: on the attention probabilities.
     """
+
+    position_maps: ClassVar[tuple[str, ...]] = ("relative",)
+    products_per_pair: ClassVar[int] = 4
+    """As in `SelfAttention`, and query with distance, of which there are twice as many as keys."""
+    window_side: ClassVar[None] = None
 
     def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
         super().__init__()

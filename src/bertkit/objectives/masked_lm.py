@@ -49,7 +49,7 @@ class MaskedLM(Objective):
 
     def counts_B(self, lengths_B: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many tokens of a sequence of each length are predicted, if it has as many ordinary ones."""
-        counts_B = np.maximum(1, np.rint(self.rate * lengths_B)).astype(np.int64)
+        counts_B: NDArray[np.int64] = np.maximum(1, np.rint(self.rate * lengths_B)).astype(np.int64)
         return counts_B if self.max_predictions is None else np.minimum(counts_B, self.max_predictions)
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:

@@ -107,12 +107,12 @@ class Recipe(Settings):
                 f" ({self.model.max_tokens}); lower it, or raise model.max_position_embeddings"
             )
         layout = self.data.layout
-        for objective in self.objectives:
-            if objective.needs_label and objective.term not in layout.labels:
-                faults.append(
-                    f"objective.{objective.term} needs a label that data.layout {layout.choice!r} does not make;"
-                    " take another layout, such as segment-pair, or leave the objective out"
-                )
+        faults += [
+            f"objective.{objective.term} needs a label that data.layout {layout.choice!r} does not make;"
+            " take another layout, such as segment-pair, or leave the objective out"
+            for objective in self.objectives
+            if objective.needs_label and objective.term not in layout.labels
+        ]
         if faults:
             raise ValueError("; ".join(faults))
         return self

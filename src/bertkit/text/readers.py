@@ -243,7 +243,11 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
 
 def record_parts(text: str) -> Iterator[Part]:
     """Parts of one record's document."""
-    lines = [line for line in text.replace("\r", "\n").split("\n") if line and not line.isspace()]
+    if "\r" in text:
+        text = text.replace("\r", "\n")
+    lines = [line for line in text.split("\n") if line and not line.isspace()]
+    if lines and len(text) <= PART_CHARACTERS:
+        return iter([(True, lines)])
     return in_parts((k == 0, line) for k, line in enumerate(lines))
 
 

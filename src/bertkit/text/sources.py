@@ -67,7 +67,7 @@ class Block:
 
     @property
     def characters(self) -> int:
-        return sum(len(line) for _, lines in self.parts for line in lines)
+        return sum(sum(map(len, lines)) for _, lines in self.parts)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A tokenizer's files: the Hugging Face directory that is written, and everything that can be read.
 
 File formats of `transformers` (tokenizer.json, tokenizer_config.json, special_tokens_map.json, vocab.txt, vocab.json
-with merges.txt); its Python classes are not needed here. Sibling of tokenizer.py, which knows nothing of files.
+with merges.txt); its Python classes are not needed here. Sibling of tokenizer.py, which knows nothing of files;
+SentencePiece's own format is in sentencepiece.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError
+from bertkit.text.sentencepiece import SENTENCEPIECE_FILES, load_sentencepiece
 from bertkit.text.tokenizer import ROLES, Tokenizer
 
 # Names that the known families use for each role, the likeliest first.
@@ -28,7 +30,10 @@ KNOWN_NAMES = {
 }
 MAX_WORD_CHARACTERS = 200
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
-HUB_FILES = (*TOKENIZER_FILES, "vocab.json", "merges.txt")
+FILE_SUFFIXES = (".json", ".txt", ".model")
+READ_FIRST = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json", *SENTENCEPIECE_FILES)
+"""What is looked for in a directory, in this order."""
+HUB_FILES = (*TOKENIZER_FILES, "vocab.json", "merges.txt", "config.json", *SENTENCEPIECE_FILES)
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
@@ -79,7 +84,7 @@ def bert_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
 
 
 def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
-    """Load a directory, a tokenizer.json, a vocab.txt, or a Hub id (`ORG/NAME` or `NAME`).
+    """Load a directory, a tokenizer.json, a vocab.txt, a SentencePiece model, or a Hub id (`ORG/NAME` or `NAME`).
 
     Raises:
         DataError: nothing there, a damaged file, or a Hub id that is neither cached nor reachable.
@@ -90,17 +95,18 @@ def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
     if path.is_file():
         return _load_file(path)
     name = str(source)
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix in (".json", ".txt"):
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix in FILE_SUFFIXES:
         raise DataError(f"tokenizer not found: {name} is neither a file nor a directory")
     return _load_directory(_downloaded(name, offline=offline), shown=f"hub:{name}")
 
 
 def _load_directory(directory: Path, shown: str | None = None) -> Tokenizer:
-    for file in ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json"):
+    for file in READ_FIRST:
         if (directory / file).is_file():
             return _load_file(directory / file)
     raise DataError(
-        f"no tokenizer in {shown or directory}: expected tokenizer.json, vocab.txt, or vocab.json with merges.txt"
+        f"no tokenizer in {shown or directory}: expected tokenizer.json, vocab.txt, vocab.json with merges.txt, or one of"
+        f" {', '.join(SENTENCEPIECE_FILES)}"
     )
 
 
@@ -109,6 +115,10 @@ def _load_file(path: Path) -> Tokenizer:
     names = {**_companion(path, "special_tokens_map.json"), **config}
     if path.suffix == ".txt":
         return _from_wordpieces(path, config)
+    if path.suffix == ".model":
+        # Whose SentencePiece model it is, the model's own configuration says best.
+        kind = _companion(path, "config.json").get("model_type")
+        return load_sentencepiece(path, {**config, **({} if kind is None else {"model_type": kind})})
     if path.name in ("vocab.json", "encoder.json"):
         backend = _from_byte_pieces(path)
     else:

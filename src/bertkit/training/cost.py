@@ -17,7 +17,10 @@ from torch import nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
+from bertkit.models.headed import POOLER
+from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.relative_attention import RelativeAttention
 
 _BACKWARD_AND_FORWARD = 3
 _PROBE_SECONDS = 0.3
@@ -36,13 +39,17 @@ class ParameterCount:
 def count_parameters(model: PretrainingModel) -> ParameterCount:
     """Counts that can be compared with the published ones; works on the meta device.
 
-    The pooler counts as backbone whether or not an objective trains it, as in the published figures.
+    A family's pooler counts as backbone whether or not an objective trains it, as in the published figures.
     """
-    pooler = model.encoder.width * (model.encoder.width + 1)
-    return ParameterCount(
-        total=sum(parameter.numel() for parameter in model.parameters()),
-        backbone=sum(parameter.numel() for parameter in model.encoder.parameters()) + pooler,
-    )
+    backbone = _size(model.encoder)
+    if model.encoder.config.pooler_hub_name is not None:
+        with torch.device("meta"):
+            backbone += _size(model.encoder.config.build_pooler(model.encoder.width))
+    return ParameterCount(total=_size(model), backbone=backbone)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch]) -> float:
@@ -64,6 +71,8 @@ def step_flops(
 ) -> float:
     """Floating-point operations of one update.
 
+    Maps of relative positions are left out, for they are computed once a batch; so is the second stream of XLNet.
+
     Args:
         model: any encoder with heads.
         tokens: T.
@@ -71,15 +80,41 @@ def step_flops(
         predictions: M.
         sequences: B.
     """
-    width = model.encoder.width
-    linear = sum(part.weight.numel() for part in model.encoder.modules() if isinstance(part, nn.Linear))
-    attentions = sum(isinstance(part, SelfAttention) for part in model.encoder.modules())
-    forward = 2.0 * linear * tokens + 4.0 * width * attentions * squared_lengths
-    if "masked_lm" in model.head_names:
-        forward += 2.0 * predictions * width * (width + model.encoder.vocab_size)
-    if "next_sentence" in model.head_names:
-        forward += 2.0 * sequences * width * (width + 2)
-    return _BACKWARD_AND_FORWARD * forward
+    attentions = _attentions(model)
+    on_positions = sum(_map_weights(getattr(part, name, None)) for part in attentions for name in part.position_maps)
+    linear = sum(_map_weights(part) for part in model.encoder.path()) - on_positions
+    products = linear * tokens
+    for attention in attentions:
+        pairs = tokens * _keys_seen(attention, squared_lengths / tokens)
+        products += attention.products_per_pair * attention.query.out_features * pairs
+    for head in model.head_names:
+        weights = _map_weights(model.get_submodule(head))
+        if HEAD_KINDS[head] == "vocabulary":
+            products += predictions * (weights + model.encoder.embedding_width * model.encoder.vocab_size)
+        elif HEAD_KINDS[head] == "tokens":
+            products += tokens * weights
+        else:
+            pooler = _map_weights(model.get_submodule(POOLER)) if model.plans[head].pooled else 0
+            products += sequences * (weights + pooler)
+    return _BACKWARD_AND_FORWARD * 2.0 * products
+
+
+def _attentions(model: PretrainingModel) -> list[SelfAttention | RelativeAttention]:
+    """All that a token goes through, shared ones as often as they are applied."""
+    parts = (part for passed in model.encoder.path() for part in passed.modules())
+    return [part for part in parts if isinstance(part, SelfAttention | RelativeAttention)]
+
+
+def _map_weights(module: nn.Module | None) -> int:
+    """Weights of all linear maps; each is one multiply-add a row."""
+    parts = () if module is None else module.modules()
+    return sum(part.weight.numel() for part in parts if isinstance(part, nn.Linear))
+
+
+def _keys_seen(attention: SelfAttention | RelativeAttention, mean_length: float) -> float:
+    """Keys that are scored for a query: of a window three chunks, each as long as one side, as in models/windows.py."""
+    side = attention.window_side
+    return mean_length if side is None or mean_length <= 2 * side else 3.0 * side
 
 
 def measured_peak_flops(device: torch.device, *, bf16: bool) -> float:
@@ -109,8 +144,8 @@ def training_memory_bytes(model: PretrainingModel, *, micro_batch_tokens: int, p
     A layer keeps about 20 activations of width D a token for its backward pass (with a feed-forward layer of 4 D); the
     vocabulary projection keeps its logits twice.
     """
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    layers = sum(isinstance(part, SelfAttention) for part in model.encoder.modules())
+    parameters = _size(model)
+    layers = len(_attentions(model))
     activations = 4.0 * micro_batch_tokens * model.encoder.width * 20 * layers
     logits = 4.0 * predictions * model.encoder.vocab_size * 2
     return parameters * _ADAM_BYTES + activations + logits

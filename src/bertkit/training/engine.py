@@ -69,5 +69,5 @@ def resolve_engine(config: EngineConfig) -> Engine:
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether the processor has instructions that multiply in bfloat16."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -59,7 +59,8 @@ AnyOptimizerConfig = Annotated[AdamWConfig, Field()]
 def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Parameters with and without weight decay: biases and norms have none; embeddings are decayed, as BERT's are."""
     norms = {name for name, part in model.named_modules() if isinstance(part, nn.LayerNorm)}
-    decayed, kept = [], []
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         owner, _, kind = name.rpartition(".")
         (kept if kind == "bias" or owner in norms else decayed).append(parameter)

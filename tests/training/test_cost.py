@@ -1,0 +1,112 @@
+"""What a model costs: counted against the products that a forward pass really computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.albert import AlbertConfig
+from bertkit.models.bert import BertConfig
+from bertkit.models.deberta_v2 import DebertaV2Config
+from bertkit.models.distilbert import DistilBertConfig
+from bertkit.models.electra import ElectraConfig
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.headed import HeadedModel
+from bertkit.models.heads import HEAD_KINDS
+from bertkit.models.mobilebert import MobileBertConfig
+from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.xlnet import XlnetConfig
+from bertkit.training.cost import count_parameters, step_flops, training_memory_bytes
+
+SIZES = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 64,
+}
+XLNET_SIZES = {key: value for key, value in SIZES.items() if key != "max_position_embeddings"}
+VOCABULARY, LENGTH, SEQUENCES, PREDICTIONS = 101, 40, 6, 17
+
+
+def forward_flops(model: HeadedModel) -> float:
+    """Of the matrix products of one forward pass, as torch counts them."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(5, VOCABULARY, (SEQUENCES, LENGTH), generator=generator).tolist()
+    batch = PackedBatch.from_ids(rows)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        hidden_TD = model(batch)
+        for head in model.head_names:
+            if HEAD_KINDS[head] == "vocabulary":
+                model.token_logits(head, hidden_TD[:PREDICTIONS])
+            else:
+                model.logits(head, hidden_TD, batch)
+    return float(counter.get_total_flops())
+
+
+@pytest.mark.parametrize(
+    ("config", "heads", "tolerance"),
+    [
+        (BertConfig(**SIZES), ("masked_lm", "next_sentence"), 0),
+        (DistilBertConfig(**SIZES), ("masked_lm",), 0),
+        (AlbertConfig(**SIZES, embedding_size=20), ("masked_lm", "sentence_order"), 0),
+        (AlbertConfig(**SIZES, embedding_size=20, inner_group_num=2), ("masked_lm",), 0),
+        (AlbertConfig(**SIZES, embedding_size=20, sharing="ffn"), ("masked_lm",), 0),
+        (ElectraConfig(**SIZES, embedding_size=20), ("replaced_token",), 0),
+        (Gpt2Config(**SIZES), ("causal_lm",), 0),
+        (MobileBertConfig(**{**SIZES, "intra_bottleneck_size": 24}), ("masked_lm",), 0),
+        (ModernBertConfig(**SIZES, local_attention=64), ("masked_lm",), 0),
+        (ModernBertConfig(**SIZES, local_attention=8), ("masked_lm",), 0.02),
+        # Maps of relative positions, and the two segments' scores, are all that is left out.
+        (XlnetConfig(**XLNET_SIZES), (), 0.1),
+        (DebertaV2Config(**SIZES, position_buckets=64), ("masked_lm",), 0.1),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, EncoderConfig) else None,
+)
+def test_flops_are_those_of_the_products_that_are_computed(
+    config: EncoderConfig, heads: tuple[str, ...], tolerance: float
+) -> None:
+    model = HeadedModel(config.build(VOCABULARY), heads).eval()
+    model.initialise(0)
+    counted = step_flops(
+        model,
+        tokens=SEQUENCES * LENGTH,
+        squared_lengths=SEQUENCES * LENGTH**2,
+        predictions=PREDICTIONS,
+        sequences=SEQUENCES,
+    )
+    assert counted / 3 == pytest.approx(forward_flops(model), rel=max(tolerance, 1e-12))
+
+
+@pytest.mark.parametrize(
+    ("config", "pooler"),
+    [
+        (BertConfig(**SIZES), 48 * 49),
+        (DistilBertConfig(**SIZES), 0),
+        (ElectraConfig(**SIZES), 0),
+        (XlnetConfig(**XLNET_SIZES), 0),
+        (AlbertConfig(**SIZES), 48 * 49),
+        (MobileBertConfig(**SIZES, classifier_activation=False), 0),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, EncoderConfig) else None,
+)
+def test_the_backbone_has_a_pooler_where_the_family_has_one(config: EncoderConfig, pooler: int) -> None:
+    with torch.device("meta"):
+        model = HeadedModel(config.build(VOCABULARY), ())
+    counted = count_parameters(model)
+    assert counted.total == sum(parameter.numel() for parameter in model.encoder.parameters())
+    assert counted.backbone == counted.total + pooler
+
+
+def test_shared_layers_keep_activations_for_each_use() -> None:
+    def bytes_of(sharing: str) -> float:
+        with torch.device("meta"):
+            model = HeadedModel(AlbertConfig(**SIZES, sharing=sharing).build(VOCABULARY), ("masked_lm",))
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return training_memory_bytes(model, micro_batch_tokens=512, predictions=9) - 16 * parameters
+
+    assert bytes_of("all") == bytes_of("none")
