@@ -1,14 +1,16 @@
 """Files that survive a crash: written whole or not at all, and known by their sha256.
 
 Source: POSIX rename(2) and fsync(2); a rename within one directory is atomic, and lasts once the directory is synced.
-For every layer; imports the standard library only.
+For every layer; run/checkpoint.py does the same for a directory of files. Imports the standard library only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,20 @@ def write_text(path: Path, text: str) -> None:
     fsync_path(path.parent)
 
 
+def finite(value: Any) -> Any:
+    """The same value with every NaN and infinity replaced by None, since JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically; NaN and infinity are refused."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write `value` as indented JSON, atomically; NaN and infinity become null."""
+    write_text(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -25,7 +25,9 @@ def _shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "shipped"
     directory.mkdir()
     (directory / "tiny.yaml").write_text(TINY)
-    (directory / "tiny-long.yaml").write_text("extends: tiny\ntitle: Longer\ndata: {sequence_length: 1_024}\n")
+    (directory / "tiny-long.yaml").write_text(
+        "extends: tiny\ntitle: Longer\ndata: {sequence_length: 1_024}\nmodel: {max_position_embeddings: 1_024}\n"
+    )
     monkeypatch.setattr(find, "shipped_directory", lambda: directory)
     monkeypatch.setattr(load, "shipped_directory", lambda: directory)
     monkeypatch.chdir(tmp_path)

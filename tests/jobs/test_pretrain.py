@@ -22,7 +22,7 @@ SENTENCE = "The cat reads a [MASK]."
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A directory with a recipe, its text and a finished run."""
     from bertkit.jobs.launch import PretrainRequest, run_pretraining
-    from bertkit.jobs.progress import silent_progress
+    from bertkit.progress import silent_progress
 
     directory = tmp_path_factory.mktemp("pretrain")
     recipe, text = write_recipe(directory)

@@ -95,10 +95,11 @@ def every_file_operation(root: Path, resaved_step: int) -> int:
 
 
 def random_moments(directory: Path, rounds: int, numel: int) -> int:
-    """A child saves step after step until it is killed; the next one goes on from what it left."""
+    """A child saves step after step until it is killed; the next one goes on from what it left. Returns the deaths."""
     draw = random.Random(0)
     save(directory, 1, numel)
     reached = 1
+    deaths = 0
     for _ in range(rounds):
         pid = os.fork()
         if pid == 0:
@@ -108,11 +109,12 @@ def random_moments(directory: Path, rounds: int, numel: int) -> int:
                 save(directory, step, numel)
         time.sleep(draw.uniform(0.0, 0.12))
         os.kill(pid, signal.SIGKILL)
-        survived(pid)
+        deaths += not survived(pid)
         step = check(directory, set(range(reached, 10_000)), numel)
         assert step >= reached, "a finished checkpoint was lost"
         reached = step
-    return reached
+    assert reached > 1, "no child lived long enough to save anything"
+    return deaths
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 import bertkit.run.checkpoint as module
 from bertkit.errors import DataError
+from bertkit.files import sha256_of
 from bertkit.run.checkpoint import (
     checkpoint_faults,
     list_checkpoints,
@@ -33,7 +34,6 @@ from bertkit.run.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from bertkit.run.files import sha256_of
 
 STATE: dict[str, Any] = {"step": 7, "rate": 1e-4, "key": 2**80, "best": float("inf"), "names": ["a", "é"], "none": None}
 

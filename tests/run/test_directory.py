@@ -20,8 +20,8 @@ from making import HASH, finished_run, identity, stopped_run
 
 import bertkit.run.directory as module
 from bertkit.errors import BertkitError, DataError, DivergedError, StoppedError, UsageError
+from bertkit.files import finite, sha256_of, write_json, write_text
 from bertkit.run.directory import RunDirectory, find_run, find_runs, newest_unfinished_run
-from bertkit.run.files import finite, sha256_of, write_json, write_text
 from bertkit.run.lock import RunLock, is_locked
 
 WRITER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import lzma
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from bertkit.errors import DataError
 from bertkit.text.sentencepiece import STYLES, load_sentencepiece, read_sentencepiece
+from bertkit.text.tokenizer import Tokenizer
 
 NASTY = [
     "",
@@ -105,8 +107,6 @@ def test_the_family_is_told_by_the_pieces_where_nothing_else_says_it(model_file:
 
 
 def test_tokenizers_files_come_out_of_it(model_file: Path, tmp_path: Path) -> None:
-    from bertkit.text.tokenizer import Tokenizer
-
     tokenizer = load_sentencepiece(model_file, {})
     tokenizer.save(tmp_path)
     again = Tokenizer.load(tmp_path)
@@ -128,3 +128,30 @@ def test_damaged_files_are_refused_by_name(damage: str, model_file: Path, tmp_pa
     )
     with pytest.raises(DataError, match=r"spiece\.model: not a SentencePiece model"):
         read_sentencepiece(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "style"),
+    [
+        ("spiece.model", {"model_type": "albert"}, "albert"),
+        ("sentencepiece.bpe.model", {"model_type": "xlm-roberta"}, "xlm-roberta"),
+        ("sentencepiece.bpe.model", {"model_type": "camembert"}, "camembert"),
+        ("tokenizer.model", {}, "albert"),
+    ],
+)
+def test_a_model_directory_with_a_sentencepiece_file_has_a_tokenizer(
+    name: str, config: dict[str, str], style: str, model_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(model_file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = load_sentencepiece(model_file, {"model_type": style})
+    for source in (tmp_path, tmp_path / name):
+        assert Tokenizer.load(source).fingerprint == expected.fingerprint
+
+
+def test_the_tokenizers_settings_say_how_a_sentencepiece_model_is_used(model_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "spiece.model").write_bytes(model_file.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False, "keep_accents": True}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert not tokenizer.lowercases
+    assert tokenizer.encode_batch(["Äpfel"]) != Tokenizer.load(model_file).encode_batch(["Äpfel"])

@@ -33,6 +33,7 @@ COMMANDS = {
     "tokenize": "bertkit.cli.tokenize",
     "pretrain": "bertkit.cli.pretrain",
     "fill": "bertkit.cli.fill",
+    "export": "bertkit.cli.export",
     "runs": "bertkit.cli.runs",
     "recipes": "bertkit.cli.recipes",
 }

@@ -110,8 +110,8 @@ def _row(run: RunDirectory) -> dict[str, Any]:
 
 def _document(run: RunDirectory) -> dict[str, Any]:
     """All that is known of a run, as `runs show --json` prints it; checkpoints are listed, not verified."""
+    from bertkit.files import read_json
     from bertkit.run.directory import ENVIRONMENT
-    from bertkit.run.files import read_json
     from bertkit.run.metrics import last_metrics
 
     environment = run.path / ENVIRONMENT

@@ -14,33 +14,22 @@ import logging
 import os
 import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
 from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, VERSION, TokenShards, is_shards
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
+from bertkit.progress import Progress, silent_progress
 from bertkit.text.sources import Corpus, Position
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import TOKENIZER_FILES
 from bertkit.text.vocabulary import train_tokenizer
 
 log = logging.getLogger(__name__)
-
-
-class Meter(Protocol):
-    """One piece of work on display."""
-
-    def update(self, completed: int, note: str | None = None) -> None: ...
-
-
-class Progress(Protocol):
-    """Opens a display for a piece of work."""
-
-    def __call__(self, label: str, total: int | None = None, unit: str = "steps") -> AbstractContextManager[Meter]: ...
 
 
 def prepare_shards(
@@ -69,7 +58,7 @@ def prepare_shards(
         UsageError: `out` holds something else; the vocabulary is too small.
         DataError: the corpus is empty or cannot be read, or the shards in `out` are damaged.
     """
-    progress = progress or _no_progress
+    progress = progress or silent_progress
     given = Tokenizer.load(config.path, offline=offline) if config.path is not None else None
     identity = shards_identity(corpus, config, given, shard_tokens)
     directory = Path(out) if out is not None else cache / "shards" / identity[:32]
@@ -147,6 +136,8 @@ def _claim(directory: Path, identity: str) -> None:
     if directory.is_dir() and any(directory.iterdir()) and not is_shards(directory):
         raise UsageError(f"{directory} is not empty and holds no token shards; choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.glob(".*.tmp"):
+        path.unlink()  # half a file of a run that was killed while it wrote
     if (directory / PROGRESS).is_file() and read_json(directory / PROGRESS).get("identity") == identity:
         return
     write_json(directory / PROGRESS, {"identity": identity, "stage": "tokenizer"})
@@ -203,7 +194,7 @@ def sample_text(corpus: Corpus, megabytes: float, progress: Progress | None = No
     numbers = random.Random(0)
     kept: list[tuple[float, int, list[str]]] = []
     size = read = index = 0
-    with (progress or _no_progress)("reading a sample", unit="characters") as meter:
+    with (progress or silent_progress)("reading a sample", unit="characters") as meter:
         for block in corpus.blocks():
             for _, lines in block.parts:
                 heapq.heappush(kept, (-numbers.random(), index, lines))
@@ -215,15 +206,6 @@ def sample_text(corpus: Corpus, megabytes: float, progress: Progress | None = No
             meter.update(read)
     for _, _, lines in sorted(kept, key=lambda entry: entry[1]):
         yield from lines
-
-
-class _NoMeter:
-    def update(self, completed: int, note: str | None = None) -> None:
-        return
-
-
-def _no_progress(label: str, total: int | None = None, unit: str = "steps") -> AbstractContextManager[Meter]:
-    return nullcontext(_NoMeter())
 
 
 @contextmanager

@@ -15,15 +15,15 @@ from typing import Any
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.errors import DataError, UsageError
+from bertkit.files import sha256_of
 from bertkit.jobs.pretrain import Pretraining
-from bertkit.jobs.progress import Progress
 from bertkit.models.hub import find_model, read_config
+from bertkit.progress import Progress
 from bertkit.recipe.hashing import differing_keys, what_hash
 from bertkit.recipe.load import dump_recipe, load_recipe, with_overrides
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RunDirectory, RunIdentity, find_run, find_runs
-from bertkit.run.files import sha256_of
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer
 

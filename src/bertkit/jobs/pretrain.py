@@ -22,9 +22,9 @@ from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_doc
 from bertkit.errors import DataError, DivergedError, StoppedError
 from bertkit.jobs.fill import fill_masks
 from bertkit.jobs.held_out import HeldOut
-from bertkit.jobs.progress import Progress, ProgressMeter
 from bertkit.models.hub import find_model, load_pretraining_model, save_model
 from bertkit.models.pretraining import PretrainingModel
+from bertkit.progress import Progress, ProgressMeter
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import Stage, stages_of
 from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint

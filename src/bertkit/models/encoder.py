@@ -71,6 +71,11 @@ class EncoderConfig(Settings, ABC):
     def max_tokens(self) -> int:
         """The longest sequence that the model can read."""
 
+    @property
+    def reads_token_types(self) -> bool:
+        """Whether segments are told apart."""
+        return bool(getattr(self, "type_vocab_size", 1) > 1)
+
     @abstractmethod
     def heads(self) -> dict[str, HeadPlan]:
         """The family's heads, by their names in `bertkit.models.heads.HEAD_KINDS`."""

@@ -75,8 +75,15 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
         for name, tensor in form.to_hub(state).items()
     }
     save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    # safetensors lets nobody else read what it writes; the other files follow the user's umask.
+    (directory / WEIGHTS_FILE).chmod((directory / CONFIG_FILE).stat().st_mode)
     if tokenizer is not None:
-        tokenizer.save(directory)
+        write_tokenizer(model, tokenizer, directory)
+
+
+def write_tokenizer(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -> None:
+    """Write the tokenizer's files, which say how long a text the model reads, and whether it tells segments apart."""
+    tokenizer.save(directory, max_tokens=model.encoder.max_tokens, token_types=model.encoder.config.reads_token_types)
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:

@@ -90,6 +90,10 @@ class XlnetConfig(EncoderConfig):
         "summary_activation": "tanh",
     }
 
+    @property
+    def reads_token_types(self) -> bool:
+        return True
+
     def model_post_init(self, _context: Any) -> None:
         if self.hidden_size % self.num_attention_heads or self.hidden_size % 2:
             raise ValueError(

@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertkit.errors import DataError
-from bertkit.run.files import fsync_path, read_json, sha256_of, write_text
+from bertkit.files import fsync_path, read_json, sha256_of, write_text
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
-from bertkit.run.files import read_json, sha256_of, write_json, write_text
+from bertkit.files import read_json, sha256_of, write_json, write_text
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
 from bertkit.run.log import LogFile
 from bertkit.run.metrics import METRICS_FILE, last_metrics

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bertkit.errors import DataError
-from bertkit.run.files import finite
+from bertkit.files import finite
 
 METRICS_FILE = "metrics.jsonl"
 _TAIL_BYTES = 1 << 16

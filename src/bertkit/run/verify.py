@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertkit.errors import BertkitError, CheckError, DataError
+from bertkit.files import read_json, sha256_of
 from bertkit.run.directory import ENVIRONMENT, RECIPE, RESULTS, RunDirectory
-from bertkit.run.files import read_json, sha256_of
 from bertkit.run.metrics import metrics_faults
 
 

@@ -97,11 +97,17 @@ class Tokenizer:
 
         return load_tokenizer(path_or_hub_id, offline=offline)
 
-    def save(self, directory: str | Path) -> None:
-        """Write the files that `transformers.AutoTokenizer` loads; equal tokenizers write equal bytes."""
+    def save(self, directory: str | Path, *, max_tokens: int = 512, token_types: bool = True) -> None:
+        """Write the files that `transformers.AutoTokenizer` loads; equal tokenizers write equal bytes.
+
+        Args:
+            directory: made where it is not there.
+            max_tokens: of the longest text that the model reads, special tokens included.
+            token_types: whether the model tells segments apart.
+        """
         from bertkit.text.tokenizer_files import save_tokenizer
 
-        save_tokenizer(self, Path(directory))
+        save_tokenizer(self, Path(directory), max_tokens=max_tokens, token_types=token_types)
 
     @property
     def vocab_size(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ READ_FIRST = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json", *SENT
 HUB_FILES = (*TOKENIZER_FILES, "vocab.json", "merges.txt", "config.json", *SENTENCEPIECE_FILES)
 
 
-def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_tokens: int = 512, token_types: bool = True) -> None:
     """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece, vocab.txt."""
     directory.mkdir(parents=True, exist_ok=True)
     is_wordpiece = isinstance(tokenizer.backend.model, models.WordPiece)
@@ -45,8 +46,9 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         # The class that takes tokenizer.json as it is. BertTokenizerFast (transformers 5) makes its rules anew from
         # vocab.txt, with another limit on the length of words.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-        "model_max_length": 512,
+        "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
+        # No limit is no entry.
+        **({"model_max_length": max_tokens} if max_tokens < sys.maxsize else {}),
         "clean_up_tokenization_spaces": False,
         **({"do_lower_case": tokenizer.lowercases, **_bert_options(tokenizer)} if is_wordpiece else {}),
         **tokens,
@@ -105,8 +107,8 @@ def _load_directory(directory: Path, shown: str | None = None) -> Tokenizer:
         if (directory / file).is_file():
             return _load_file(directory / file)
     raise DataError(
-        f"no tokenizer in {shown or directory}: expected tokenizer.json, vocab.txt, vocab.json with merges.txt, or one of"
-        f" {', '.join(SENTENCEPIECE_FILES)}"
+        f"no tokenizer in {shown or directory}: expected tokenizer.json, vocab.txt, vocab.json with merges.txt,"
+        f" or one of {', '.join(SENTENCEPIECE_FILES)}"
     )
 
 

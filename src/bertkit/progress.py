@@ -1,6 +1,6 @@
-"""How a long job shows how far it is: what the command line's display has to offer.
+"""How long work shows how far it is: what the command line's display has to offer.
 
-Own design: jobs know nothing of terminals; the command line hands in a display of this shape, and tests a silent one.
+Own design: no layer below the command line knows of terminals; it hands in a display of this shape, tests a silent one.
 """
 
 from __future__ import annotations

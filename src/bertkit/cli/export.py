@@ -1,0 +1,60 @@
+"""`bertkit export`: write a model anew, checked against its source.
+
+Nothing here follows a paper. The work is jobs/export.py's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from bertkit.cli.common import AsJson, Offline, Quiet, Verbose, command_app, result, story
+
+SHOWN_WEIGHTS = 3
+"""How many names of weights are shown of each kind; export.json has them all."""
+
+app = command_app()
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a model or a run directory.")],
+    to: Annotated[
+        Path,
+        typer.Option("--to", metavar="DIR", show_default=False, help="New directory; an earlier export is replaced."),
+    ],
+    kind: Annotated[
+        Literal["hf", "onnx"],
+        typer.Option("--format", help="A Hugging Face directory, or an ONNX graph (needs the extra `onnx`)."),
+    ] = "hf",
+    offline: Offline = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Write a model anew for other tools: `bertkit export RUN --to DIR`; refused unless it gives the same numbers."""
+    from bertkit.jobs.export import export_model
+
+    record = export_model(model, to, kind=kind, offline=offline)
+    if record["weights"]["unexpected"]:
+        story.warn(f"{model}: weights that no part of the model uses were left out, see below")
+    story.table(("weights", "number", ""), _weights(record["weights"]), title=f"{record['family']}: {model}")
+    if not record["tokenizer"]:
+        story.warn(f"{model}: has no tokenizer files, so none were written")
+    probe = record["probe"]
+    story.info(
+        f"largest difference to the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g}),"
+        f" over {probe['sequences']} sequences of {probe['tokens']:,} tokens"
+    )
+    result({"to": to, **record} if as_json else to, as_json=as_json)
+
+
+def _weights(report: dict[str, Any]) -> list[tuple[str, int, str]]:
+    rows = [("loaded", int(report["loaded"]), "")]
+    for kind in ("missing", "unexpected", "reinitialised", "tied"):
+        names = report[kind]
+        more = ", ..." if len(names) > SHOWN_WEIGHTS else ""
+        rows.append((kind, len(names), ", ".join(names[:SHOWN_WEIGHTS]) + more))
+    return rows

@@ -1,0 +1,169 @@
+"""Do two copies of a model give the same numbers? A forward probe over real text and random tokens.
+
+Own design, for `bertkit export`. Batches are packed, so lengths are unequal and nothing is padded; among them are one
+token, the longest text that the model reads (up to a limit), and pairs with their segment types.
+
+Shapes: T packed tokens, B sequences, D width, K outputs of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import CheckError
+from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.text.tokenizer import Tokenizer
+
+LONGEST_PROBE = 512
+"""Longer texts than this are not probed, whatever the model could read."""
+
+TEXTS = (
+    "The committee met on Tuesday, and nobody could say why the vote (17 to 4) had been postponed.",
+    "She sells sea shells by the sea shore.",
+    "Yes.",
+    "A café in Zürich — naïve, isn't it? — serves “Grüße” for 3.50 €.",
+    "def tokenize(text: str) -> list[str]: return text.split()",
+    "漢字とかな, 한국어, العربية, русский текст and 🙂 in one line.",
+    "It was the year 1969; the lander touched down with less than a minute of fuel left, and the whole world listened.",
+)
+_RANDOM_LENGTHS = (1, 2, 7, 18, 33)
+_SEED = 20_190_524
+
+Outputs = Mapping[str, Tensor]
+"""By name: `hidden` (T, D), `pooler` (B, D), and each head's logits, (T, K) or (B, K)."""
+
+
+@dataclass(frozen=True)
+class ProbeRow:
+    """One sequence: its ids, and how many of them belong to the first segment."""
+
+    ids: tuple[int, ...]
+    first: int
+
+    @property
+    def token_types(self) -> list[int]:
+        return [int(index >= self.first) for index in range(len(self.ids))]
+
+
+@dataclass
+class Agreement:
+    """How far apart two copies are.
+
+    Attributes:
+        tolerance: the largest difference that is accepted, for outputs up to 1; for larger ones it grows with them.
+        batches, sequences, tokens: what was compared.
+        differences: the largest absolute difference, by output.
+        faults: what differs more than it may.
+    """
+
+    tolerance: float
+    batches: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    differences: dict[str, float] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def largest(self) -> float:
+        return max(self.differences.values(), default=0.0)
+
+    def add(self, name: str, wanted: Tensor, found: Tensor) -> None:
+        """Compare one output. What is not finite agrees with nothing."""
+        if wanted.shape != found.shape:
+            self.faults.append(f"{name} has shape {tuple(found.shape)}, the source {tuple(wanted.shape)}")
+            return
+        if not (bool(wanted.isfinite().all()) and bool(found.isfinite().all())):
+            self.faults.append(f"{name} is not finite")
+            return
+        difference = float((wanted - found).abs().max())
+        self.differences[name] = max(difference, self.differences.get(name, 0.0))
+        if difference > self.tolerance * max(1.0, float(wanted.abs().max())):
+            self.faults.append(f"{name} differs by {difference:.3g}")
+
+    def raise_for_faults(self, what: str) -> None:
+        """Raises:
+        CheckError: if the two do not agree.
+        """
+        if self.faults:
+            faults = "; ".join(dict.fromkeys(self.faults))
+            raise CheckError(f"{what} does not give the numbers of its source (tolerance {self.tolerance:g}): {faults}")
+
+
+def probe_batches(model: HeadedModel, tokenizer: Tokenizer | None) -> list[list[ProbeRow]]:
+    """Rows to compare: real text and pairs of it where there is a tokenizer, random ids in any case."""
+    longest = min(model.encoder.max_tokens, LONGEST_PROBE)
+    generator = torch.Generator().manual_seed(_SEED)
+    batches = []
+    if tokenizer is not None:
+        batches += [_real_rows(tokenizer, TEXTS, None, longest), _real_rows(tokenizer, TEXTS, TEXTS[::-1], longest)]
+    for seconds in (False, True):
+        lengths = sorted({min(length, longest) for length in (*_RANDOM_LENGTHS, longest)}, reverse=True)
+        rows = []
+        for length in lengths:
+            ids = torch.randint(0, model.encoder.vocab_size, (length,), generator=generator)
+            first = int(torch.randint(1, length + 1, (1,), generator=generator)) if seconds else length
+            rows.append(ProbeRow(tuple(ids.tolist()), first))
+        batches.append(rows[1:] + rows[:1])
+    return batches
+
+
+def _real_rows(
+    tokenizer: Tokenizer, texts: Sequence[str], others: Sequence[str] | None, longest: int
+) -> list[ProbeRow]:
+    """As the tokenizer's own template puts them together."""
+    inputs = list(texts) if others is None else list(zip(texts, others, strict=True))
+    rows = []
+    for encoding in tokenizer.backend.encode_batch(inputs):
+        ids = tuple(encoding.ids[:longest])
+        seconds = [index for index, part in enumerate(encoding.sequence_ids[:longest]) if part == 1]
+        if ids:
+            rows.append(ProbeRow(ids, seconds[0] if seconds else len(ids)))
+    return rows
+
+
+def packed(model: HeadedModel, rows: Sequence[ProbeRow]) -> PackedBatch:
+    """The rows as a batch, with segment types where the model tells them apart."""
+    types = [row.token_types for row in rows] if model.encoder.config.reads_token_types else None
+    return PackedBatch.from_ids([row.ids for row in rows], types)
+
+
+@torch.no_grad()
+def outputs_of(model: HeadedModel, rows: Sequence[ProbeRow]) -> dict[str, Tensor]:
+    """All that a model gives for the rows."""
+    batch = packed(model, rows)
+    hidden_TD = model(batch)
+    found = {"hidden": hidden_TD, **{head: model.logits(head, hidden_TD, batch) for head in model.head_names}}
+    if model.has_pooler:
+        found[POOLER] = model.get_submodule(POOLER)(hidden_TD[batch.first_token_B])
+    return found
+
+
+def compare(
+    model: HeadedModel,
+    tokenizer: Tokenizer | None,
+    other: Callable[[Sequence[ProbeRow]], Outputs],
+    *,
+    tolerance: float,
+) -> Agreement:
+    """Ask both for the same rows.
+
+    Args:
+        model: the source, in evaluation mode.
+        tokenizer: the source's; random tokens alone where None.
+        other: what the copy gives; outputs that it does not have are not compared.
+        tolerance: see `Agreement`.
+    """
+    agreement = Agreement(tolerance)
+    for rows in probe_batches(model, tokenizer):
+        wanted, found = outputs_of(model, rows), other(rows)
+        for name in found:
+            agreement.add(name, wanted[name], found[name])
+        agreement.batches += 1
+        agreement.sequences += len(rows)
+        agreement.tokens += sum(len(row.ids) for row in rows)
+    return agreement
