@@ -42,7 +42,7 @@ tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 bench: $(STAMP) ## Measure speed and memory on this machine
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; PYTHONPATH=. $(BIN)/python "$$script"; done
 
 clean: ## Delete the virtual environment and the tools' caches (runs stay)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
