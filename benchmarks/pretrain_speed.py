@@ -92,7 +92,8 @@ class Peer:
             ids[row, :length] = torch.from_numpy(one.ids_T)
             types[row, :length] = torch.from_numpy(one.token_types_T)
             mask[row, :length] = 1
-            labels[row, torch.from_numpy(one.target_index_M)] = torch.from_numpy(one.target_id_M)
+            targets = one.targets["masked_lm"]
+            labels[row, torch.from_numpy(targets.index_M)] = torch.from_numpy(targets.id_M)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
             output = self.model(
                 input_ids=ids,

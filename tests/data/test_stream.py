@@ -37,8 +37,7 @@ def flat(batches: list[PackedBatch]) -> list[torch.Tensor]:
         for tensor in (
             batch.ids_T,
             batch.token_types_T,
-            batch.target_index_M,
-            batch.target_id_M,
+            *(tensor for part in batch.targets.values() for tensor in (part.index_M, part.id_M)),
             *batch.labels.values(),
         )
     ]

@@ -14,10 +14,11 @@ from tests.models.oracle import VOCABULARY, Inputs, Twins, make_inputs, make_twi
 from tests.models.test_families import TOLERANCE, assert_gradients_equal
 from torch import Tensor
 
+from bertkit.data.batch import PackedBatch, TokenTargets
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
 from bertkit.models.relative_attention import PermutationOrder, aligned
-from bertkit.models.xlnet import Xlnet, XlnetConfig
+from bertkit.models.xlnet import PERMUTATION, Xlnet, XlnetConfig
 
 TARGETS = 3
 ARCHITECTURE = "XLNetLMHeadModel"
@@ -34,6 +35,10 @@ class Permuted:
 
     inputs: Inputs
     order: PermutationOrder
+
+
+def with_targets(batch: PackedBatch, index_M: Tensor) -> PackedBatch:
+    return replace(batch, targets={PERMUTATION: TokenTargets(index_M, batch.ids_T.index_select(0, index_M))})
 
 
 def permute(inputs: Inputs, *, seed: int = 0) -> Permuted:
@@ -57,9 +62,7 @@ def permute(inputs: Inputs, *, seed: int = 0) -> Permuted:
         key_ranks.append(key_S)
         query_ranks.append(query_S)
     target_index_M = torch.cat(targets)
-    batch = replace(
-        inputs.batch, target_index_M=target_index_M, target_id_M=inputs.batch.ids_T.index_select(0, target_index_M)
-    )
+    batch = with_targets(inputs.batch, target_index_M)
     padded = {**inputs.padded, "perm_mask": mask_BSS, "target_mapping": mapping_BMS}
     order = PermutationOrder(torch.cat(key_ranks), torch.cat(query_ranks))
     return Permuted(Inputs(batch, padded, inputs.real_BS), order)
@@ -123,7 +126,7 @@ def test_a_target_sees_those_before_it_and_neither_itself_nor_those_behind(twins
     """Tokens 0 to 3 in the order 2, 0, 3, 1, all of them targets but 2, which all see."""
     inputs = make_inputs(CASES[0], twins.model, [4])
     order = PermutationOrder(torch.tensor([0, 2, -1, 1]), torch.tensor([0, 2, 0, 1]))
-    batch = replace(inputs.batch, target_index_M=torch.tensor([0, 1, 3]))
+    batch = with_targets(inputs.batch, torch.tensor([0, 1, 3]))
     sees = {0: {2}, 3: {2, 0}, 1: {2, 0, 3}}
 
     def query_states(ids_T: Tensor) -> Tensor:
@@ -146,7 +149,7 @@ def test_a_target_that_sees_nothing_learns_nothing_of_its_sequence(twins: Twins)
     order = PermutationOrder(ranks_T, ranks_T)
     states = []
     for ids in ([7, 8, 9], [17, 18, 19]):
-        batch = replace(inputs.batch, ids_T=torch.tensor(ids), target_index_M=torch.tensor([0]))
+        batch = with_targets(replace(inputs.batch, ids_T=torch.tensor(ids)), torch.tensor([0]))
         states.append(encoder_of(twins.model).streams(batch, order=order).query_MD)
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
-from bertkit.data.samples import Samples
+from bertkit.data.samples import Samples, Targets
 from bertkit.models.bert import BertConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.masked_lm import MaskedLM
@@ -42,6 +42,10 @@ def corrupted(samples: Samples, objective: MaskedLM | None = None, seed: int = 1
     return (objective or MaskedLM()).corrupt(samples, vocabulary(VOCABULARY_SIZE), Draw(seed))
 
 
+def targets(samples: Samples) -> Targets:
+    return samples.targets["masked_lm"]
+
+
 @pytest.fixture(scope="module")
 def million() -> tuple[Samples, Samples]:
     lengths = np.random.default_rng(7).integers(3, 129, 15_500).tolist()
@@ -52,17 +56,17 @@ def million() -> tuple[Samples, Samples]:
 
 def test_every_sequence_has_its_exact_count(million: tuple[Samples, Samples]) -> None:
     before, after = million
-    counts_B = np.bincount(after.sequence_T[after.target_index_M], minlength=before.lengths_B.size)
+    counts_B = np.bincount(after.sequence_T[targets(after).index_M], minlength=before.lengths_B.size)
     expected_B = [min(max(1, round(0.15 * length)), length - 2) for length in before.lengths_B.tolist()]
     np.testing.assert_array_equal(counts_B, expected_B)
 
 
 def test_80_10_10_within_sampling_error(million: tuple[Samples, Samples]) -> None:
     before, after = million
-    ids_M = after.ids_T[after.target_index_M]
+    ids_M = after.ids_T[targets(after).index_M]
     count = ids_M.size
     masked = (ids_M == MASK).mean()
-    kept = (ids_M == after.target_id_M).mean()
+    kept = (ids_M == targets(after).id_M).mean()
     # A random word is the original one, or [MASK], once in V draws.
     by_chance = 0.1 / VOCABULARY_SIZE
     for share, expected in ((masked, 0.8 + by_chance), (kept, 0.1 + by_chance)):
@@ -72,8 +76,8 @@ def test_80_10_10_within_sampling_error(million: tuple[Samples, Samples]) -> Non
 
 def test_random_words_come_from_the_whole_vocabulary(million: tuple[Samples, Samples]) -> None:
     _, after = million
-    ids_M = after.ids_T[after.target_index_M]
-    random_M = ids_M[(ids_M != MASK) & (ids_M != after.target_id_M)]
+    ids_M = after.ids_T[targets(after).index_M]
+    random_M = ids_M[(ids_M != MASK) & (ids_M != targets(after).id_M)]
     counts_V = np.bincount(random_M, minlength=VOCABULARY_SIZE)
     counts_V = np.delete(counts_V, MASK)
     expected = random_M.size / (VOCABULARY_SIZE - 1)
@@ -83,18 +87,18 @@ def test_random_words_come_from_the_whole_vocabulary(million: tuple[Samples, Sam
 
 def test_special_tokens_are_never_chosen_and_nothing_else_changes(million: tuple[Samples, Samples]) -> None:
     before, after = million
-    assert not before.special_T[after.target_index_M].any()
-    np.testing.assert_array_equal(after.target_id_M, before.ids_T[after.target_index_M])
+    assert not before.special_T[targets(after).index_M].any()
+    np.testing.assert_array_equal(targets(after).id_M, before.ids_T[targets(after).index_M])
     untouched_T = np.ones(before.ids_T.size, dtype=np.bool_)
-    untouched_T[after.target_index_M] = False
+    untouched_T[targets(after).index_M] = False
     np.testing.assert_array_equal(after.ids_T[untouched_T], before.ids_T[untouched_T])
-    assert np.all(np.diff(after.target_index_M) > 0)
+    assert np.all(np.diff(targets(after).index_M) > 0)
 
 
 def test_every_position_is_equally_likely() -> None:
     after = corrupted(made_samples([32] * 20_000))
-    counts = np.bincount(after.position_T[after.target_index_M], minlength=32)[1:-1]
-    expected = after.target_index_M.size / 30
+    counts = np.bincount(after.position_T[targets(after).index_M], minlength=32)[1:-1]
+    expected = targets(after).index_M.size / 30
     assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
 
 
@@ -103,15 +107,15 @@ def test_a_sample_is_masked_the_same_in_any_company(lengths: list[int], max_toke
     whole = corrupted(made_samples(lengths))
     parts = [corrupted(part) for part in made_samples(lengths).split(max_tokens)]
     np.testing.assert_array_equal(np.concatenate([part.ids_T for part in parts]), whole.ids_T)
-    np.testing.assert_array_equal(np.concatenate([part.target_id_M for part in parts]), whole.target_id_M)
+    np.testing.assert_array_equal(np.concatenate([targets(part).id_M for part in parts]), targets(whole).id_M)
     after_split = list(whole.split(max_tokens))
     for part, cut in zip(parts, after_split, strict=True):
-        np.testing.assert_array_equal(part.target_index_M, cut.target_index_M)
+        np.testing.assert_array_equal(targets(part).index_M, targets(cut).index_M)
 
 
 def test_max_predictions_caps_the_count() -> None:
     after = corrupted(made_samples([100, 30, 9]), MaskedLM(max_predictions=7))
-    np.testing.assert_array_equal(np.bincount(after.sequence_T[after.target_index_M]), [7, 4, 1])
+    np.testing.assert_array_equal(np.bincount(after.sequence_T[targets(after).index_M]), [7, 4, 1])
 
 
 def test_the_loss_is_cross_entropy_at_the_targets_over_the_full_vocabulary() -> None:
@@ -123,10 +127,11 @@ def test_the_loss_is_cross_entropy_at_the_targets_over_the_full_vocabulary() -> 
     hidden_TD = model.eval()(batch)
     part = MaskedLM().loss(model, hidden_TD, batch)
     log_probability_TV = model.masked_lm_logits(hidden_TD).log_softmax(dim=-1)
+    wanted = batch.targets["masked_lm"]
     expected = -sum(
         log_probability_TV[index, target]
-        for index, target in zip(batch.target_index_M.tolist(), batch.target_id_M.tolist(), strict=True)
+        for index, target in zip(wanted.index_M.tolist(), wanted.id_M.tolist(), strict=True)
     )
     torch.testing.assert_close(part.sum, expected)
-    assert part.count == len(batch.target_id_M)
-    assert int(part.correct) == int((log_probability_TV[batch.target_index_M].argmax(-1) == batch.target_id_M).sum())
+    assert part.count == len(wanted.id_M)
+    assert int(part.correct) == int((log_probability_TV[wanted.index_M].argmax(-1) == wanted.id_M).sum())

@@ -6,7 +6,7 @@ step.
 
     ids_T          [CLS] the cat [SEP] [CLS] a [MASK] returns a list [SEP]
     cu_seqlens_B1  0                   4                                  11
-    target_index_M                            6
+    index_M (of a target)                     6
 
 Shapes: T packed tokens, B sequences, b sequences of one block, S its longest sequence, P = sum of b*S, M predicted
 tokens.
@@ -15,14 +15,15 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.samples import Samples
+from bertkit.data.samples import Samples, Targets
 
 BLOCK_WASTE = 0.25
 """A block takes in shorter sequences while at most this share of a row would be padding."""
@@ -30,11 +31,18 @@ BLOCK_WASTE = 0.25
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """A rectangle of sequences; `mask_b11S` is true at real tokens, and None where no row is padded."""
+    """A rectangle of sequences.
+
+    Attributes:
+        sequences, length: b and S.
+        mask_b11S: true at real tokens; None where no row is padded.
+        causal_b: sequences whose tokens see only themselves and those before them; None where there are none.
+    """
 
     sequences: int
     length: int
     mask_b11S: Tensor | None
+    causal_b: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class PackedSequences:
         gather_P: for each cell of the blocks, row after row, the packed token that stands there (any token where the
             cell is padding); None where the packed order is already that of one unpadded block.
         scatter_T: for each packed token, its cell in the blocks.
+        causal_B: as given; None where no sequence is causal.
     """
 
     cu_seqlens_B1: Tensor
@@ -55,6 +64,7 @@ class PackedSequences:
     blocks: tuple[AttentionBlock, ...]
     gather_P: Tensor | None
     scatter_T: Tensor | None
+    causal_B: NDArray[np.bool_] | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -63,11 +73,16 @@ class PackedSequences:
     def as_one_block(self) -> PackedSequences:
         """The same sequences in one block, in their own order: for those who want to see all attention maps at once."""
         device = self.cu_seqlens_B1.device
-        return PackedSequences.from_lengths(self.cu_seqlens_B1.diff().cpu().numpy(), shortest_share=0.0).to(device)
+        lengths_B = self.cu_seqlens_B1.diff().cpu().numpy()
+        return PackedSequences.from_lengths(lengths_B, shortest_share=0.0, causal_B=self.causal_B).to(device)
 
     @classmethod
     def from_lengths(
-        cls, lengths: Sequence[int] | NDArray[np.int64], *, shortest_share: float = 1 - BLOCK_WASTE
+        cls,
+        lengths: Sequence[int] | NDArray[np.int64],
+        *,
+        shortest_share: float = 1 - BLOCK_WASTE,
+        causal_B: NDArray[np.bool_] | None = None,
     ) -> PackedSequences:
         """Plan the blocks for sequences of these lengths (each at least 1).
 
@@ -80,9 +95,15 @@ class PackedSequences:
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
         cu_tensor = torch.from_numpy(cu_seqlens_B1.astype(np.int32))
         longest = int(lengths_B.max())
+
+        def causal(members_b: NDArray[np.int64]) -> Tensor | None:
+            if causal_B is None or not causal_B[members_b].any():
+                return None
+            return torch.from_numpy(causal_B[members_b])
+
         if int(lengths_B.min()) == longest:
-            block = AttentionBlock(lengths_B.size, longest, None)
-            return cls(cu_tensor, longest, (block,), None, None)
+            block = AttentionBlock(lengths_B.size, longest, None, causal(np.arange(lengths_B.size)))
+            return cls(cu_tensor, longest, (block,), None, None, causal_B)
         order_B = np.argsort(-lengths_B, kind="stable") if shortest_share > 0 else np.arange(lengths_B.size)
         blocks: list[AttentionBlock] = []
         gathers: list[NDArray[np.int64]] = []
@@ -99,11 +120,11 @@ class PackedSequences:
             scatter_T[token_bS[real_bS]] = cell_bS[real_bS]
             gathers.append(token_bS.ravel())
             mask = None if real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
-            blocks.append(AttentionBlock(members_b.size, length, mask))
+            blocks.append(AttentionBlock(members_b.size, length, mask, causal(members_b)))
             offset += token_bS.size
             first += members_b.size
         gather_P = torch.from_numpy(np.concatenate(gathers))
-        return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T))
+        return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T), causal_B)
 
     def to(self, device: torch.device) -> PackedSequences:
         def move(tensor: Tensor | None) -> Tensor | None:
@@ -112,10 +133,43 @@ class PackedSequences:
         return PackedSequences(
             self.cu_seqlens_B1.to(device, non_blocking=True),
             self.max_length,
-            tuple(replace(block, mask_b11S=move(block.mask_b11S)) for block in self.blocks),
+            tuple(
+                replace(block, mask_b11S=move(block.mask_b11S), causal_b=move(block.causal_b)) for block in self.blocks
+            ),
             move(self.gather_P),
             move(self.scatter_T),
+            self.causal_B,
         )
+
+
+@dataclass(frozen=True)
+class TokenTargets:
+    """`bertkit.data.samples.Targets` as tensors: what one objective predicts, and where."""
+
+    index_M: Tensor
+    id_M: Tensor
+    places: Mapping[str, Tensor] = field(default_factory=dict)
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def from_samples(cls, targets: Targets) -> TokenTargets:
+        return cls(
+            _tensor(targets.index_M),
+            _tensor(targets.id_M),
+            {name: _tensor(place_M) for name, place_M in targets.places.items()},
+            {name: _tensor(column_M) for name, column_M in targets.columns.items()},
+        )
+
+    @property
+    def count(self) -> int:
+        return self.id_M.numel()
+
+    def to(self, device: torch.device) -> TokenTargets:
+        def moved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+
+        index_M, id_M = (tensor.to(device, non_blocking=True) for tensor in (self.index_M, self.id_M))
+        return TokenTargets(index_M, id_M, moved(self.places), moved(self.columns))
 
 
 @dataclass(frozen=True)
@@ -125,7 +179,7 @@ class PackedBatch:
     Attributes:
         ids_T, token_types_T, positions_T: int64.
         sequences: where sequences begin and end.
-        target_index_M, target_id_M: positions in T to predict and the ids that stood there.
+        targets: what is to be predicted at tokens, by objective.
         labels: per-sequence labels by objective, each of shape B.
         global_T: bool, tokens that see and are seen by all of their sequence, for families whose other tokens see only
             near ones; None leaves it to the family and its heads.
@@ -135,8 +189,7 @@ class PackedBatch:
     token_types_T: Tensor
     positions_T: Tensor
     sequences: PackedSequences
-    target_index_M: Tensor
-    target_id_M: Tensor
+    targets: Mapping[str, TokenTargets]
     labels: Mapping[str, Tensor]
     global_T: Tensor | None = None
 
@@ -156,13 +209,12 @@ class PackedBatch:
     @classmethod
     def from_samples(cls, samples: Samples) -> PackedBatch:
         return cls(
-            ids_T=torch.from_numpy(np.ascontiguousarray(samples.ids_T)),
-            token_types_T=torch.from_numpy(np.ascontiguousarray(samples.token_types_T)),
+            ids_T=_tensor(samples.ids_T),
+            token_types_T=_tensor(samples.token_types_T),
             positions_T=torch.from_numpy(samples.position_T),
-            sequences=PackedSequences.from_lengths(samples.lengths_B),
-            target_index_M=torch.from_numpy(np.ascontiguousarray(samples.target_index_M)),
-            target_id_M=torch.from_numpy(np.ascontiguousarray(samples.target_id_M)),
-            labels={name: torch.from_numpy(np.ascontiguousarray(label)) for name, label in samples.labels.items()},
+            sequences=PackedSequences.from_lengths(samples.lengths_B, causal_B=samples.causal_B),
+            targets={term: TokenTargets.from_samples(targets) for term, targets in samples.targets.items()},
+            labels={name: _tensor(label_B) for name, label_B in samples.labels.items()},
         )
 
     @classmethod
@@ -176,14 +228,12 @@ class PackedBatch:
             token_types_T = torch.zeros_like(ids_T)
         else:
             token_types_T = torch.tensor([kind for sequence in token_types for kind in sequence], dtype=torch.int64)
-        none_M = torch.empty(0, dtype=torch.int64)
         return cls(
             ids_T=ids_T,
             token_types_T=token_types_T,
             positions_T=torch.cat([torch.arange(length) for length in lengths_B]),
             sequences=PackedSequences.from_lengths(lengths_B),
-            target_index_M=none_M,
-            target_id_M=none_M,
+            targets={},
             labels={},
         )
 
@@ -193,7 +243,12 @@ class PackedBatch:
         moved = {
             entry.name: getattr(self, entry.name).to(device, non_blocking=True)
             for entry in fields(self)
-            if entry.name not in ("labels", "sequences") and getattr(self, entry.name) is not None
+            if entry.name not in ("labels", "sequences", "targets") and getattr(self, entry.name) is not None
         }
         labels = {name: label.to(device, non_blocking=True) for name, label in self.labels.items()}
-        return PackedBatch(**moved, sequences=self.sequences.to(device), labels=labels)
+        targets = {term: part.to(device) for term, part in self.targets.items()}
+        return PackedBatch(**moved, sequences=self.sequences.to(device), labels=labels, targets=targets)
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

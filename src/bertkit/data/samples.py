@@ -20,7 +20,37 @@ from bertkit.data.random import Draw
 from bertkit.text.tokenizer import Tokenizer
 
 Integers = NDArray[np.int64]
-_NO_TARGETS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What one objective predicts in a batch.
+
+    Attributes:
+        index_M: positions in T whose states predict, ascending.
+        id_M: what is to be predicted there: the original token, or a label.
+        places: other positions in T that a prediction reads, by name, each of shape M and in the same sequence.
+        columns: other numbers that belong to a prediction, by name, each of shape M.
+    """
+
+    index_M: Integers
+    id_M: Integers
+    places: Mapping[str, Integers] = field(default_factory=dict)
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def none(cls) -> Targets:
+        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+    def between(self, start: int, end: int) -> Targets:
+        """Those in the tokens from `start` to `end`, counted from `start`."""
+        low, high = np.searchsorted(self.index_M, [start, end])
+        return Targets(
+            self.index_M[low:high] - start,
+            self.id_M[low:high],
+            {name: place_M[low:high] - start for name, place_M in self.places.items()},
+            {name: column_M[low:high] for name, column_M in self.columns.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -56,8 +86,9 @@ class Samples:
         special_T: true where a token is a separator or classifier token, which no objective may corrupt.
         cu_seqlens_B1: where each sequence starts, and T.
         epoch_B, sample_B: the address of each sequence for draws.
-        target_index_M, target_id_M: positions in T to predict, ascending, and the original ids there.
+        targets: what is to be predicted at tokens, by objective.
         labels: per-sequence labels by objective, each of shape B.
+        causal_B: sequences in which a token sees only itself and those before it; none where None.
     """
 
     ids_T: Integers
@@ -66,9 +97,9 @@ class Samples:
     cu_seqlens_B1: Integers
     epoch_B: Integers
     sample_B: Integers
-    target_index_M: Integers = field(default_factory=lambda: _NO_TARGETS)
-    target_id_M: Integers = field(default_factory=lambda: _NO_TARGETS)
+    targets: Mapping[str, Targets] = field(default_factory=dict)
     labels: Mapping[str, Integers] = field(default_factory=dict)
+    causal_B: NDArray[np.bool_] | None = None
 
     @cached_property
     def lengths_B(self) -> Integers:
@@ -94,6 +125,10 @@ class Samples:
     def with_changes(self, **changes: Any) -> Samples:
         return replace(self, **changes)
 
+    def with_targets(self, term: str, targets: Targets, **changes: Any) -> Samples:
+        """The same with an objective's targets, beside those of others."""
+        return replace(self, targets={**self.targets, term: targets}, **changes)
+
     def split(self, max_tokens: int | None) -> Iterator[Samples]:
         """Runs of whole sequences of at most `max_tokens` tokens each; a longer sequence stands alone."""
         if max_tokens is None or self.ids_T.size <= max_tokens:
@@ -108,7 +143,6 @@ class Samples:
 
     def _between(self, first: int, last: int) -> Samples:
         start, end = self.cu_seqlens_B1[[first, last]]
-        low, high = np.searchsorted(self.target_index_M, [start, end])
         return Samples(
             ids_T=self.ids_T[start:end],
             token_types_T=self.token_types_T[start:end],
@@ -116,7 +150,7 @@ class Samples:
             cu_seqlens_B1=self.cu_seqlens_B1[first : last + 1] - start,
             epoch_B=self.epoch_B[first:last],
             sample_B=self.sample_B[first:last],
-            target_index_M=self.target_index_M[low:high] - start,
-            target_id_M=self.target_id_M[low:high],
+            targets={term: targets.between(int(start), int(end)) for term, targets in self.targets.items()},
             labels={name: label_B[first:last] for name, label_B in self.labels.items()},
+            causal_B=None if self.causal_B is None else self.causal_B[first:last],
         )

@@ -42,7 +42,17 @@ _BATCHES_AHEAD = 4
 class Corruption(Protocol):
     """The part of an objective that works on samples, in a worker."""
 
+    @property
+    def rank(self) -> int: ...
+
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples: ...
+
+
+def corrupted(samples: Samples, corruptions: Sequence[Corruption], vocabulary: Vocabulary, draw: Draw) -> Samples:
+    """The samples as all corruptions leave them, in the order of their ranks."""
+    for corruption in sorted(corruptions, key=lambda each: each.rank):
+        samples = corruption.corrupt(samples, vocabulary, draw)
+    return samples
 
 
 @dataclass(frozen=True)
@@ -205,9 +215,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
     def samples(self, step: int) -> Samples:
         """The whole batch of a step (0-based in its stage), corrupted, before it is split."""
         samples = self.stream.samples(step * self.batch_sequences, self.batch_sequences, self.vocabulary)
-        for corruption in self.corruptions:
-            samples = corruption.corrupt(samples, self.vocabulary, self.stream.spec.draw)
-        return samples
+        return corrupted(samples, self.corruptions, self.vocabulary, self.stream.spec.draw)
 
     def __getitem__(self, step: int) -> list[PackedBatch]:
         return [PackedBatch.from_samples(part) for part in self.samples(step).split(self.micro_batch_tokens)]

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.data.samples import Samples, Vocabulary
-from bertkit.data.stream import Corruption, SampleStream
+from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.data.stream import SampleStream, corrupted
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
@@ -55,11 +55,8 @@ class HeldOut:
         """The first `sequences` samples of the held-out stream, or as many as one pass has."""
         count = min(sequences, stream.epoch_length(0))
         samples = stream.samples(0, count, vocabulary)
-        corrupted = samples
-        corruptions: Sequence[Corruption] = objectives
-        for corruption in corruptions:
-            corrupted = corruption.corrupt(corrupted, vocabulary, stream.spec.draw)
-        batches = tuple(PackedBatch.from_samples(part) for part in corrupted.split(micro_batch_tokens))
+        spoilt = corrupted(samples, objectives, vocabulary, stream.spec.draw)
+        batches = tuple(PackedBatch.from_samples(part) for part in spoilt.split(micro_batch_tokens))
         return cls(samples, batches, tuple(objectives))
 
     def figures(self, model: PretrainingModel, engine: Engine) -> dict[str, Any]:
@@ -74,7 +71,7 @@ class HeldOut:
 
     def unigram_accuracy(self, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:
         """Accuracy of always predicting the most frequent token of the corpus, on these targets."""
-        target_id_M = torch.cat([batch.target_id_M for batch in self.batches])
+        target_id_M = torch.cat([batch.targets[MaskedLM.term].id_M for batch in self.batches])
         return float((target_id_M == int(token_counts_V.argmax())).double().mean())
 
     def pseudo_perplexity(
@@ -105,6 +102,5 @@ def _each_token_masked(one: Samples, vocabulary: Vocabulary) -> Samples:
         cu_seqlens_B1=np.arange(copies + 1) * length,
         epoch_B=np.repeat(one.epoch_B, copies),
         sample_B=np.repeat(one.sample_B, copies),
-        target_index_M=target_index_M,
-        target_id_M=one.ids_T[position_M],
+        targets={MaskedLM.term: Targets(target_index_M, one.ids_T[position_M])},
     )

@@ -57,15 +57,13 @@ class PaddedModel(nn.Module):
         device = input_ids.device
         block = AttentionBlock(sequences, length, is_token_BS[:, None, None, :])
         starts_B1 = torch.arange(sequences + 1, device=device) * length
-        none_M = torch.empty(0, dtype=torch.int64, device=device)
         types_BS = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         batch = PackedBatch(
             ids_T=input_ids.reshape(-1),
             token_types_T=types_BS.reshape(-1),
             positions_T=torch.arange(length, device=device)[None].expand(sequences, length).reshape(-1),
             sequences=PackedSequences(starts_B1, length, (block,), None, None),
-            target_index_M=none_M,
-            target_id_M=none_M,
+            targets={},
             labels={},
         )
         hidden_TD = self.model(batch)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.forward import pretraining_model
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import stages_of
@@ -34,9 +34,7 @@ def pretraining_plan(recipe: Recipe) -> dict[str, Any]:
     """
     engine = resolve_engine(recipe.engine)
     with torch.device("meta"):
-        model = PretrainingModel(
-            recipe.model.build(recipe.tokenizer.vocab_size), [objective.term for objective in recipe.objectives]
-        )
+        model = pretraining_model(recipe.model, recipe.objectives, recipe.tokenizer.vocab_size)
     parameters = count_parameters(model)
     sequences = recipe.optimisation.batch_sequences
     tokens = flops = memory = 0.0

@@ -22,8 +22,12 @@ from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_doc
 from bertkit.errors import DataError, DivergedError, StoppedError
 from bertkit.jobs.fill import fill_masks
 from bertkit.jobs.held_out import HeldOut
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.growth import stacked
 from bertkit.models.hub import find_model, load_pretraining_model, save_model
 from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import Objective
+from bertkit.objectives.forward import heads_of, pretraining_model
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import Stage, stages_of
@@ -44,9 +48,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class StageRun:
-    """A stage with its batches and its held-out samples."""
+    """A stage with its objectives, ready for this corpus, its batches and its held-out samples."""
 
     stage: Stage
+    objectives: tuple[Objective, ...]
     batches: StepBatches
     held_out: HeldOut
 
@@ -70,11 +75,7 @@ class Pretraining:
         self.vocabulary = Vocabulary.of(self.tokenizer)
         self.steps = recipe.optimisation.steps
         self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
-        self.model = self._new_model().to(self.engine.device)
-        self.optimizer = recipe.optimisation.optimizer.build(self.model)
-        self.stepper = Stepper(
-            self.model, self.optimizer, self.engine, clip_norm=recipe.optimisation.optimizer.clip_norm
-        )
+        self._use(self._new_model(recipe.model if recipe.init else self.stages[0].stage.recipe.model))
         self.meter = WindowMeter()
         self.step = self.tokens = self._skipped_in_a_row = 0
 
@@ -104,16 +105,31 @@ class Pretraining:
             self._save_checkpoint()
             return self._finish()
 
+    def _use(self, model: PretrainingModel) -> None:
+        """Train this model from now on, with an optimiser that has no past."""
+        optimizer = self.recipe.optimisation.optimizer
+        self.model = model.to(self.engine.device)
+        self.optimizer = optimizer.build(self.model)
+        self.stepper = Stepper(self.model, self.optimizer, self.engine, clip_norm=optimizer.clip_norm)
+
+    def _enter(self, stage: Stage) -> None:
+        """Make the model as deep as the stage wants it."""
+        before = self.stages[max(0, stage.number - 1)].stage.recipe.model
+        if stage.recipe.model != before and stage.first_step == self.step:
+            self._use(stacked(self.model, stage.recipe.model))
+            log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
+
     def _train_stage(self, stage_run: StageRun, stop: StopRequest, meter: ProgressMeter) -> None:
         stage = stage_run.stage
         start = max(self.step, stage.first_step)
         if start >= stage.end_step:
             return
+        self._enter(stage)
         steps = range(start - stage.first_step, stage.end_step - stage.first_step)
         watch = Stopwatch()
         for batches in stage_run.batches.loader(steps, workers=self.engine.workers):
             waited_seconds = watch.lap()
-            outcome = self._take_step(batches, stage.recipe)
+            outcome = self._take_step(batches, stage_run)
             self.meter.add(
                 outcome,
                 computed_seconds=watch.lap(),
@@ -125,9 +141,9 @@ class Pretraining:
                 self._stop(stop.reason)
             watch.lap()
 
-    def _take_step(self, batches: Sequence[PackedBatch], recipe: Recipe) -> StepOutcome:
+    def _take_step(self, batches: Sequence[PackedBatch], stage_run: StageRun) -> StepOutcome:
         optimisation = self.recipe.optimisation
-        outcome = self.stepper.step(batches, recipe.objectives, optimisation.schedule.rate(self.step, self.steps))
+        outcome = self.stepper.step(batches, stage_run.objectives, stage_run.stage.rate(self.step))
         self.step += 1
         self.tokens += outcome.tokens
         if outcome.finite:
@@ -146,8 +162,8 @@ class Pretraining:
         engine = self.recipe.engine
         due = self.step == self.steps
         if due or self.step % engine.log_every_steps == 0:
-            summary = self.meter.summary(stage_run.stage.recipe.objectives, peak_flops=self._peak_flops)
-            rate = self.recipe.optimisation.schedule.rate(self.step - 1, self.steps)
+            summary = self.meter.summary(stage_run.objectives, peak_flops=self._peak_flops)
+            rate = stage_run.stage.rate(self.step - 1)
             self._metrics.log(self.step, {"tokens": self.tokens, "lr": rate, **summary})
             meter.update(self.step, note=f"loss {summary['loss']:.3f}, {summary['tokens_per_s']:,.0f} tokens/s")
             self.meter.reset()
@@ -224,6 +240,10 @@ class Pretraining:
         checkpoint = load_newest_checkpoint(self.run.checkpoints)
         if checkpoint is None:
             return
+        step = int(checkpoint.state["step"])
+        reached = next(each.stage for each in self.stages if step <= each.stage.end_step)
+        if reached.recipe.model != self.stages[0].stage.recipe.model:
+            self._use(self._new_model(reached.recipe.model))
         self._restore(checkpoint)
         log.info("going on from %s", checkpoint.path)
 
@@ -237,25 +257,26 @@ class Pretraining:
         self.tokens = int(checkpoint.state["tokens"])
         self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
 
-    def _new_model(self) -> PretrainingModel:
-        heads = [objective.term for objective in self.recipe.objectives]
+    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+        """The model that all stages need, with its first weights."""
+        objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         init = self.recipe.init
         if init is not None:
-            model, _ = load_pretraining_model(find_model(init), heads=tuple(heads))
+            model, _ = load_pretraining_model(find_model(init), heads=heads_of(objectives))
             return model
-        encoder = self.recipe.model.build(self.vocabulary.size, pad_id=self.vocabulary.pad_id)
-        model = PretrainingModel(encoder, heads)
+        model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model.initialise(self.recipe.seed)
         return model
 
     def _stage_run(self, stage: Stage, plans: Path) -> StageRun:
         recipe, data = stage.recipe, stage.recipe.data
+        objectives = tuple(objective.prepared(self.tokenizer, self.shards) for objective in recipe.objectives)
         training_N2, held_out_N2 = split_documents(self.shards, data.held_out, recipe.seed)
         spec = SampleSpec(recipe.seed, f"train/{stage.number}", data.layout, data.sequence_length, data.static_copies)
         batches = StepBatches(
             SampleStream(spec, self.shards, training_N2, plans),
             self.vocabulary,
-            recipe.objectives,
+            objectives,
             batch_sequences=recipe.optimisation.batch_sequences,
             micro_batch_tokens=self.engine.micro_batch_tokens,
         )
@@ -263,11 +284,11 @@ class Pretraining:
         held_out = HeldOut.prepare(
             SampleStream(held_spec, self.shards, held_out_N2, None),
             self.vocabulary,
-            recipe.objectives,
+            objectives,
             sequences=recipe.engine.evaluation_sequences,
             micro_batch_tokens=self.engine.micro_batch_tokens,
         )
-        return StageRun(stage, batches, held_out)
+        return StageRun(stage, objectives, batches, held_out)
 
     def _announce(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -281,6 +302,10 @@ class Pretraining:
             self.engine.precision,
             self.engine.device.type,
         )
+
+
+def _depth(recipe: Recipe) -> int:
+    return int(recipe.model.model_dump()["num_hidden_layers"])
 
 
 def _in_words(figures: dict[str, Any]) -> str:

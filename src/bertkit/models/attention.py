@@ -141,7 +141,7 @@ def attend(
         sequences.blocks,
         strict=True,
     ):
-        mask = block.mask_b11S if visible is None else _mask(visible(block.length, query.device), block)
+        mask = visible_cells(block, None if visible is None else visible(block.length, query.device))
         bias_bNSS = None if bias is None else bias(query, key, block)
         if in_the_open or dropout_rate > 0:
             divisor = math.sqrt(query.shape[-1]) if scale is None else 1 / scale
@@ -155,8 +155,20 @@ def attend(
     return from_blocks(mixed, sequences)
 
 
-def _mask(visible_SS: Tensor, block: AttentionBlock) -> Tensor:
-    """What is visible and real. A padding cell sees itself, too: a row that saw nothing would have no softmax."""
+def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Tensor | None:
+    """Which key cells each query cell of a block sees, broadcastable to (b, N, S, S); all where None.
+
+    Args:
+        block: says what is real, and which sequences are causal.
+        visible_SS: what is visible by position; all where None.
+    """
+    if block.causal_b is not None:
+        ones_SS = torch.ones(block.length, block.length, dtype=torch.bool, device=block.causal_b.device)
+        causal_b1SS = ones_SS.tril() | ~block.causal_b[:, None, None, None]
+        visible_SS = causal_b1SS if visible_SS is None else visible_SS & causal_b1SS
+    if visible_SS is None:
+        return block.mask_b11S
+    # A padding cell sees itself, too: a row that saw nothing would have no softmax.
     if block.mask_b11S is None:
         return visible_SS
     real_b11S = block.mask_b11S

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.heads import HeadPlan, Pooler
+from bertkit.models.heads import HeadPlan, Pooler, auxiliary_heads
 from bertkit.models.layers import Activation
 from bertkit.models.recorder import Recorder
 from bertkit.models.weights import Layout, Names
@@ -59,6 +59,9 @@ class EncoderConfig(Settings, ABC):
     hub_ignored: ClassVar[tuple[str, ...]] = (".position_ids", ".token_type_ids")
     """Endings of names in weight files that are no weights."""
 
+    causal_attention: ClassVar[bool] = True
+    """Whether single sequences of a batch can be read from left to right only."""
+
     default_pad_id: ClassVar[int] = 0
     """What a config.json means that does not name the padding's id."""
 
@@ -79,6 +82,10 @@ class EncoderConfig(Settings, ABC):
     @abstractmethod
     def heads(self) -> dict[str, HeadPlan]:
         """The family's heads, by their names in `bertkit.models.heads.HEAD_KINDS`."""
+
+    def all_heads(self) -> dict[str, HeadPlan]:
+        """The family's heads and those that every family may have, which the family's own replace."""
+        return {**auxiliary_heads(pooled=self.pooler_hub_name is not None), **self.heads()}
 
     def build_pooler(self, width: int) -> nn.Module:
         """The module before pooled heads."""

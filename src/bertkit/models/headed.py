@@ -45,7 +45,7 @@ class HeadedModel(nn.Module):
         super().__init__()
         self.labels = Labels.unnamed() if labels is None else labels
         self.extras: dict[str, Any] = {}
-        self.plans = encoder.config.heads()
+        self.plans = encoder.config.all_heads()
         unknown = sorted(set(heads) - set(self.plans) - {POOLER})
         if unknown:
             raise UsageError(
@@ -122,11 +122,12 @@ class HeadedModel(nn.Module):
     def architectures(self) -> list[str]:
         """The Hub's classes that load this model whole, as config.json names them."""
         config = self.encoder.config
-        joint = config.joint_architectures.get(frozenset(self.head_names))
+        known = {name: self.plans[name].architecture for name in self.head_names}
+        known = {name: architecture for name, architecture in known.items() if architecture is not None}
+        joint = config.joint_architectures.get(frozenset(known))
         if joint is not None:
             return [joint]
-        alone = [self.plans[name].architecture for name in self.head_names]
-        return alone or [config.base_architecture]
+        return list(known.values()) or [config.base_architecture]
 
     def hub_form(self) -> HubForm:
         """How the weights stand in a file of the Hub."""

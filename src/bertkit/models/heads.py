@@ -29,6 +29,7 @@ HEAD_KINDS: dict[str, Reads] = {
     "permutation_lm": "vocabulary",
     "next_sentence": "sequences",
     "sentence_order": "sequences",
+    "sentence_structure": "sequences",
     "replaced_token": "tokens",
     "sequence_classification": "sequences",
     "token_classification": "tokens",
@@ -57,7 +58,7 @@ class HeadPlan:
     """One head of a family.
 
     Attributes:
-        architecture: the Hub's class with this head alone.
+        architecture: the Hub's class with this head alone; None where the Hub has none.
         build: the head's module.
         hub_names: the Hub's module for each module of the head, by its name below the head; "" is the head itself.
         pooled: a sequence head that reads the pooler's output, not the state itself.
@@ -65,7 +66,7 @@ class HeadPlan:
         decoder: of a vocabulary head, the Hub's module that is tied to the word embeddings.
     """
 
-    architecture: str
+    architecture: str | None
     build: Callable[[HeadShape], nn.Module]
     hub_names: Mapping[str, str] = field(default_factory=dict)
     pooled: bool = False
@@ -163,3 +164,17 @@ def classifier_plan(
         {"output": hub},
         pooled=pooled,
     )
+
+
+def auxiliary_heads(*, pooled: bool) -> dict[str, HeadPlan]:
+    """Heads of pretraining objectives that any family may have and that no class of the Hub knows.
+
+    Args:
+        pooled: whether the family's sequence heads read a pooler.
+    """
+    outputs = {"sentence_order": 2, "sentence_structure": 3}
+    return {name: _auxiliary_plan(name, number, pooled=pooled) for name, number in outputs.items()}
+
+
+def _auxiliary_plan(name: str, outputs: int, *, pooled: bool) -> HeadPlan:
+    return HeadPlan(None, lambda shape: nn.Linear(shape.width, outputs), {"": f"pretraining.{name}"}, pooled=pooled)

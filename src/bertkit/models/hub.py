@@ -187,7 +187,7 @@ def heads_in(config: EncoderConfig, contents: Mapping[str, Any], tensors: Mappin
     Several heads can have the same names on the Hub (`classifier.weight`), and some have no weights of their own: which
     one it is, `architectures` says.
     """
-    plans = config.heads()
+    plans = config.all_heads()
     found_names = {head: _present(plan.hub_names.values(), tensors) for head, plan in plans.items()}
     named = _named_heads(config, contents)
     heads = []

@@ -41,6 +41,9 @@ _ATTENTION = "layer.{n}.rel_attn"
 _MAPS = ("hook_attn_scores", "hook_pattern")
 _PROJECTIONS = {"query": "q", "key": "k", "value": "v", "relative": "r", "output": "o"}
 
+PERMUTATION = "permutation_lm"
+"""The head of the query stream, and the targets in a batch that it predicts."""
+
 
 class XlnetConfig(EncoderConfig):
     """XLNet; defaults are the base model's."""
@@ -137,7 +140,7 @@ class XlnetConfig(EncoderConfig):
             )
 
         return {
-            "permutation_lm": HeadPlan(
+            PERMUTATION: HeadPlan(
                 "XLNetLMHeadModel", lambda shape: BiasedDecoder(shape.vocab_size), {"": "lm_loss"}, decoder="lm_loss"
             ),
             "sequence_classification": summarised("XLNetForSequenceClassification", None),
@@ -238,7 +241,7 @@ class Views:
 
     content: Pairs
     query: Pairs | None
-    target_index_M: Tensor
+    target_index_M: Tensor | None
 
 
 class Xlnet(Encoder):
@@ -302,7 +305,7 @@ class Xlnet(Encoder):
         content_TD = self.dropout(scope.tap("hook_embed", self.word(batch.ids_T)))
         query_MD = None
         if order is not None:
-            query_MD = self.dropout(self.mask_emb[0].expand(batch.target_index_M.numel(), -1))
+            query_MD = self.dropout(self.mask_emb[0].expand(batch.targets[PERMUTATION].count, -1))
         inputs = []
         for number, layer in enumerate(self.layers):
             inputs.append(content_TD)
@@ -359,7 +362,8 @@ class Xlnet(Encoder):
             return Pairs(batch.num_tokens, sequences, blocks, waves_CPD, direction_B, memory_length)
 
         query = None if order is None else pairs(sees_itself=False)
-        return Views(pairs(sees_itself=True), query, batch.target_index_M)
+        target_index_M = None if order is None else batch.targets[PERMUTATION].index_M
+        return Views(pairs(sees_itself=True), query, target_index_M)
 
     def _is_watched(self, scope: Scope) -> bool:
         """Whether someone wants to see the attention maps, and so all sequences in one block."""

@@ -1,7 +1,7 @@
 """What an objective is: a corruption of samples in a worker, and a loss over the encoder's states in the step.
 
 A loss is a sum and a count, never a mean: the loop divides once, by the count over all micro-batches and ranks, so that
-gradient accumulation and world size change nothing.
+gradient accumulation and world size change nothing. Sibling forward.py says which model reads what for which objective.
 
 Shapes: T packed tokens, D width.
 """
@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.settings import Settings
+from bertkit.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,37 @@ class Objective(Settings, ABC):
     weight: float = Field(1.0, ge=0, description="Factor of this term's mean in the total loss.")
 
     term: ClassVar[str]
-    """Its name in the recipe, in the metrics and among the model's heads."""
+    """Its name in the recipe and in the metrics, and of its targets and labels in a batch."""
 
     needs_label: ClassVar[bool] = False
     """Whether the layout must make a label of this name for every sequence."""
+
+    rank: ClassVar[int] = 0
+    """Objectives corrupt a sample in ascending rank: who chooses among what is left over comes later."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads of the model that it reads, by their names in `bertkit.models.heads.HEAD_KINDS`."""
+        return (self.term,)
+
+    def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        """Why these data or this model cannot serve it: one sentence each, with the key and the remedy."""
+        layout = data.layout
+        if self.needs_label and self.term not in layout.labels:
+            return [
+                f"objective.{self.term} needs a label that data.layout {layout.choice!r} does not make;"
+                " take another layout, such as segment-pair, or leave the objective out"
+            ]
+        return []
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        """The objective with what it must know of the vocabulary and the corpus, found once before the first step.
+
+        Raises:
+            UsageError: if the tokenizer cannot serve it.
+            DataError: if a file that it names is at fault.
+        """
+        return self
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Corrupt samples and mark targets; the default leaves them as they are."""

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
-from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import LossSum, Objective
 
@@ -75,17 +75,18 @@ class MaskedLM(Objective):
         stands_in_M = np.where(action_M < self.mask_share, vocabulary.mask_id, stands_in_M)
         ids_T = samples.ids_T.copy()
         ids_T[target_index_M] = stands_in_M
-        return samples.with_changes(ids_T=ids_T, target_index_M=target_index_M, target_id_M=target_id_M)
+        return samples.with_targets(self.term, Targets(target_index_M, target_id_M), ids_T=ids_T)
 
     def expected_count(self, length: int) -> float:
         return float(self.counts_B(np.array([length]))[0])
 
     def count(self, batch: PackedBatch) -> int:
-        return batch.target_id_M.numel()
+        return batch.targets[self.term].count
 
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy at the predicted positions; the vocabulary projection runs on these alone."""
-        logits_MV = model.masked_lm_logits(hidden_TD.index_select(0, batch.target_index_M)).float()
-        loss = functional.cross_entropy(logits_MV, batch.target_id_M, reduction="sum")
-        correct = (logits_MV.detach().argmax(dim=-1) == batch.target_id_M).sum()
+        targets = batch.targets[self.term]
+        logits_MV = model.masked_lm_logits(hidden_TD.index_select(0, targets.index_M)).float()
+        loss = functional.cross_entropy(logits_MV, targets.id_M, reduction="sum")
+        correct = (logits_MV.detach().argmax(dim=-1) == targets.id_M).sum()
         return LossSum(loss, self.count(batch), correct)

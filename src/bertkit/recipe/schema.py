@@ -106,13 +106,8 @@ class Recipe(Settings):
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
                 f" ({self.model.max_tokens}); lower it, or raise model.max_position_embeddings"
             )
-        layout = self.data.layout
-        faults += [
-            f"objective.{objective.term} needs a label that data.layout {layout.choice!r} does not make;"
-            " take another layout, such as segment-pair, or leave the objective out"
-            for objective in self.objectives
-            if objective.needs_label and objective.term not in layout.labels
-        ]
+        for objective in self.objectives:
+            faults += objective.faults(self.data, self.model)
         if faults:
             raise ValueError("; ".join(faults))
         return self

@@ -1,7 +1,8 @@
 """The stages of a run: the same recipe with some settings changed for a share of the steps.
 
-Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. Each stage
-is checked like a recipe of its own before the first step is taken.
+Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. A stage may
+change the data, the objectives, the batch, the number of layers (see models/growth.py) and the schedule, which then
+counts the stage's own steps. Each stage is checked like a recipe of its own before the first step is taken.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from bertkit.errors import UsageError
 from bertkit.recipe.load import with_overrides
 from bertkit.recipe.schema import Recipe
 
-_MAY_CHANGE = ("data", "objective")
+_MAY_CHANGE = (
+    "data",
+    "objective",
+    "model.num_hidden_layers",
+    "optimisation.batch_sequences",
+    "optimisation.schedule",
+)
+_SCHEDULE = "optimisation.schedule"
 
 
 @dataclass(frozen=True)
@@ -24,12 +32,21 @@ class Stage:
         number: from 0.
         first_step, end_step: the steps that it takes, the end not included.
         recipe: with the stage's settings in place.
+        own_schedule: whether the learning rate follows a schedule of the stage's own, over its own steps.
     """
 
     number: int
     first_step: int
     end_step: int
     recipe: Recipe
+    own_schedule: bool = False
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the run's update number `step`, from 0."""
+        optimisation = self.recipe.optimisation
+        if self.own_schedule:
+            return optimisation.schedule.rate(step - self.first_step, self.end_step - self.first_step)
+        return optimisation.schedule.rate(step, optimisation.steps)
 
 
 def stages_of(recipe: Recipe) -> list[Stage]:
@@ -44,12 +61,17 @@ def stages_of(recipe: Recipe) -> list[Stage]:
     for number, end in enumerate(recipe.optimisation.stage_ends()):
         changes = configs[number].set if configs else {}
         for key in changes:
-            if key.partition(".")[0] not in _MAY_CHANGE:
+            if not any(_is_within(key, allowed) for allowed in _MAY_CHANGE):
                 raise UsageError(
                     f"optimisation.stages.{number}.set: {key} cannot change inside a run;"
-                    f" only settings of {' and '.join(_MAY_CHANGE)} can"
+                    f" only {', '.join(_MAY_CHANGE)} can"
                 )
         overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-        stages.append(Stage(number, first, end, with_overrides(recipe, overrides)))
+        own_schedule = any(_is_within(key, _SCHEDULE) for key in changes)
+        stages.append(Stage(number, first, end, with_overrides(recipe, overrides), own_schedule))
         first = end
     return stages
+
+
+def _is_within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")

@@ -21,7 +21,8 @@ class StageConfig(Settings):
     share: float = Field(gt=0, le=1, description="Share of the run's steps that this stage takes.")
     set: dict[str, Any] = Field(
         default_factory=dict,
-        description="Settings of data and objective that differ, by dotted key: data.sequence_length: 128.",
+        description="Settings that differ, by dotted key: data.sequence_length: 128. Of data and objective any;"
+        " model.num_hidden_layers; optimisation.batch_sequences and optimisation.schedule.",
     )
 
 

@@ -59,7 +59,7 @@ def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch]) -> f
             model,
             tokens=batch.num_tokens,
             squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
-            predictions=batch.target_id_M.numel(),
+            predictions=sum(targets.count for targets in batch.targets.values()),
             sequences=batch.num_sequences,
         )
         for batch in batches

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.forward import read
 from bertkit.training.engine import Engine
 
 
@@ -95,16 +96,22 @@ class Stepper:
         self, batch: PackedBatch, objectives: Sequence[Objective], counts: Mapping[str, int]
     ) -> tuple[Tensor, dict[str, TermTotal]]:
         with self.engine.autocast():
-            hidden_TD = self.model(batch)
-            parts = {objective: objective.loss(self.model, hidden_TD, batch) for objective in objectives}
-        loss = torch.stack(
-            [part.sum * (objective.weight / counts[objective.term]) for objective, part in parts.items()]
-        ).sum()
+            parts = losses(self.model, objectives, batch)
+        loss = torch.stack([parts[each.term].sum * (each.weight / counts[each.term]) for each in objectives]).sum()
         terms = {
-            objective.term: TermTotal(float(part.sum.detach()), part.count, int(part.correct))
-            for objective, part in parts.items()
+            term: TermTotal(float(part.sum.detach()), part.count, int(part.correct)) for term, part in parts.items()
         }
         return loss, terms
+
+
+def losses(model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch) -> dict[str, LossSum]:
+    """Each objective's term over one micro-batch, by its name."""
+    readings = read(model, objectives, batch)
+    parts = {}
+    for objective in objectives:
+        reading = readings[objective.term]
+        parts[objective.term] = objective.loss(reading.model, reading.hidden_TD, reading.batch)
+    return parts
 
 
 @torch.no_grad()
@@ -117,8 +124,6 @@ def evaluate(
     for batch in batches:
         moved = batch.to(engine.device)
         with engine.autocast():
-            hidden_TD = model(moved)
-            for objective in objectives:
-                part = objective.loss(model, hidden_TD, moved)
-                totals[objective.term] += TermTotal(float(part.sum), part.count, int(part.correct))
+            for term, part in losses(model, objectives, moved).items():
+                totals[term] += TermTotal(float(part.sum), part.count, int(part.correct))
     return totals
