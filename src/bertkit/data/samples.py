@@ -115,6 +115,11 @@ class Samples:
         """Each token's position in its sequence."""
         return np.arange(self.ids_T.size) - self.cu_seqlens_B1[self.sequence_T]
 
+    @cached_property
+    def fixed_T(self) -> NDArray[np.bool_]:
+        """Tokens that no objective may hide or change: special ones, and all of a causal sequence."""
+        return self.special_T if self.causal_B is None else self.special_T | self.causal_B[self.sequence_T]
+
     def uniform_T(self, draw: Draw, purpose: str) -> NDArray[np.float64]:
         """One uniform number in [0, 1) for every token, addressed by epoch, sample and position."""
         sequence_T = self.sequence_T

@@ -43,6 +43,7 @@ class DebertaV2Config(DebertaLikeConfig):
     conv_groups: int = Field(1, ge=1, description="Groups of channels of the convolution.")
     conv_act: Activation = Field("tanh", description="Activation of the convolution.")
 
+    causal_attention: ClassVar[bool] = False  # its convolution looks ahead
     model_type: ClassVar[str] = "deberta-v2"
     classes: ClassVar[str] = "DebertaV2"
     base_architecture: ClassVar[str] = "DebertaV2Model"

@@ -51,6 +51,7 @@ class LongformerConfig(RobertaLikeConfig):
     classes: ClassVar[str] = "Longformer"
     base_architecture: ClassVar[str] = "LongformerModel"
     hub_prefix: ClassVar[str] = "longformer"
+    causal_attention: ClassVar[bool] = False
     pooler_hub_name: ClassVar[str | None] = "longformer.pooler.dense"
 
     def model_post_init(self, context: Any) -> None:

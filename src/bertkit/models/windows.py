@@ -146,6 +146,8 @@ def _whole_mask(block: AttentionBlock, marks: BlockGlobals | None, each_side: in
     """Which keys each query sees, (b, 1, S, S); padding sees itself, for a softmax needs something."""
     position_S = torch.arange(block.length, device=device)
     seen_bSS = ((position_S[:, None] - position_S).abs() <= each_side)[None]
+    if block.causal_b is not None:
+        seen_bSS = seen_bSS & ((position_S <= position_S[:, None]) | ~block.causal_b[:, None, None])
     if marks is not None:
         seen_bSS = seen_bSS | marks.is_global_bS[:, None]
     real_bS = _real(block, device)
@@ -194,6 +196,8 @@ def _chunk_mask(block: AttentionBlock, marks: BlockGlobals | None, side: int, de
     near_bCK = functional.pad(near_bS, (side, side + missing)).unfold(1, 3 * side, side)
     query_w1, key_K = torch.arange(side, device=device)[:, None], torch.arange(3 * side, device=device) - side
     seen_bCwK = ((query_w1 - key_K).abs() <= side) & near_bCK[:, :, None]
+    if block.causal_b is not None:
+        seen_bCwK = seen_bCwK & ((key_K <= query_w1) | ~block.causal_b[:, None, None, None])
     real_bCw = functional.pad(real_bS, (0, missing)).view(-1, chunks, side)
     seen_bCwK = seen_bCwK | ((query_w1 == key_K) & ~real_bCw[..., None])
     if marks is not None:

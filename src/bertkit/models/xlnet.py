@@ -66,6 +66,7 @@ class XlnetConfig(EncoderConfig):
 
     model_type: ClassVar[str] = "xlnet"
     hub_prefix: ClassVar[str] = "transformer"
+    causal_attention: ClassVar[bool] = False
     base_architecture: ClassVar[str] = "XLNetModel"
     default_pad_id: ClassVar[int] = 5
     hub_keys: ClassVar[Mapping[str, str]] = {

@@ -1,0 +1,79 @@
+"""Causal language modelling: predict each token from those before it, in a share of the sequences.
+
+Radford et al. 2018, GPT (no arXiv id), section 3.1, for all sequences; Devlin et al. 2019, BERT, arXiv:1810.04805,
+section 5.1, for the left-to-right ablation; Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2, for a
+share of them beside the masked LM. Sibling of masked_lm.py, which leaves causal sequences alone.
+
+Quirk left: GPT-BERT deals the two kinds out to ranks, so that the mixture depends on the number of processors; here
+each sample draws its own kind, and any number of workers and ranks sees the same mixture.
+
+Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import LossSum, Objective
+
+
+class CausalLM(Objective):
+    """Every token but the first of a causal sequence, separators included, is predicted by the state before it."""
+
+    share: float = Field(1.0, gt=0, le=1, description="Share of the sequences that are read from left to right only.")
+    head: Literal["masked_lm", "causal_lm"] = Field(
+        "masked_lm", description="Head that predicts: the masked LM's, shared with it, or a causal family's own."
+    )
+
+    term: ClassVar[str] = "causal_lm"
+    rank: ClassVar[int] = -1
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return (self.head,)
+
+    def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        if not model.causal_attention:
+            return [
+                f"objective.causal_lm cannot be had of model.family {model.model_type!r}, whose attention has no causal"
+                " form; take another family, such as bert"
+            ]
+        if self.head not in model.all_heads():
+            other = "causal_lm" if self.head == "masked_lm" else "masked_lm"
+            return [
+                f"objective.causal_lm.head: model.family {model.model_type!r} has no head {self.head}; write {other}"
+            ]
+        return []
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Nothing is hidden but the future: choose the sequences and mark what each of their states predicts."""
+        uniform_B = draw.uniform("causal/choose", epoch=samples.epoch_B, sample=samples.sample_B)
+        causal_B = uniform_B < self.share
+        predicted_T = causal_B[samples.sequence_T] & (samples.position_T > 0)
+        index_M = np.flatnonzero(predicted_T)
+        return samples.with_targets(self.term, Targets(index_M - 1, samples.ids_T[index_M]), causal_B=causal_B)
+
+    def expected_count(self, length: int) -> float:
+        return self.share * (length - 1)
+
+    def count(self, batch: PackedBatch) -> int:
+        return batch.targets[self.term].count
+
+    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed cross-entropy of each next token."""
+        targets = batch.targets[self.term]
+        logits_MV = model.token_logits(self.head, hidden_TD.index_select(0, targets.index_M)).float()
+        loss = functional.cross_entropy(logits_MV, targets.id_M, reduction="sum")
+        correct = (logits_MV.detach().argmax(dim=-1) == targets.id_M).sum()
+        return LossSum(loss, self.count(batch), correct)
