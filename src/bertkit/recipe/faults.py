@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from bertkit.errors import UsageError
-from bertkit.recipe.tree import Located, plain_scalar
+from bertkit.recipe.tree import VARIANT_KEY, Located, plain_scalar
 
 Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -220,4 +220,6 @@ def _chosen(classes: list[type[BaseModel]], data: Any) -> list[type[BaseModel]]:
 
     if not isinstance(data, dict) or len(classes) < 2:
         return classes
+    if VARIANT_KEY not in data and all(VARIANT_KEY in kind.model_fields for kind in classes):
+        return classes[:1]  # the variant that stands where none is named
     return [kind for kind in classes if fits(kind)] or classes

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from bertkit.errors import UsageError
 from bertkit.recipe.faults import validate
 from bertkit.recipe.find import find_recipe, recipe_names, shipped_directory
-from bertkit.recipe.tree import Located, plain_scalar, read_tree
+from bertkit.recipe.tree import VARIANT_KEY, Located, plain_scalar, read_tree
 
 if TYPE_CHECKING:
     from bertkit.recipe.schema import Recipe
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=BaseModel)
 
 HEADER = ("name", "kind", "title", "paper", "arxiv")
-VARIANT_KEY = "name"
 _ONE_LINE = 100
 DEFAULT_KIND: Final = "pretrain"
 """What a recipe is run by where it does not say."""

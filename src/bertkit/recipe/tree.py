@@ -32,6 +32,9 @@ _CONSTANTS: dict[str, Scalar] = {
 }
 _LARGEST_WHOLE_POWER = 10**18
 
+VARIANT_KEY = "name"
+"""The key that says which of several kinds a mapping configures."""
+
 
 @dataclass(frozen=True)
 class Located:

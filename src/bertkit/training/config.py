@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bertkit.settings import Settings
-from bertkit.training.optimizers import AdamWConfig
+from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
 from bertkit.training.schedules import AnySchedule, BertSchedule
 
 
@@ -29,7 +29,7 @@ class StageConfig(Settings):
 class OptimisationConfig(Settings):
     """How the weights are found."""
 
-    optimizer: AdamWConfig = Field(default_factory=AdamWConfig, description="The update rule.")
+    optimizer: AnyOptimizerConfig = Field(default_factory=AdamWConfig, description="The update rule.")
     schedule: AnySchedule = Field(
         default_factory=lambda: BertSchedule(peak=1e-4, warmup_steps=10_000), description="The learning rate by step."
     )

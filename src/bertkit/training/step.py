@@ -87,7 +87,7 @@ class Stepper:
         finite = math.isfinite(norm) and all(math.isfinite(term.sum) for term in totals.values())
         if finite:
             for group in self.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("lr_scale", 1.0)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(totals, norm, sum(batch.num_tokens for batch in batches), finite)

@@ -1,0 +1,214 @@
+"""What a recipe of kind `finetune` may hold: a task and its data, a model to start from, a method, an optimisation.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Sibling of schema.py, whose recipes pretrain: of the five nouns
+the model brings its tokenizer along, and the task takes the place of the objective. What a recipe leaves out is the
+task's own setting as the catalogue has it; `resolved` writes it in, so that a run's recipe is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from bertkit.errors import UsageError
+from bertkit.recipe.load import load_as, with_overrides
+from bertkit.settings import Settings
+from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
+from bertkit.tasks.classification import TextSettings
+from bertkit.tasks.readers import Columns
+from bertkit.training.finetune import FinetuneEngine, FinetuneOptimisation
+from bertkit.training.methods import AnyMethod, Full
+from bertkit.training.optimizers import AdamWConfig
+
+SHORT_KEYS = {
+    "lr": "optimisation.learning_rate",
+    "learning_rate": "optimisation.learning_rate",
+    "epochs": "optimisation.epochs",
+    "batch": "optimisation.batch_sequences",
+    "batch_sequences": "optimisation.batch_sequences",
+    "warmup": "optimisation.warmup_share",
+    "layer_decay": "optimisation.layer_decay",
+    "max_length": "data.max_length",
+    "method": "method.name",
+}
+"""What `--grid` and `--set` may call the keys that are searched over most."""
+
+_SECTIONS: dict[Kind, tuple[str, type[Settings]]] = {
+    "classification": ("text", TextSettings),
+    "multi_label": ("text", TextSettings),
+    "regression": ("text", TextSettings),
+}
+"""The section of a recipe that holds the settings of each kind of task, and their class."""
+
+
+class OwnTask(Settings):
+    """A user's own data in place of a published task."""
+
+    kind: Kind = Field("classification", description="What is predicted.")
+    train: str = Field(description="File of the training examples, a table or the kind's own format.")
+    dev: str = Field(description="File of the examples that results are measured on.")
+    test: str | None = Field(None, description="File of further examples, for data.predict.")
+    columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
+    labels: tuple[str, ...] | None = Field(
+        None, description="Names of the labels in the order of the logits; those of the training file where left out."
+    )
+    metrics: tuple[str, ...] | None = Field(None, description="What is reported, the selecting metric first.")
+
+
+class FinetuneData(Settings):
+    """Where the examples lie, and how much of them is read."""
+
+    directory: str | None = Field(
+        None, description="Folder of the task's files in their official layout; the Hub's copy where left out."
+    )
+    max_length: int | None = Field(None, ge=8, description="Tokens of the longest sequence, special tokens included.")
+    train_examples: int | None = Field(
+        None, ge=1, description="Learn from so many examples only, drawn by the seed; null: from all."
+    )
+    predict: tuple[str, ...] = Field((), description="Splits to predict besides those that are scored, such as test.")
+
+
+class FinetuneRecipe(Settings):
+    """One fine-tuning configuration; resolved, it is complete: running it twice gives the same result."""
+
+    name: str = Field(
+        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
+    )
+    kind: Literal["finetune"] = Field("finetune", description="What the recipe is run by: `bertkit finetune`.")
+    title: str = Field("", description="One line for `bertkit recipes list`.")
+    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
+    arxiv: str | None = Field(
+        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
+    )
+    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness: head, order, dropout.")
+    task: str | OwnTask | None = Field(None, description="A published task's name, or a user's own data.")
+    model: str | None = Field(None, description="Model to start from: a Hub id, a model or a run directory.")
+    new_head: bool = Field(
+        False, description="Draw the head anew even where the model has one, as after fine-tuning on another task."
+    )
+    data: FinetuneData = Field(default_factory=FinetuneData, description="The examples.")
+    text: TextSettings | None = Field(None, description="Of classification, multi-label classification and regression.")
+    method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
+    optimisation: FinetuneOptimisation = Field(
+        default_factory=FinetuneOptimisation, description="How they are trained."
+    )
+    engine: FinetuneEngine = Field(default_factory=FinetuneEngine, description="What decides only speed.")
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> FinetuneRecipe:
+        if self.task is None:
+            return self
+        own = _SECTIONS[self.spec.kind][0]
+        foreign = [name for name, _ in set(_SECTIONS.values()) if name != own and getattr(self, name) is not None]
+        if foreign:
+            raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {self.spec.kind} reads {own!r}")
+        return self
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The task.
+
+        Raises:
+            UsageError: none is named, or none has that name.
+        """
+        if self.task is None:
+            raise UsageError("task: which one? Give --task TASK, or --train F --dev F and the columns of your own data")
+        return find_task(self.task) if isinstance(self.task, str) else own_spec(self.task, self.name)
+
+    @property
+    def task_settings(self) -> Any:
+        """The settings of the task's kind."""
+        return getattr(self, _SECTIONS[self.spec.kind][0])
+
+
+_OWN_METRICS: dict[Kind, tuple[str, ...]] = {
+    "classification": ("accuracy", "macro_f1"),
+    "multi_label": ("micro_f1", "macro_f1", "subset_accuracy"),
+    "regression": ("pearson", "spearman", "mean_squared_error"),
+    "tagging": ("f1", "precision", "recall", "accuracy"),
+    "span": ("f1", "exact_match"),
+    "choice": ("accuracy",),
+}
+_OWN_SETTINGS = FinetuneDefaults(
+    learning_rate=3e-5, epochs=3, batch_sequences=32, source="BERT, arXiv:1810.04805, appendix A.3: the general grid"
+)
+
+
+def own_spec(task: OwnTask, name: str) -> TaskSpec:
+    """A user's own data as a task."""
+    metrics = task.metrics or _OWN_METRICS[task.kind]
+    return TaskSpec(
+        name=name,
+        title=name,
+        kind=task.kind,
+        labels=task.labels,
+        metrics=metrics,
+        primary=metrics[0],
+        splits={split: (file,) for split, file in files_of(task).items()},
+        folders=(name,),
+        layout="glue",
+        archive="the user's own files",
+        max_length={"span": 384}.get(task.kind, 256),
+        settings=_OWN_SETTINGS,
+        paper="the user's own data",
+    )
+
+
+def files_of(task: OwnTask) -> dict[str, str]:
+    """The file of each split."""
+    files = {"train": task.train, "dev": task.dev, "test": task.test}
+    return {split: file for split, file in files.items() if file is not None}
+
+
+def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
+    """The recipe of that name or path; keys of `overrides` may be short ones.
+
+    Raises:
+        UsageError: no such recipe, or faults in it (all of them at once).
+    """
+    return load_as(FinetuneRecipe, name, long_keys(overrides))
+
+
+def changed(recipe: FinetuneRecipe, overrides: Sequence[str]) -> FinetuneRecipe:
+    """A copy with `KEY=VALUE` overrides, whose keys may be short ones."""
+    return with_overrides(recipe, long_keys(overrides)) if overrides else recipe
+
+
+def long_keys(overrides: Sequence[str]) -> list[str]:
+    """`lr=2e-5` as `optimisation.learning_rate=2e-5`."""
+    parted = [override.partition("=") for override in overrides]
+    return [f"{SHORT_KEYS.get(key.strip(), key)}{equals}{value}" for key, equals, value in parted]
+
+
+def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
+    """The recipe with the task's own settings where it says nothing.
+
+    Raises:
+        UsageError: it names no task or no model.
+    """
+    spec, given = recipe.spec, recipe.optimisation
+    if recipe.model is None:
+        raise UsageError("model: which one? Give --model MODEL")
+    settings = spec.settings
+    optimisation = given.model_copy(
+        update={
+            "learning_rate": settings.learning_rate if given.learning_rate is None else given.learning_rate,
+            "epochs": settings.epochs if given.epochs is None else given.epochs,
+            "batch_sequences": settings.batch_sequences if given.batch_sequences is None else given.batch_sequences,
+            "warmup_share": settings.warmup_share if given.warmup_share is None else given.warmup_share,
+            "optimizer": given.optimizer or AdamWConfig(weight_decay=settings.weight_decay),
+            "select": "best" if given.keeps_best else "last",
+        }
+    )
+    section, kind = _SECTIONS[spec.kind]
+    return recipe.model_copy(
+        update={
+            "task": spec.name if isinstance(recipe.task, str) else recipe.task,
+            "data": recipe.data.model_copy(update={"max_length": recipe.data.max_length or spec.max_length}),
+            "optimisation": optimisation,
+            section: getattr(recipe, section) or kind(),
+        }
+    )

@@ -1,0 +1,51 @@
+"""Optimisers: torch's own where it has one, set up as the papers' code had them; one file a rule.
+
+A recipe chooses by `optimizer.name`, and has adamw where it gives no name. `base.py` holds what all share.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Tag
+
+from bertkit.training.optimizers.adafactor import AdafactorConfig
+from bertkit.training.optimizers.adam import AdamConfig, AdamWConfig
+from bertkit.training.optimizers.base import OptimizerConfig, decay_groups, optimizer_tensors, restore_optimizer
+from bertkit.training.optimizers.lamb import LambConfig
+from bertkit.training.optimizers.muon import MuonConfig
+
+_NAMES = ("adamw", "adam", "lamb", "adafactor", "muon")
+
+
+def _name(value: Any) -> Any:
+    """What says which kind it is; what is no mapping is left for adamw to refuse as such."""
+    return value.get("name", "adamw") if isinstance(value, dict) else getattr(value, "name", "adamw")
+
+
+AnyOptimizerConfig = Annotated[
+    Annotated[AdamWConfig, Tag("adamw")]
+    | Annotated[AdamConfig, Tag("adam")]
+    | Annotated[LambConfig, Tag("lamb")]
+    | Annotated[AdafactorConfig, Tag("adafactor")]
+    | Annotated[MuonConfig, Tag("muon")],
+    # A discriminator that is a plain key would have to be given. The error is the one of such a key.
+    Discriminator(
+        _name,
+        custom_error_type="union_tag_invalid",
+        custom_error_context={"discriminator": "'name'", "tag": "", "expected_tags": ", ".join(map(repr, _NAMES))},
+    ),
+]
+
+__all__ = [
+    "AdafactorConfig",
+    "AdamConfig",
+    "AdamWConfig",
+    "AnyOptimizerConfig",
+    "LambConfig",
+    "MuonConfig",
+    "OptimizerConfig",
+    "decay_groups",
+    "optimizer_tensors",
+    "restore_optimizer",
+]

@@ -1,0 +1,35 @@
+"""Adafactor: of a matrix's second moments, only the means of its rows and columns are kept.
+
+Shazeer and Stern 2018, arXiv:1804.04235, as torch.optim.Adafactor has it: no first moment, and steps relative to the
+size of the weights. Siblings keep two numbers a weight; this one keeps next to none.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from bertkit.training.optimizers.base import OptimizerConfig, parameter_groups
+
+
+class AdafactorConfig(OptimizerConfig):
+    """Factored second moments; a step is rate times the weights' root mean square, and no rate exceeds 1/sqrt(step)."""
+
+    name: Literal["adafactor"] = "adafactor"
+    weight_decay: float = Field(0.0, ge=0, description="Decay per step, times the rate; not on biases and norms.")
+    beta2_decay: float = Field(-0.8, lt=0, description="The running mean's newest square weighs step^beta2_decay.")
+    eps1: float | None = Field(None, gt=0, description="Least root of a second moment; null: the data type's epsilon.")
+    eps2: float = Field(1e-3, ge=0, description="Least root mean square that weights are taken to have.")
+    clip_threshold: float = Field(1.0, ge=1, description="Root mean square above which an update is scaled down.")
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adafactor(
+            parameter_groups(model, self.weight_decay),
+            lr=0.0,
+            beta2_decay=self.beta2_decay,
+            eps=(self.eps1, self.eps2),
+            d=self.clip_threshold,
+        )

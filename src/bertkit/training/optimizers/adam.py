@@ -1,0 +1,67 @@
+"""Adam with decoupled weight decay (adamw), and with L2 in the gradient (adam).
+
+Loshchilov and Hutter 2019, arXiv:1711.05101, Algorithm 2 has both: the decay beside the update, or in the gradient,
+where the second moment divides it away on the weights with large gradients. Kingma and Ba 2015, arXiv:1412.6980 (Adam).
+The missing bias correction is that of BERT's released optimization.py. Both are torch's fused kernels.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from bertkit.training.optimizers.base import OptimizerConfig, parameter_groups
+
+_LONG_AGO = 1 << 20
+"""A step count at which both bias corrections have become exactly 1 in double precision."""
+
+
+class _AdamLike(OptimizerConfig):
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
+    eps: float = Field(1e-6, gt=0, description="Added to the root of the second moment.")
+    bias_correction: bool = Field(True, description="Correct the running means for their start at zero; BERT does not.")
+
+    @abstractmethod
+    def _kernel(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
+        """torch's class over these groups."""
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """torch's fused kernel over the model's parameters, decayed ones first.
+
+        Without bias correction the update is that of a run in which the correction has long worn off, so the step count
+        starts high: torch's fused kernel has no switch for it. With beta = 0.999, 1 - beta^(2^20) rounds to 1.
+        """
+        optimizer = self._kernel(parameter_groups(model, self.weight_decay))
+        if not self.bias_correction:
+            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+                optimizer.state[parameter] = {
+                    "step": torch.tensor(float(_LONG_AGO), device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+        return optimizer
+
+
+class AdamWConfig(_AdamLike):
+    """Adam with decoupled weight decay."""
+
+    name: Literal["adamw"] = "adamw"
+
+    def _kernel(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
+        return torch.optim.AdamW(groups, lr=0.0, betas=self.betas, eps=self.eps, fused=True)
+
+
+class AdamConfig(_AdamLike):
+    """Adam with coupled weight decay: L2 regularisation, as papers mean that write "Adam" and "L2 weight decay"."""
+
+    name: Literal["adam"] = "adam"
+    weight_decay: float = Field(
+        0.01, ge=0, description="Share of the weight that is added to its gradient; not on biases and norms."
+    )
+
+    def _kernel(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
+        return torch.optim.Adam(groups, lr=0.0, betas=self.betas, eps=self.eps, fused=True)

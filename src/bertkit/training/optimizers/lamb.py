@@ -1,0 +1,105 @@
+"""LAMB: Adam's update, made as long as the weights that it changes.
+
+You et al. 2020, arXiv:1904.00962, Algorithm 2, with the identity for its scaling function. What the released code of
+LAMB and of ALBERT (Lan et al. 2020, arXiv:1909.11942; lamb_optimizer.py) does otherwise than the paper is a setting
+each: no bias correction, and no trust ratio where there is no decay. Sibling adam.py has the update without the ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.training.optimizers.base import OptimizerConfig, parameter_groups
+
+
+class LambConfig(OptimizerConfig):
+    """Layer-wise adaptive moments, for large batches; ALBERT's: bias_correction: false."""
+
+    name: Literal["lamb"] = "lamb"
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
+    eps: float = Field(1e-6, gt=0, description="Added to the root of the second moment.")
+    bias_correction: bool = Field(True, description="Correct the running means for their start; ALBERT does not.")
+    adapted: Literal["decayed", "all"] = Field(
+        "decayed", description="Who has a trust ratio: all but biases and norms, as in the released code, or all."
+    )
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        decayed, kept = parameter_groups(model, self.weight_decay)
+        groups = [{**decayed, "adapted": True}, {**kept, "adapted": self.adapted == "all"}]
+        return Lamb(groups, betas=self.betas, eps=self.eps, bias_correction=self.bias_correction)
+
+
+class Lamb(torch.optim.Optimizer):
+    """One update of a parameter x with gradient g, with c1 and c2 the bias corrections (1 where there are none):
+
+        m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
+        u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay x
+        x = x - lr * |x| / |u| * u
+
+    where both norms are positive and the group is adapted; else the ratio is 1. A layer is one tensor.
+
+    Args:
+        groups: torch's, each with `weight_decay` and `adapted`.
+        betas: of m and v.
+        eps: added to the root.
+        bias_correction: whether c1 and c2 are 1 - beta^t.
+    """
+
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], *, betas: tuple[float, float], eps: float, bias_correction: bool
+    ) -> None:
+        defaults = {"lr": 0.0, "betas": betas, "eps": eps, "bias_correction": bias_correction}
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # as torch's own
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._update(parameters, group)
+        return loss
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        states = [self._state_of(parameter) for parameter in parameters]
+        steps, first, second = ([state[key] for state in states] for key in ("step", "exp_avg", "exp_avg_sq"))
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        torch._foreach_add_(steps, 1)
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        roots = torch._foreach_sqrt(second)
+        if group["bias_correction"]:
+            torch._foreach_div_(roots, [(1 - beta2**step).sqrt() for step in steps])
+        torch._foreach_add_(roots, group["eps"])
+        updates = torch._foreach_div(first, roots)
+        if group["bias_correction"]:
+            torch._foreach_div_(updates, [1 - beta1**step for step in steps])
+        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        if group["adapted"]:
+            norms = zip(torch._foreach_norm(parameters), torch._foreach_norm(updates), strict=True)
+            torch._foreach_mul_(updates, [_trust_ratio(weight, update) for weight, update in norms])
+        torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            # Double, since 1 - beta^t is a small difference, and beside the parameter, so that no device is waited for.
+            state["step"] = torch.zeros((), dtype=torch.float64, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
+
+
+def _trust_ratio(weight_norm: Tensor, update_norm: Tensor) -> Tensor:
+    """|x| / |u|, and 1 where either is zero: a weight that starts at zero must be able to leave it."""
+    return torch.where((weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, 1.0)

@@ -1,0 +1,98 @@
+"""Muon: momentum whose singular values are all made about one, on the layers' matrices; AdamW on all the rest.
+
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/ (the rule; embeddings, heads, norms and biases go by
+AdamW). Liu et al. 2025, arXiv:2502.16982, section 2.2 (weight decay, and updates of the size of AdamW's). Both rules
+are torch's own, `torch.optim.Muon` and `torch.optim.AdamW`; here they are made one optimiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, cast
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from bertkit.errors import UsageError
+from bertkit.models.encoder import Encoder
+from bertkit.training.optimizers.base import OptimizerConfig, decay_groups
+
+
+class MuonConfig(OptimizerConfig):
+    """Orthogonalised momentum on the matrices of the encoder's layers, AdamW elsewhere."""
+
+    name: Literal["muon"] = "muon"
+    momentum: float = Field(0.95, ge=0, lt=1, description="Of the matrices' gradients, in Nesterov's form.")
+    adjustment: Literal["match_rms_adamw", "original"] = Field(
+        "match_rms_adamw",
+        description="A matrix of A x B has its rate times 0.2 sqrt(max(A, B)), which suits AdamW's rates, or, as first"
+        " published, sqrt(max(1, A / B)).",
+    )
+    matrix_rate: float = Field(1.0, gt=0, description="The matrices' rate as a multiple of the schedule's.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's decay of the running means.")
+    eps: float = Field(1e-6, gt=0, description="AdamW's: added to the root of the second moment.")
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Three groups: matrices, other decayed parameters, and those without decay.
+
+        Raises:
+            UsageError: if the model has no layers with matrices.
+        """
+        hidden = {id(matrix) for matrix in hidden_matrices(model)}
+        decayed, kept = decay_groups(model)
+        matrices = [parameter for parameter in decayed if id(parameter) in hidden]
+        if not matrices:
+            raise UsageError(
+                "optimisation.optimizer.name muon needs an encoder with linear maps in its layers, and this model has"
+                " none; take adamw"
+            )
+        others = [parameter for parameter in decayed if id(parameter) not in hidden]
+        muon = torch.optim.Muon(
+            [{"params": matrices, "lr_scale": self.matrix_rate}],
+            lr=0.0,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            adjust_lr_fn=self.adjustment,
+        )
+        adamw = torch.optim.AdamW(
+            [{"params": others, "weight_decay": self.weight_decay}, {"params": kept, "weight_decay": 0.0}],
+            lr=0.0,
+            betas=self.betas,
+            eps=self.eps,
+            fused=True,
+        )
+        return JointOptimizer([muon, adamw])
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The linear maps in the layers of the model's encoders: neither embeddings and their projections, nor heads."""
+    encoders = [part for part in model.modules() if isinstance(part, Encoder)]
+    stacks = [part for encoder in encoders for part in encoder.modules() if isinstance(part, nn.ModuleList)]
+    maps = [part for stack in stacks for part in stack.modules() if isinstance(part, nn.Linear)]
+    return list(dict.fromkeys(cast(nn.Parameter, part.weight) for part in maps))
+
+
+class JointOptimizer(torch.optim.Optimizer):
+    """Several optimisers over disjoint parameters, seen as one: it has their groups, and one state for all of them.
+
+    A group's `part` says whose it is. The parts are handed groups and state anew at each step, so whatever is done to
+    those here (a rate is set, a group is split, a state is loaded) holds there.
+    """
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        self._parts = parts
+        groups = [{**group, "part": number} for number, part in enumerate(parts) for group in part.param_groups]
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # as torch's own
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for number, part in enumerate(self._parts):
+            part.param_groups = [group for group in self.param_groups if group["part"] == number]
+            part.state = self.state
+            part.step()
+        return loss

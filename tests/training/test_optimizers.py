@@ -1,0 +1,474 @@
+"""Optimisers: one step against the papers' definitions in numpy, who is decayed, and a resume that changes no bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.albert import AlbertConfig
+from bertkit.models.bert import BertConfig
+from bertkit.models.mobilebert import MobileBertConfig
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.recipe.faults import validate
+from bertkit.recipe.tree import read_tree
+from bertkit.training.config import OptimisationConfig
+from bertkit.training.optimizers import (
+    AdafactorConfig,
+    AdamConfig,
+    AdamWConfig,
+    AnyOptimizerConfig,
+    LambConfig,
+    MuonConfig,
+    OptimizerConfig,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from bertkit.training.optimizers.muon import hidden_matrices
+from tests.objectives.test_masked_lm import made_samples
+
+Weights = dict[str, np.ndarray]
+Rule = Callable[[str, np.ndarray, np.ndarray, float], np.ndarray]
+"""Name, weights, gradient and rate to the weights after an update."""
+ALL: list[OptimizerConfig] = [
+    AdamWConfig(),
+    AdamWConfig(bias_correction=False),
+    AdamConfig(),
+    AdamConfig(bias_correction=False),
+    LambConfig(),
+    LambConfig(bias_correction=False, adapted="all"),
+    AdafactorConfig(weight_decay=0.02),
+    MuonConfig(),
+    MuonConfig(adjustment="original", matrix_rate=7.0),
+]
+BETAS = (0.8, 0.95)
+
+
+def label(config: OptimizerConfig) -> str:
+    changed = sorted(config.model_fields_set - {"name"})
+    return "-".join([config.model_dump()["name"], *(f"{key}={getattr(config, key)}" for key in changed)])
+
+
+class Tiny(nn.Module):
+    """A matrix, a norm and a bias, of odd and unequal sizes; in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(5, 7)
+        self.norm = nn.LayerNorm(7)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+        self.double()
+
+
+def small_bert() -> PretrainingModel:
+    config = BertConfig(
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=20,
+        max_position_embeddings=9,
+    )
+    model = PretrainingModel(config.build(31), ["masked_lm", "next_sentence"])
+    model.initialise(3)
+    return model
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+
+
+def gradients_of(model: nn.Module, step: int) -> Weights:
+    draw = np.random.default_rng(step)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: draw.normal(size=shape) * 10.0 ** draw.integers(-3, 2) for name, shape in shapes.items()}
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rate: float) -> None:
+    gradients = gradients_of(model, step)
+    for name, parameter in model.named_parameters():
+        parameter.grad = torch.as_tensor(gradients[name], dtype=parameter.dtype)
+    set_rate(optimizer, rate)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def weights_of(model: nn.Module) -> Weights:
+    return {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+
+
+def is_decayed(name: str) -> bool:
+    return name == "map.weight"
+
+
+class Moments:
+    """Running means of gradient and square, corrected or not: the part that Adam and LAMB share."""
+
+    def __init__(self, *, correct: bool) -> None:
+        self.first: Weights = {}
+        self.second: Weights = {}
+        self.steps: dict[str, int] = {}
+        self.correct = correct
+
+    def direction(self, name: str, gradient: np.ndarray, eps: float) -> np.ndarray:
+        step = self.steps[name] = self.steps.get(name, 0) + 1
+        self.first[name] = BETAS[0] * self.first.get(name, 0) + (1 - BETAS[0]) * gradient
+        self.second[name] = BETAS[1] * self.second.get(name, 0) + (1 - BETAS[1]) * gradient**2
+        over = [1 - beta**step if self.correct else 1.0 for beta in BETAS]
+        return (self.first[name] / over[0]) / (np.sqrt(self.second[name] / over[1]) + eps)
+
+
+def adamw_reference(*, correct: bool) -> Rule:
+    moments = Moments(correct=correct)
+
+    def step(name: str, x: np.ndarray, gradient: np.ndarray, rate: float) -> np.ndarray:
+        decay = 0.1 if is_decayed(name) else 0.0
+        return x - rate * (moments.direction(name, gradient, 1e-5) + decay * x)
+
+    return step
+
+
+def adam_reference(*, correct: bool) -> Rule:
+    moments = Moments(correct=correct)
+
+    def step(name: str, x: np.ndarray, gradient: np.ndarray, rate: float) -> np.ndarray:
+        decay = 0.1 if is_decayed(name) else 0.0
+        return x - rate * moments.direction(name, gradient + decay * x, 1e-5)
+
+    return step
+
+
+def lamb_reference(*, correct: bool, adapted: str) -> Rule:
+    """You et al., Algorithm 2: r = m / (sqrt(v) + eps), then x - rate * |x| / |r + decay x| * (r + decay x)."""
+    moments = Moments(correct=correct)
+
+    def step(name: str, x: np.ndarray, gradient: np.ndarray, rate: float) -> np.ndarray:
+        change = moments.direction(name, gradient, 1e-5) + (0.1 if is_decayed(name) else 0.0) * x
+        ratio = np.linalg.norm(x) / np.linalg.norm(change) if adapted == "all" or is_decayed(name) else 1.0
+        return x - rate * ratio * change
+
+    return step
+
+
+@pytest.mark.parametrize("correct", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "reference", "more"),
+    [
+        (AdamWConfig, adamw_reference, {}),
+        (AdamConfig, adam_reference, {}),
+        (LambConfig, lamb_reference, {"adapted": "decayed"}),
+        (LambConfig, lamb_reference, {"adapted": "all"}),
+    ],
+)
+def test_updates_are_the_papers_with_and_without_bias_correction(
+    kind: type[AdamWConfig] | type[LambConfig], reference: Callable[..., Rule], more: dict[str, Any], correct: bool
+) -> None:
+    model = Tiny()
+    optimizer = kind(betas=BETAS, eps=1e-5, weight_decay=0.1, bias_correction=correct, **more).build(model)
+    expected, rule = weights_of(model), reference(correct=correct, **more)
+    for step, rate in enumerate([0.0, 0.03, 0.02, 0.01]):
+        update(model, optimizer, step, rate)
+        for name, gradient in gradients_of(model, step).items():
+            expected[name] = rule(name, expected[name], gradient, rate)
+    for name, found in weights_of(model).items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_lamb_moves_a_matrix_by_rate_times_its_own_length_whatever_the_gradients_scale() -> None:
+    for scale in (1e-2, 1e4):
+        model = Tiny()
+        optimizer = LambConfig(weight_decay=0.0, eps=1e-30).build(model)
+        before = weights_of(model)["map.weight"]
+        model.map.weight.grad = torch.ones_like(model.map.weight) * scale
+        set_rate(optimizer, 0.01)
+        optimizer.step()
+        moved = np.linalg.norm(weights_of(model)["map.weight"] - before)
+        assert moved == pytest.approx(0.01 * np.linalg.norm(before), rel=1e-9)
+
+
+def test_lamb_takes_a_ratio_of_one_where_weight_or_update_is_zero() -> None:
+    model = Tiny()
+    nn.init.zeros_(model.map.weight)
+    optimizer = LambConfig(eps=1e-30).build(model)
+    model.map.weight.grad = torch.full_like(model.map.weight, -3.0)
+    set_rate(optimizer, 0.01)
+    optimizer.step()
+    np.testing.assert_allclose(weights_of(model)["map.weight"], 0.01, rtol=1e-9)
+
+    still = Tiny()
+    optimizer = LambConfig(weight_decay=0.0).build(still)
+    before = weights_of(still)["map.weight"]
+    still.map.weight.grad = torch.zeros_like(still.map.weight)
+    set_rate(optimizer, 0.01)
+    optimizer.step()
+    np.testing.assert_array_equal(weights_of(still)["map.weight"], before)
+
+
+def test_a_parameter_without_gradient_is_left_alone_by_lamb() -> None:
+    model = Tiny()
+    optimizer = LambConfig().build(model)
+    before = weights_of(model)
+    model.map.bias.grad = torch.ones_like(model.map.bias)
+    set_rate(optimizer, 0.01)
+    optimizer.step()
+    after = weights_of(model)
+    assert [name for name in after if not np.array_equal(after[name], before[name])] == ["map.bias"]
+    assert list(optimizer_tensors(model, optimizer)) == ["map.bias:step", "map.bias:exp_avg", "map.bias:exp_avg_sq"]
+
+
+def adafactor_reference(steps: list[tuple[Weights, float]], start: Weights, decay: float) -> Weights:
+    """Shazeer and Stern, Algorithms 4 and 5 (relative steps), with the mean in the place of the sum and no epsilon."""
+    weights = dict(start)
+    second: dict[str, list[np.ndarray]] = {}
+    for t, (gradients, rate) in enumerate(steps, start=1):
+        fresh = t**-0.8
+        for name, g in gradients.items():
+            x = weights[name]
+            factors = [(g**2).mean(1, keepdims=True), (g**2).mean(0, keepdims=True)] if g.ndim == 2 else [g**2]
+            old = second.get(name, [np.zeros_like(factor) for factor in factors])
+            second[name] = [(1 - fresh) * a + fresh * b for a, b in zip(old, factors, strict=True)]
+            kept = second[name]
+            v = kept[0] @ kept[1] / kept[0].mean() if g.ndim == 2 else kept[0]
+            u = g / np.sqrt(v)
+            u = u / max(1.0, np.sqrt((u**2).mean()))
+            size = max(1e-3, np.sqrt((x**2).mean())) * min(rate, t**-0.5)
+            weights[name] = x * (1 - rate * decay * is_decayed(name)) - size * u
+    return weights
+
+
+def test_adafactor_is_the_papers() -> None:
+    model = Tiny()
+    optimizer = AdafactorConfig(weight_decay=0.1).build(model)
+    start = weights_of(model)
+    rates = [0.03, 0.9, 0.02]
+    expected = adafactor_reference([(gradients_of(model, step), rate) for step, rate in enumerate(rates)], start, 0.1)
+    for step, rate in enumerate(rates):
+        update(model, optimizer, step, rate)
+    for name, found in weights_of(model).items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-7, err_msg=name)
+
+
+def test_adafactor_keeps_a_row_and_a_column_of_a_matrix() -> None:
+    model = Tiny()
+    optimizer = AdafactorConfig().build(model)
+    update(model, optimizer, 0, 0.01)
+    state = optimizer_tensors(model, optimizer)
+    shapes = {key: tuple(value.shape) for key, value in state.items() if key.startswith("map.weight")}
+    assert shapes == {"map.weight:step": (), "map.weight:row_var": (7, 1), "map.weight:col_var": (1, 5)}
+
+
+def orthogonalised(momentum: np.ndarray) -> np.ndarray:
+    """Five rounds of Jordan's quintic Newton-Schulz iteration, in double precision and on the singular values alone."""
+    left, values, right = np.linalg.svd(momentum, full_matrices=False)
+    values = values / np.linalg.norm(values)
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return (left * values) @ right
+
+
+@pytest.mark.parametrize("adjustment", ["match_rms_adamw", "original"])
+def test_muon_orthogonalises_the_momentum_of_matrices_and_leaves_the_rest_to_adamw(adjustment: str) -> None:
+    model, twin = small_bert(), small_bert()
+    settings = {"betas": BETAS, "eps": 1e-5, "weight_decay": 0.1}
+    muon = MuonConfig(**settings, adjustment=adjustment, matrix_rate=3.0).build(model)
+    adamw = AdamWConfig(**settings).build(twin)
+    hidden = {name for name, p in model.named_parameters() if any(p is matrix for matrix in hidden_matrices(model))}
+    expected, momentum = weights_of(model), dict.fromkeys(hidden, np.zeros(()))
+    for step, rate in enumerate([0.002, 0.01, 0.005]):
+        update(model, muon, step, rate)
+        update(twin, adamw, step, rate)
+        for name in hidden:
+            gradient, x, fast = gradients_of(model, step)[name], expected[name], 3.0 * rate
+            # torch's buffer is a running mean: the iteration norms what it is given, so only direction counts.
+            momentum[name] = 0.95 * momentum[name] + 0.05 * gradient
+            change = orthogonalised(0.95 * momentum[name] + 0.05 * gradient)
+            rows, columns = x.shape
+            scale = {"match_rms_adamw": 0.2 * max(rows, columns) ** 0.5, "original": max(1, rows / columns) ** 0.5}
+            expected[name] = x * (1 - fast * 0.1) - fast * scale[adjustment] * change
+    found, by_adamw, start = weights_of(model), weights_of(twin), weights_of(small_bert())
+    assert len(hidden) == 2 * 6
+    for name in found:
+        if name in hidden:
+            # torch iterates in bfloat16, which has eight bits.
+            error = np.linalg.norm(found[name] - expected[name]) / np.linalg.norm(expected[name] - start[name])
+            assert error < 0.05, name
+        else:
+            np.testing.assert_array_equal(found[name], by_adamw[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("config", "outside"),
+    [
+        (AlbertConfig(hidden_size=12, embedding_size=5, num_attention_heads=3, intermediate_size=20), "projection"),
+        (MobileBertConfig(hidden_size=12, embedding_size=5, num_hidden_layers=1), "embeddings.projection"),
+    ],
+)
+def test_muons_matrices_are_those_of_layers(config: AlbertConfig | MobileBertConfig, outside: str) -> None:
+    model = PretrainingModel(config.build(31), ["masked_lm"])
+    chosen = {id(matrix) for matrix in hidden_matrices(model)}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
+    layers = {f"encoder.{name}.weight" for name, part in model.encoder.named_modules() if isinstance(part, nn.Linear)}
+    assert names == layers - {f"encoder.{outside}.weight"}
+    groups = MuonConfig().build(model).param_groups
+    in_groups = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(in_groups) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_muon_refuses_a_model_without_layers() -> None:
+    with pytest.raises(ValueError, match=r"optimizer\.name muon needs an encoder with linear maps.*take adamw"):
+        MuonConfig().build(Tiny())
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_biases_and_norms_are_not_decayed_and_all_else_is(config: OptimizerConfig) -> None:
+    decay = 0.5
+    decayed, plain = small_bert(), small_bert()
+    for model, settings in ((decayed, decay), (plain, 0.0)):
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.25)
+        update(model, config.model_copy(update={"weight_decay": settings}).build(model), 0, 0.01)
+    differing = {
+        name
+        for (name, a), b in zip(decayed.named_parameters(), plain.parameters(), strict=True)
+        if not torch.equal(a, b)
+    }
+    assert differing == {
+        name for name, _ in decayed.named_parameters() if not name.endswith("bias") and "norm" not in name
+    }
+    assert "encoder.embeddings.word.weight" in differing
+    assert "masked_lm.bias" not in differing
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_a_restored_optimiser_goes_on_to_the_bit(config: OptimizerConfig) -> None:
+    straight = small_bert()
+    optimizer = config.build(straight)
+    for step in range(3):
+        update(straight, optimizer, step, 0.01)
+    weights = {name: value.clone() for name, value in straight.state_dict().items()}
+    # Kept apart from the optimiser's own tensors, as a file would.
+    state = {key: value.clone() for key, value in optimizer_tensors(straight, optimizer).items()}
+
+    resumed = small_bert()
+    resumed.load_state_dict(weights)
+    second = config.build(resumed)
+    restore_optimizer(resumed, second, state)
+    restored = optimizer_tensors(resumed, second)
+    assert restored.keys() == state.keys()
+    for step in range(3, 6):
+        update(straight, optimizer, step, 0.02)
+        update(resumed, second, step, 0.02)
+    expected, found = straight.state_dict(), resumed.state_dict()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    ends = optimizer_tensors(straight, optimizer)
+    assert [key for key, value in optimizer_tensors(resumed, second).items() if not torch.equal(value, ends[key])] == []
+    # The state matters: without it the next updates are others.
+    forgetful = small_bert()
+    forgetful.load_state_dict(weights)
+    third = config.build(forgetful)
+    for step in range(3, 6):
+        update(forgetful, third, step, 0.02)
+    assert not torch.equal(forgetful.state_dict()["masked_lm.bias"], expected["masked_lm.bias"])
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_torchs_own_state_dict_goes_on_to_the_bit(config: OptimizerConfig) -> None:
+    straight = small_bert()
+    optimizer = config.build(straight)
+    for step in range(3):
+        update(straight, optimizer, step, 0.01)
+    resumed = small_bert()
+    resumed.load_state_dict(straight.state_dict())
+    second = config.build(resumed)
+    second.load_state_dict(deepcopy(optimizer.state_dict()))
+    for step in range(3, 6):
+        update(straight, optimizer, step, 0.02)
+        update(resumed, second, step, 0.02)
+    for (name, a), b in zip(straight.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_groups_may_be_split_after_building(config: OptimizerConfig) -> None:
+    """As rates that differ by layer ask for: one group a parameter is the same optimiser, and heeds each one's rate."""
+    whole, split = small_bert(), small_bert()
+    first, second = config.build(whole), config.build(split)
+    second.param_groups[:] = [{**group, "params": [each]} for group in second.param_groups for each in group["params"]]
+    for step in range(3):
+        update(whole, first, step, 0.01)
+        update(split, second, step, 0.01)
+    for (name, a), b in zip(whole.named_parameters(), split.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    for group in second.param_groups[::2]:
+        group["lr_scale"] = 0.0
+    before = weights_of(split)
+    update(split, second, 3, 0.01)
+    still = {id(parameter) for group in second.param_groups[::2] for parameter in group["params"]}
+    for name, parameter in split.named_parameters():
+        assert np.array_equal(parameter.detach().numpy(), before[name]) == (id(parameter) in still), name
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_at_rate_zero_nothing_moves(config: OptimizerConfig) -> None:
+    model = small_bert()
+    optimizer = config.build(model)
+    update(model, optimizer, 0, 0.0)
+    for (name, a), b in zip(model.named_parameters(), small_bert().parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_every_rule_goes_downhill(config: OptimizerConfig) -> None:
+    """An encoder's states are pulled to a target; with a wrong sign the loss would rise."""
+    torch.manual_seed(0)
+    model = small_bert()
+    model.eval()
+    samples = made_samples([3, 8, 5])
+    batch = PackedBatch.from_samples(samples.with_changes(ids_T=samples.ids_T % 31))
+    target = torch.randn(batch.ids_T.numel(), 12)
+    optimizer = config.build(model)
+    losses = []
+    for _ in range(12):
+        loss = (model.encoder(batch) - target).square().mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        set_rate(optimizer, 0.01 if not isinstance(config, MuonConfig) else 0.003)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_the_name_chooses_and_adamw_is_what_goes_without_saying() -> None:
+    read = TypeAdapter(AnyOptimizerConfig).validate_json
+    assert read('{"betas": [0.9, 0.98]}') == AdamWConfig(betas=(0.9, 0.98))
+    assert read("{}") == AdamWConfig()
+    for config in ALL:
+        assert read(config.model_dump_json()) == config
+        assert type(read(json.dumps({"name": config.model_dump()["name"]}))) is type(config)
+        assert OptimisationConfig(optimizer=config).optimizer is config
+    assert OptimisationConfig().optimizer == AdamWConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{name: lam}", r"r\.yaml:1: optimizer\.name: unknown name \"lam\"; did you mean lamb\?"),
+        ("{betas: [1]}", r"optimizer\.betas\.1: is required"),
+        ("{name: muon, nesterov: true}", r"optimizer\.nesterov: unknown key; one of: .*momentum"),
+        ("{momentum: 0.9}", r"optimizer\.momentum: unknown key"),
+        ("adamw", r"optimizer: expected a mapping"),
+        ("{name: lamb, eps: 0}", r"optimizer\.eps: expected a value greater than 0, got 0"),
+    ],
+)
+def test_faults_are_told_in_the_users_terms(text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        validate(read_tree(f"optimizer: {text}", "r.yaml"), OptimisationConfig)
