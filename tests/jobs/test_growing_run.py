@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.jobs.tiny_run import write_text
 
 from bertkit.errors import StoppedError
 from bertkit.files import sha256_of
 from bertkit.jobs.launch import PretrainRequest, run_pretraining
 from bertkit.progress import silent_progress
 from bertkit.run.checkpoint import load_newest_checkpoint
+from tests.jobs.tiny_run import write_text
 
 RECIPE = """
 title: a stacked run for tests

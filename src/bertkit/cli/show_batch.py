@@ -1,0 +1,115 @@
+"""`bertkit show-batch`: a training batch as a person reads it.
+
+Nothing here follows a paper. In colour on a terminal; the marks say the same without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertkit.cli.common import (
+    AsJson,
+    Data,
+    Offline,
+    Quiet,
+    Seed,
+    SetOption,
+    Verbose,
+    cache_root,
+    command_app,
+    result,
+    runs_root,
+    story,
+)
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from bertkit.jobs.show_batch import ShownBatch, ShownSequence, ShownToken
+
+STYLES = {"masked": "bold cyan", "replaced": "bold red", "kept": "bold green", "moved": "bold magenta"}
+
+app = command_app()
+
+
+@app.command()
+def show_batch(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE|RUN", help="A recipe (file or shipped name), or a run directory.")
+    ],
+    step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="The update whose batch is shown.")] = 1,
+    sequences: Annotated[
+        int, typer.Option("--sequences", metavar="N", min=1, help="Show so many sequences of the batch.")
+    ] = 4,
+    data: Data = None,
+    overrides: SetOption = None,
+    seed: Seed = None,
+    offline: Offline = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`."""
+    from bertkit.jobs.launch import PretrainRequest
+    from bertkit.jobs.show_batch import show_batch as batch_of
+
+    request = PretrainRequest(
+        recipe=recipe,
+        overrides=[*(overrides or ()), *([] if seed is None else [f"seed={seed}"])],
+        sources=data or (),
+        runs_root=runs_root(),
+        cache=cache_root(),
+        offline=offline,
+    )
+    batch = batch_of(request, step=step, sequences=sequences, progress=story.progress)
+    if as_json:
+        result(batch.as_document(), as_json=True)
+        return
+    _print(batch)
+
+
+def _print(batch: ShownBatch) -> None:
+    from rich.console import Console
+
+    # No soft wrapping where nobody looks: a sequence is one line then.
+    console = Console(highlight=False, soft_wrap=True)
+    stage = f", stage {batch.stage}" if batch.stage else ""
+    console.print(f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences")
+    for number, sequence in enumerate(batch.sequences, start=1):
+        console.print()
+        console.print(_heading(number, sequence), style="bold", markup=False)
+        console.print(_line(sequence))
+
+
+def _heading(number: int, sequence: ShownSequence) -> str:
+    facts = [f"{len(sequence.tokens)} tokens", f"epoch {sequence.epoch}, sample {sequence.sample}"]
+    facts += [f"{term} = {label}" for term, label in sequence.labels.items()]
+    facts += ["left to right"] if sequence.causal else []
+    return f"{number}: " + "; ".join(facts)
+
+
+def _line(sequence: ShownSequence) -> Text:
+    from rich.text import Text
+
+    line = Text()
+    for token in sequence.tokens:
+        line.append(" " if len(line) else "")
+        _append(line, token, causal=sequence.causal)
+    return line
+
+
+def _append(line: Text, token: ShownToken, *, causal: bool) -> None:
+    """`token`, `[MASK](original)`, `token(replaced original)`; behind it in braces what else its state predicts.
+
+    A causal sequence's predictions are its own next tokens, and go without saying.
+    """
+    if token.change is None:
+        line.append(token.token)
+    else:
+        said = {"masked": token.original, "kept": "kept"}.get(token.change, f"{token.change} {token.original}")
+        line.append(f"{token.token}({said})", style=STYLES[token.change])
+    others = {term: target for term, target in token.predicts.items() if not (causal and term == "causal_lm")}
+    if others:
+        line.append("{" + ", ".join(f"{term}: {target}" for term, target in others.items()) + "}", style="dim")
