@@ -1,0 +1,158 @@
+"""Words with tags in columns: CoNLL-2003, CoNLL-2000, WNUT-17, a user's own of their shape, and CoNLL-U.
+
+Tjong Kim Sang and De Meulder 2003, CoNLL (IOB1, `-DOCSTART-`); Tjong Kim Sang and Veenstra 1999, arXiv:cs/9907006
+(IOB1 and IOB2); Nivre et al. 2020, arXiv:2004.10643 (CoNLL-U). Every reader gives IOB2, whatever the file has, so that
+a model's labels mean the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from bertkit.errors import DataError
+from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.examples import Split, TaggedExample
+from bertkit.tasks.readers.common import Notes, known_label, numbered_lines
+
+DOCUMENT_START = "-DOCSTART-"
+NOT_IOB2 = "sentences turned from IOB1 into IOB2"
+_CONLLU_FIELDS = 10
+_WORD, _UPOS = 1, 3
+
+
+def to_iob2(tags: Iterable[str]) -> tuple[str, ...]:
+    """The same chunks in IOB2: each begins with B-.
+
+    IOB1 writes B- only where a chunk touches the one before it and both have one type. Tags that are IOB2 stay, and an
+    I- without a chunk to continue begins one, as conlleval reads it.
+    """
+    converted: list[str] = []
+    before = "O"
+    for tag in tags:
+        if tag.startswith("I-") and before[1:] != tag[1:]:
+            tag = f"B-{tag[2:]}"
+        converted.append(tag)
+        before = tag
+    return tuple(converted)
+
+
+def is_iob(tags: Iterable[str]) -> bool:
+    """Are these tags of IOB1 or IOB2? Parts of speech are not, nor are schemes with E- and S-."""
+    return all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags)
+
+
+def read_conll(path: Path, spec: TaskSpec | None = None, split: str = "train") -> Split:
+    """Read one word a line, its tag in the last column, sentences parted by blank lines.
+
+    Columns are parted by tabs where the line holds one, else by spaces. Documents begin at `-DOCSTART-` lines, which
+    are no words; in a file without them each sentence is its own document. One column alone is words without tags.
+
+    Raises:
+        DataError: a line of another number of columns than the first, an unknown tag, or a file without sentences.
+    """
+    notes = Notes()
+    labels = None if spec is None else spec.labels
+    examples: list[TaggedExample] = []
+    document, documents_known = -1, False
+    sentences = list(_sentences(path))
+    plain_iob = is_iob({row[-1] for _, rows in sentences for row in rows if len(row) > 1})
+    for line, rows in sentences:
+        if rows[0][0] == DOCUMENT_START:
+            documents_known, document = True, document + 1
+            continue
+        words = tuple(row[0] for row in rows)
+        tags = tuple(row[-1] for row in rows) if len(rows[0]) > 1 else None
+        if tags is not None and plain_iob:
+            converted = to_iob2(tags)
+            if converted != tags:
+                notes.add(NOT_IOB2, str(len(examples)))
+            tags = converted
+        for number, tag in enumerate(tags or ()):
+            if labels is not None and tag not in labels:
+                known_label(tag, labels, f"{path}, line {line + number}")
+        examples.append(TaggedExample(str(len(examples)), words, tags, max(document, 0)))
+    return notes.split(examples if documents_known else alone(examples), path)
+
+
+def alone(examples: Sequence[TaggedExample]) -> list[TaggedExample]:
+    """The same sentences, each a document of its own: nothing is known of their order."""
+    return [TaggedExample(example.id, example.words, example.tags, number) for number, example in enumerate(examples)]
+
+
+def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
+    """Runs of lines that are not blank, each with its first line's number; a `-DOCSTART-` line is a run of its own."""
+    first, rows, width = 0, list[list[str]](), 0
+    for number, line in numbered_lines(path):
+        fields = _fields(line)
+        if not fields or fields[0] == DOCUMENT_START:
+            if rows:
+                yield first, rows
+            if fields:
+                yield number, [fields]
+            rows = []
+            continue
+        width = width or len(fields)
+        if len(fields) != width:
+            raise DataError(
+                f"{path}, line {number}: {len(fields)} columns ({line.strip()!r:.60}), expected {width} as in the "
+                "lines before; sentences are parted by blank lines, columns by tabs or spaces"
+            )
+        first = first if rows else number
+        rows.append(fields)
+    if rows:
+        yield first, rows
+
+
+def _fields(line: str) -> list[str]:
+    """A line's columns. A word may hold odd white space (WNUT-17 has such), so only tabs or plain spaces part them."""
+    if "\t" in line:
+        fields = [each.strip(" ") for each in line.split("\t")]
+        while fields and not fields[-1]:
+            fields.pop()
+        return fields
+    fields = line.split(" ")
+    return [each for each in fields if each] if "" in fields else fields
+
+
+def read_conllu(path: Path, spec: TaskSpec | None = None, split: str = "train") -> Split:
+    """Read words with their universal parts of speech (UPOS).
+
+    Syntactic words are read: ranges (`1-2`, a contraction as it is written) and empty nodes (`8.1`) are passed over.
+    Ids are `sent_id`, documents begin at `# newdoc`; without such comments, numbers and each sentence for itself.
+
+    Raises:
+        DataError: a line without ten fields, an unknown part of speech, or a file without sentences.
+    """
+    labels = None if spec is None else spec.labels
+    examples: list[TaggedExample] = []
+    document, documents_known, name = -1, False, ""
+    words: list[str] = []
+    tags: list[str] = []
+    for number, line in _ended(path):
+        if line.startswith("#"):
+            key, _, value = line[1:].partition("=")
+            name = value.strip() if key.strip() == "sent_id" else name
+            if line[1:].strip().startswith("newdoc"):
+                documents_known, document = True, document + 1
+        elif line and not line.isspace():
+            fields = line.split("\t")
+            if len(fields) != _CONLLU_FIELDS:
+                raise DataError(f"{path}, line {number}: {len(fields)} fields, expected CoNLL-U's {_CONLLU_FIELDS}")
+            if fields[0].isdigit():
+                words.append(fields[_WORD])
+                tags.append(fields[_UPOS])
+                if labels is not None and tags[-1] not in labels:
+                    known_label(tags[-1], labels, f"{path}, line {number}")
+        elif words:
+            examples.append(TaggedExample(name or str(len(examples)), tuple(words), tuple(tags), max(document, 0)))
+            words, tags, name = [], [], ""
+    return Notes().split(examples if documents_known else alone(examples), path)
+
+
+def _ended(path: Path) -> Iterator[tuple[int, str]]:
+    """The file's lines, and a blank one behind the last."""
+    number = 0
+    for number, line in numbered_lines(path):
+        yield number, line
+    yield number + 1, ""

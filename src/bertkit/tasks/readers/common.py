@@ -1,0 +1,223 @@
+"""What every reader needs: numbered lines, checked fields, faults that name their place, and the notes of a split.
+
+No paper. Faults of the bytes themselves (missing file, invalid UTF-8, damaged compression) are located in
+bertkit.text.lines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.tasks.examples import Example, Split
+from bertkit.text.lines import read_lines
+
+NAMED = 10
+"""How many of the examples that a note counts are named."""
+DUPLICATE_IDS = "duplicate ids (renamed)"
+
+
+class Notes:
+    """Counts what a reader noticed, and names the first examples concerned."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.named: dict[str, list[str]] = {}
+
+    def add(self, what: str, name: str) -> None:
+        """Count one more of `what`, at the example or line called `name`."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+        named = self.named.setdefault(what, [])
+        if len(named) < NAMED:
+            named.append(name)
+
+    def split(self, examples: Sequence[Example], source: str | Path) -> Split:
+        """The split of these examples; an id that came before gets `#2`, `#3`, ... and is noted.
+
+        Raises:
+            DataError: there are no examples.
+        """
+        if not examples:
+            raise DataError(f"{source}: holds no examples" + (f" ({self})" if self.counts else ""))
+        taken = {example.id for example in examples}
+        seen: set[str] = set()
+        unique: list[Example] = []
+        for example in examples:
+            if example.id in seen:
+                self.add(DUPLICATE_IDS, example.id)
+                number = 2
+                while (fresh := f"{example.id}#{number}") in taken:
+                    number += 1
+                taken.add(fresh)
+                example = replace(example, id=fresh)
+            seen.add(example.id)
+            unique.append(example)
+        return Split(unique, self.counts, {what: tuple(names) for what, names in self.named.items()}, str(source))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{what}: {count}" for what, count in self.counts.items())
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The file's lines with their numbers from 1, without line ends; quotes and anything but tabs mean nothing here.
+
+    Raises:
+        DataError: missing, unreadable or damaged file, or invalid UTF-8 (with its byte offset).
+    """
+    number = 0
+    for lines in read_lines(path):
+        for line in lines:
+            number += 1
+            yield number, line
+
+
+def tab_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a TSV file split at tabs and nothing else; empty lines are passed over."""
+    for number, line in numbered_lines(path):
+        if line:
+            yield number, line.split("\t")
+
+
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON Lines file; blank lines are passed over.
+
+    Raises:
+        DataError: a line that is not a JSON object.
+    """
+    for number, line in numbered_lines(path):
+        if line and not line.isspace():
+            yield number, json_object(line, f"{path}, line {number}")
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        DataError: it is not JSON, or something other than an object.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as fault:
+        line = f", line {fault.lineno}" if "\n" in text else ""
+        raise DataError(f"{where}{line}, column {fault.colno}: not valid JSON: {fault.msg}") from fault
+    except RecursionError as fault:
+        raise DataError(f"{where}: not valid JSON: nested too deeply") from fault
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: expected a JSON object, found {kind_of(value)}")
+    return value
+
+
+def json_file(path: Path) -> dict[str, Any]:
+    """The JSON object that a whole file is.
+
+    Raises:
+        DataError: the file cannot be read, or is not a JSON object.
+    """
+    return json_object("\n".join(line for lines in read_lines(path) for line in lines), str(path))
+
+
+def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:
+    """Where the first of `names` that is a column stands.
+
+    Raises:
+        DataError: none is; the nearest columns are named.
+    """
+    names = tuple(names)
+    for name in names:
+        if name in columns:
+            return list(columns).index(name)
+    near = get_close_matches(names[0], [str(column) for column in columns], n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
+    raise DataError(
+        f"{where}: no column {' or '.join(repr(each) for each in names)}; there are: "
+        f"{', '.join(repr(str(column)) for column in list(columns)[:30]) or 'none'}{hint}"
+    )
+
+
+def field(record: dict[str, Any], names: str | tuple[str, ...], where: str) -> Any:
+    """The value of the first of `names` that the record has.
+
+    Raises:
+        DataError: it has none; the nearest are named.
+    """
+    columns = list(record)
+    return record[columns[position(columns, (names,) if isinstance(names, str) else names, where)]]
+
+
+def check_width(row: Sequence[str], expected: int, where: str) -> None:
+    """Refuse a row of another number of fields.
+
+    Raises:
+        DataError: with both numbers.
+    """
+    if len(row) != expected:
+        raise DataError(f"{where}: {len(row)} fields, expected {expected}; fields are parted by tabs, and never quoted")
+
+
+def text_in(value: Any, where: str) -> str:
+    """A text that says something.
+
+    Raises:
+        DataError: not a string, empty or blank, or not encodable.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise DataError(f"{where}: no text; fill it in or remove the row")
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {kind_of(value)} {value!r:.60}, expected text")
+    if not value or value.isspace():
+        raise DataError(f"{where}: empty text; fill it in or remove the row")
+    return encodable(value, where)
+
+
+def encodable(value: str, where: str) -> str:
+    """The same text, if UTF-8 can hold it; JSON can spell out half a surrogate pair, which is no character.
+
+    Raises:
+        DataError: with the character's position.
+    """
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as fault:
+            raise DataError(f"{where}: half a surrogate pair at character {fault.start}") from fault
+    return value
+
+
+def number_in(value: Any, where: str) -> float:
+    """A finite number.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: score {value!r:.60}, expected a finite number")
+    return number
+
+
+def known_label(value: str, labels: Sequence[str] | None, where: str) -> str:
+    """The label, if it is one of `labels`; any is where they are None.
+
+    Raises:
+        DataError: it is not; the labels are listed.
+    """
+    if labels is not None and value not in labels:
+        near = get_close_matches(value, labels, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise DataError(f"{where}: label {value!r:.60}, expected one of {', '.join(map(repr, labels))}{hint}")
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """What JSON calls a value."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

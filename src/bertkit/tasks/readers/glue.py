@@ -1,0 +1,127 @@
+"""GLUE's own TSV files: one row an example, no quoting, columns found by their names.
+
+Wang et al. 2019, arXiv:1804.07461; the archives of gluebenchmark.com. Fields are split at tabs and nothing else: CoLA,
+QQP and MRPC hold stray quotes, which a CSV reader would take for the beginning of a field of many lines. CoLA's train
+and dev files alone have no header. An example's id is its row, counted from 0, as GLUE's submissions count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertkit.errors import DataError
+from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.examples import Split, TextExample
+from bertkit.tasks.readers.common import Notes, check_width, known_label, number_in, position, tab_rows
+from bertkit.tasks.readers.nli import NO_MAJORITY, read_nli
+
+
+@dataclass(frozen=True)
+class GlueColumns:
+    """The names of a task's columns, each with its alternatives, as the official headers have them."""
+
+    text: tuple[str, ...]
+    text_pair: tuple[str, ...] = ()
+    label: tuple[str, ...] = ("label",)
+
+
+_SENTENCES = GlueColumns(("sentence1",), ("sentence2",))
+GLUE_COLUMNS = {
+    "cola": GlueColumns(("sentence",)),
+    "sst2": GlueColumns(("sentence",)),
+    "mrpc": GlueColumns(("#1 String",), ("#2 String",), ("Quality",)),
+    "stsb": GlueColumns(("sentence1",), ("sentence2",), ("score",)),
+    "qqp": GlueColumns(("question1",), ("question2",), ("is_duplicate",)),
+    "mnli": GlueColumns(("sentence1",), ("sentence2",), ("gold_label",)),
+    "qnli": GlueColumns(("question",), ("sentence",)),
+    "rte": _SENTENCES,
+    "wnli": _SENTENCES,
+    "ax": GlueColumns(("sentence1", "Premise"), ("sentence2", "Hypothesis"), ("label", "Label", "gold_label")),
+}
+_COLA_LABELLED = ["source", "label", "mark", "sentence"]
+EMPTY = "empty texts (kept)"
+SHORT_ROWS = "rows of the wrong field count (dropped)"
+_MAX_SHORT_ROWS = 0.01
+_MRPC_ARCHIVE = "msr_paraphrase_"
+
+
+def read_glue(path: Path, spec: TaskSpec, split: str) -> Split:
+    """Read a split of a GLUE task, or MNLI's own JSON Lines.
+
+    A label is required outside test splits. An empty text is kept and noted, since a submission answers every row. Rows
+    of QQP with another number of fields are dropped and noted, as the released readers do; elsewhere they are an error.
+
+    Raises:
+        DataError: a missing column, a wrong field count, an unknown label, or a score that is not a number.
+    """
+    if path.suffix == ".jsonl":
+        return read_nli(path, spec, split)
+    columns, notes = GLUE_COLUMNS[spec.name], Notes()
+    header, rows = _header(path, spec)
+    text = position(header, columns.text, str(path))
+    pair = position(header, columns.text_pair, str(path)) if columns.text_pair else None
+    unlabelled = split.startswith("test") and not set(columns.label) & set(header)
+    label = None if unlabelled else position(header, columns.label, str(path))
+    wanted = _mrpc_rows(path, split) if path.name.lower().startswith(_MRPC_ARCHIVE) else None
+    examples: list[TextExample] = []
+    row = -1
+    for row, (line, fields) in enumerate(rows):
+        where = f"{path}, line {line}"
+        if spec.name == "qqp" and len(fields) != len(header):
+            notes.add(SHORT_ROWS, f"line {line}")
+            continue
+        check_width(fields, len(header), where)
+        if wanted is not None and (tuple(fields[1:3]) in wanted) != (split == "dev"):
+            continue
+        texts = [fields[text], *([] if pair is None else [fields[pair]])]
+        if not all(each.strip() for each in texts):
+            notes.add(EMPTY, str(row))
+        if label is not None and fields[label] == "-":
+            notes.add(NO_MAJORITY, str(row))
+            continue
+        value = None if label is None else _label(fields[label], spec, where)
+        examples.append(TextExample(str(row), texts[0], texts[1] if pair is not None else None, value))
+    dropped = notes.counts.get(SHORT_ROWS, 0)
+    if dropped > max(10, _MAX_SHORT_ROWS * row):
+        raise DataError(
+            f"{path}: {dropped} of {row + 1} rows have not the header's {len(header)} fields "
+            f"(the first: {notes.named[SHORT_ROWS][0]}); expected GLUE's {spec.folders[0]} file, parted by tabs"
+        )
+    return notes.split(examples, path)
+
+
+def _label(value: str, spec: TaskSpec, where: str) -> str | float:
+    return number_in(value, where) if spec.kind == "regression" else known_label(value, spec.labels, where)
+
+
+def _header(path: Path, spec: TaskSpec) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """The names of the columns, and the rows behind them."""
+    rows = tab_rows(path)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{path}: is empty")
+    if spec.name == "cola" and "sentence" not in first[1]:
+        return _COLA_LABELLED, tab_rows(path)
+    return [name.strip() for name in first[1]], rows
+
+
+def _mrpc_rows(path: Path, split: str) -> set[tuple[str, ...]] | None:
+    """The dev pairs of Microsoft's archive, by their two ids; None where the whole file is wanted.
+
+    The archive has no dev split; GLUE's is 408 pairs of train, listed in its dev_ids.tsv or given in dev.tsv. Where
+    either lies beside the archive's files, train leaves those pairs out.
+    """
+    if split == "test":
+        return None
+    for name, first in (("dev_ids.tsv", 0), ("mrpc_dev_ids.tsv", 0), ("dev.tsv", 1)):
+        beside = path.with_name(name)
+        if beside.is_file():
+            return {tuple(fields[first : first + 2]) for _, fields in tab_rows(beside)}
+    if split == "dev":
+        raise DataError(
+            f"{path.with_name('dev.tsv')}: no such file, and Microsoft's archive has no dev split; put GLUE's dev.tsv "
+            "or dev_ids.tsv (the ids of its 408 pairs) beside it"
+        )
+    return None

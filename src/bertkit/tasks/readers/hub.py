@@ -1,0 +1,259 @@
+"""The same tasks from the Hub: its columns, its splits and its numbered labels turned into the official names.
+
+No paper. Lhoest et al. 2021, arXiv:2109.02846, is the library. A Hub data set numbers its labels in an order of its own
+(MNLI: entailment, neutral, contradiction; WNLI the reverse of RTE) and names some anew (`acceptable` for CoLA's 1);
+examples have the official names, as from the files. What the Hub's copies leave out is noted per task below.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Split, TaggedExample, TextExample
+from bertkit.tasks.readers.columns import alone, is_iob, to_iob2
+from bertkit.tasks.readers.common import Notes, encodable, known_label, number_in, position, text_in
+from bertkit.tasks.readers.glue import EMPTY
+from bertkit.tasks.readers.nli import NO_MAJORITY
+from bertkit.tasks.readers.race import EMPTY_OPTION
+from bertkit.tasks.readers.squad import LOST, kept_answers
+from bertkit.tasks.readers.swag import ending_index, hellaswag_example
+from bertkit.text.readers import first_line
+
+log = logging.getLogger(__name__)
+_EXPORT = "refs/convert/parquet"
+
+
+@dataclass(frozen=True)
+class HubLayout:
+    """One task's copy on the Hub: its configuration, columns, and what its splits and labels are called there."""
+
+    config: str | None
+    columns: tuple[str, ...]
+    label: str = "label"
+    names: Mapping[str, str] = field(default_factory=dict)
+    splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})
+    id: str = "idx"
+
+
+_ACCEPTABLE = {"unacceptable": "0", "acceptable": "1"}
+_SENTIMENT = {"negative": "0", "positive": "1"}
+_EQUIVALENT = {"not_equivalent": "0", "equivalent": "1"}
+_DUPLICATE = {"not_duplicate": "0", "duplicate": "1"}
+_WNLI = {"not_entailment": "0", "entailment": "1"}
+_MNLI_SPLITS = {
+    "dev": "validation_matched",
+    "dev_mm": "validation_mismatched",
+    "test": "test_matched",
+    "test_mm": "test_mismatched",
+}
+_NLI = ("premise", "hypothesis")
+_SENTENCES = ("sentence1", "sentence2")
+HUB_LAYOUTS: dict[str, HubLayout] = {
+    "cola": HubLayout("cola", ("sentence",), names=_ACCEPTABLE),
+    "sst2": HubLayout("sst2", ("sentence",), names=_SENTIMENT),
+    "mrpc": HubLayout("mrpc", _SENTENCES, names=_EQUIVALENT),
+    "stsb": HubLayout("stsb", _SENTENCES),
+    "qqp": HubLayout("qqp", ("question1", "question2"), names=_DUPLICATE),
+    "mnli": HubLayout("mnli", _NLI, splits=_MNLI_SPLITS),
+    "qnli": HubLayout("qnli", ("question", "sentence")),
+    "rte": HubLayout("rte", _SENTENCES),
+    "wnli": HubLayout("wnli", _SENTENCES, names=_WNLI),
+    "ax": HubLayout("ax", _NLI),
+    "snli": HubLayout("plain_text", _NLI),
+    "sick-e": HubLayout("default", ("sentence_A", "sentence_B"), id="id"),
+    "sick-r": HubLayout("default", ("sentence_A", "sentence_B"), label="relatedness_score", id="id"),
+    "imdb": HubLayout("plain_text", ("text",)),
+    "squad": HubLayout("plain_text", ("question", "context"), label="answers", id="id"),
+    "squad2": HubLayout("squad_v2", ("question", "context"), label="answers", id="id"),
+    "swag": HubLayout("regular", ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")),
+    "hellaswag": HubLayout("default", ("ctx_a", "ctx_b", "endings"), id="ind"),
+    "race": HubLayout("all", ("article", "question", "options"), label="answer"),
+    # No documents: the copy leaves out the -DOCSTART- lines, so that BERT's document context needs the official files.
+    "conll2003": HubLayout("conll2003", ("tokens",), label="ner_tags", id="id"),
+    "wnut17": HubLayout("wnut_17", ("tokens",), label="ner_tags", id="id"),
+    "conll2000": HubLayout("conll2000", ("tokens",), label="chunk_tags", id="id"),
+    "ud-pos": HubLayout("en_ewt", ("tokens",), label="upos"),
+}
+
+
+def read_hub(spec: TaskSpec, split: str, *, offline: bool = False) -> Split:
+    """Read a split from the Hub, or from its local cache.
+
+    Raises:
+        DataError: the task is not on the Hub, cannot be had (with what to do), or has not the columns expected.
+    """
+    if spec.hub_id is None:
+        raise DataError(f"{spec.name} is not read from the Hub; give its files with --data-dir (from {spec.archive})")
+    layout = HUB_LAYOUTS[spec.name]
+    name = layout.splits.get(split, split)
+    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    import datasets
+    import datasets.exceptions
+    import pyarrow
+
+    try:
+        with _asking_nobody(datasets, offline=offline):
+            rows = _loaded(datasets, spec.hub_id, layout.config, name, offline=offline)
+    except (OSError, ValueError, RuntimeError, pyarrow.ArrowException, datasets.exceptions.DatasetsError) as fault:
+        remedy = "it is not in the local cache and the network is off" if offline else first_line(fault)
+        raise DataError(
+            f"hub:{spec.hub_id}, {layout.config}, {name}: cannot be loaded: {remedy}; give the official files with "
+            f"--data-dir (from {spec.archive}), or run once with network access"
+        ) from fault
+    return examples_of(rows, spec, split, source=f"hub:{spec.hub_id}:{layout.config}:{name}")
+
+
+def _loaded(datasets: Any, hub_id: str, config: str | None, split: str, *, offline: bool) -> Any:
+    try:
+        return datasets.load_dataset(hub_id, config, split=split)
+    except (OSError, ValueError, RuntimeError) as fault:
+        # Offline the library cannot tell a data set that is a program from one that it has never seen.
+        if not offline and "scripts are no longer supported" not in str(fault):
+            raise
+        # The Hub keeps a Parquet export of the data sets that are still programs.
+        log.info("hub:%s is a program, which is not run; its Parquet export is read", hub_id)
+        files = {split: f"{config}/{split}/*.parquet"}
+        return datasets.load_dataset(hub_id, data_files=files, revision=_EXPORT, split=split)
+
+
+@contextmanager
+def _asking_nobody(datasets: Any, *, offline: bool) -> Iterator[None]:
+    """Make `datasets` and the Hub's client use their caches alone; both read their environment once, on import."""
+    import huggingface_hub.constants
+
+    settings = ((datasets.config, "HF_HUB_OFFLINE"), (huggingface_hub.constants, "HF_HUB_OFFLINE"))
+    before = [getattr(module, name) for module, name in settings]
+    try:
+        for module, name in settings:
+            setattr(module, name, offline or getattr(module, name))
+        yield
+    finally:
+        for (module, name), value in zip(settings, before, strict=True):
+            setattr(module, name, value)
+
+
+def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) -> Split:
+    """The examples of a `datasets.Dataset` that has the columns of the task's copy on the Hub.
+
+    Raises:
+        DataError: a missing column, an unknown label, a score that is not a number, or an empty text where the official
+            files have none.
+    """
+    layout, notes = HUB_LAYOUTS[spec.name], Notes()
+    for column in (*layout.columns, *([] if split.startswith("test") else [layout.label])):
+        position(rows.column_names, (column,), str(source))
+    names = partial(_name, names=_class_names(rows.features.get(layout.label)), spec=spec, layout=layout)
+    make = {
+        "classification": _text,
+        "regression": _text,
+        "multi_label": _text,
+        "tagging": _tagged,
+        "span": _question,
+        "choice": _choice,
+    }[spec.kind]
+    examples: list[Example] = []
+    for number, record in enumerate(rows):
+        where = f"{source}, row {number}"
+        name = str(record.get(layout.id, number))
+        example = make(record, name, spec, split, where, notes, names)
+        if example is not None:
+            examples.append(example)
+    if spec.kind == "tagging":
+        examples = [*alone([each for each in examples if isinstance(each, TaggedExample)])]
+    return notes.split(examples, source)
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    """The names behind numbered labels; those of a list's items for tags."""
+    feature = getattr(feature, "feature", feature)
+    names = getattr(feature, "names", None)
+    return None if names is None else [str(name) for name in names]
+
+
+def _name(value: Any, where: str, *, names: list[str] | None, spec: TaskSpec, layout: HubLayout) -> str | None:
+    """A label's official name; None for -1, which is the Hub's way of having none."""
+    if value is None or value == -1:
+        return None
+    if isinstance(value, int) and names is not None:
+        if not 0 <= value < len(names):
+            raise DataError(f"{where}: label {value}, expected a number from 0 to {len(names) - 1}")
+        value = names[value]
+    value = str(value)
+    return known_label(layout.names.get(value, value), spec.labels, where)
+
+
+def _text(
+    record: dict[str, Any], name: str, spec: TaskSpec, split: str, where: str, notes: Notes, names: Any
+) -> TextExample | None:
+    layout = HUB_LAYOUTS[spec.name]
+    texts = [encodable(str(record[column] or ""), where) for column in layout.columns]
+    if not all(each.strip() for each in texts):
+        notes.add(EMPTY, name)
+    value = record.get(layout.label)
+    label: str | float | None
+    if spec.kind == "regression":
+        label = None if value is None or (value == -1 and split.startswith("test")) else number_in(value, where)
+    else:
+        label = names(value, where)
+    if label is None and (spec.name == "snli" or not split.startswith("test")):
+        notes.add(NO_MAJORITY, name)
+        return None
+    return TextExample(name, texts[0], texts[1] if len(texts) > 1 else None, label)
+
+
+def _tagged(
+    record: dict[str, Any], name: str, spec: TaskSpec, split: str, where: str, notes: Notes, names: Any
+) -> TaggedExample | None:
+    layout = HUB_LAYOUTS[spec.name]
+    words = tuple(record[layout.columns[0]])
+    if not words:
+        notes.add("sentences without words (dropped)", name)
+        return None
+    tags = None if record.get(layout.label) is None else tuple(str(names(tag, where)) for tag in record[layout.label])
+    if tags is not None and len(tags) != len(words):
+        raise DataError(f"{where}: {len(words)} words and {len(tags)} tags; expected one tag a word")
+    return TaggedExample(name, words, to_iob2(tags) if tags is not None and is_iob(tags) else tags, 0)
+
+
+def _question(
+    record: dict[str, Any], name: str, spec: TaskSpec, split: str, where: str, notes: Notes, names: Any
+) -> QuestionExample | None:
+    given = record["answers"] or {"text": [], "answer_start": []}
+    context = text_in(record["context"], where)
+    question = text_in(record["question"], where)
+    pairs = zip(given["text"], given["answer_start"], strict=True)
+    answers = tuple(kept_answers(pairs, context, name, notes))
+    if given["text"] and not answers:
+        notes.add(LOST, name)
+        return None
+    # The copy of 2.0 has no column is_impossible: no answers means just that.
+    impossible = spec.name == "squad2" and not answers
+    return QuestionExample(name, question, context, answers, impossible)
+
+
+def _choice(
+    record: dict[str, Any], name: str, spec: TaskSpec, split: str, where: str, notes: Notes, names: Any
+) -> ChoiceExample:
+    layout = HUB_LAYOUTS[spec.name]
+    if spec.name == "hellaswag":
+        return hellaswag_example(record, name, split, where)
+    context, question = (encodable(str(record[column] or ""), where) for column in layout.columns[:2])
+    if spec.name == "race":
+        endings = tuple(encodable(str(each), where) for each in record["options"])
+        name = f"{Path(str(record.get('example_id', name))).stem}-{name}"
+        if not all(each.strip() for each in endings):
+            notes.add(EMPTY_OPTION, name)
+    else:
+        endings = tuple(text_in(record[column], f"{where}, {column}") for column in layout.columns[2:])
+    label = record.get(layout.label)
+    known = names(label, where) if isinstance(label, int) and label != -1 else label
+    return ChoiceExample(name, context, question, endings, ending_index(known, endings, where))

@@ -1,0 +1,69 @@
+"""The label names of a user's own data: those of train, and none beside.
+
+No paper. Published tasks state their names in the catalogue; here they are gathered, sorted, and compared with the
+other splits before anything is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from bertkit.errors import DataError
+from bertkit.tasks.examples import Example, TaggedExample, TextExample
+from bertkit.tasks.readers.columns import is_iob
+
+
+def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]] | None = None) -> tuple[str, ...]:
+    """The names of the labels in train, sorted: numbers by value, `O` first, and B- and I- of each type together.
+
+    Args:
+        others: further splits by name, such as {"dev": [...]}; their labels must occur in train. Of a chunk type that
+            occurs, both B- and I- count as occurring.
+
+    Raises:
+        DataError: an example of train has no label, train has fewer than two labels, or another split has a label that
+            train lacks (named with its first example).
+    """
+    found: set[str] = set()
+    for example in train:
+        names = list(_names(example))
+        if _unlabelled(example):
+            raise DataError(f"train: example {example.id} has no label; training needs one in every row")
+        found.update(names)
+    if any(isinstance(example, TaggedExample) for example in train) and is_iob(found):
+        found |= {f"{prefix}-{name[2:]}" for name in found if name != "O" for prefix in "BI"}
+    if len(found) < 2:
+        raise DataError(f"train: only one label, {', '.join(sorted(found))!r}; there is nothing to learn")
+    for split, examples in (others or {}).items():
+        lacking: dict[str, list[str]] = {}
+        for example in examples:
+            for name in _names(example):
+                if name not in found:
+                    lacking.setdefault(name, []).append(example.id)
+        if lacking:
+            name, ids = next(iter(lacking.items()))
+            raise DataError(
+                f"{split}: labels that train lacks: {', '.join(map(repr, sorted(lacking)))} (example {ids[0]} has "
+                f"{name!r}); train has {', '.join(map(repr, sorted(found)))}; mend the spelling or add such examples"
+            )
+    return tuple(sorted(found, key=_order))
+
+
+def _names(example: Example) -> Iterator[str]:
+    if isinstance(example, TaggedExample):
+        yield from example.tags or ()
+    elif isinstance(example, TextExample) and isinstance(example.label, tuple):
+        yield from example.label
+    elif isinstance(example, TextExample) and isinstance(example.label, str):
+        yield example.label
+
+
+def _unlabelled(example: Example) -> bool:
+    return (example.tags if isinstance(example, TaggedExample) else getattr(example, "label", "")) is None
+
+
+def _order(name: str) -> tuple[bool, float, str, str]:
+    """`O` first; then whole numbers by value; then names, a type's B- before its I-."""
+    number = float(name) if name.lstrip("-").isascii() and name.lstrip("-").isdigit() else float("inf")
+    bare = name[2:] if name[:2] in ("B-", "I-") else name
+    return name != "O", number, bare, name

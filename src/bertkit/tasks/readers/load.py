@@ -1,0 +1,57 @@
+"""A split of a published task, from its official files or from the Hub.
+
+No paper; which task has which files is the catalogue's (bertkit.tasks.catalogue).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bertkit.errors import UsageError
+from bertkit.tasks.catalogue import Layout, TaskSpec, find_task
+from bertkit.tasks.examples import Split
+from bertkit.tasks.readers.columns import read_conll, read_conllu
+from bertkit.tasks.readers.find import find_files
+from bertkit.tasks.readers.glue import read_glue
+from bertkit.tasks.readers.hub import read_hub
+from bertkit.tasks.readers.imdb import read_imdb
+from bertkit.tasks.readers.nli import read_nli, read_sick
+from bertkit.tasks.readers.race import read_race
+from bertkit.tasks.readers.squad import read_squad
+from bertkit.tasks.readers.swag import read_codah, read_hellaswag, read_swag
+
+READERS: dict[Layout, Callable[[Path, TaskSpec, str], Split]] = {
+    "glue": read_glue,
+    "snli": read_nli,
+    "sick": read_sick,
+    "imdb": read_imdb,
+    "squad": read_squad,
+    "swag": read_swag,
+    "hellaswag": read_hellaswag,
+    "codah": read_codah,
+    "race": read_race,
+    "conll": read_conll,
+    "conllu": read_conllu,
+}
+
+
+def load_split(spec: TaskSpec | str, split: str, data_dir: Path | str | None = None, *, offline: bool = False) -> Split:
+    """The examples of a task's split, in the file's order.
+
+    Args:
+        spec: the task, or its name.
+        split: `train`, `dev`, `test`, for MNLI also `dev_mm` and `test_mm`.
+        data_dir: where the official files lie; the Hub is asked where left out.
+        offline: take what the Hub's local cache has, and ask nobody.
+
+    Raises:
+        UsageError: no such task or split.
+        DataError: the files are missing, or something in them is at fault.
+    """
+    spec = find_task(spec) if isinstance(spec, str) else spec
+    if split not in spec.splits:
+        raise UsageError(f"{spec.name} has no split {split!r}; there are: {', '.join(spec.splits)}")
+    if data_dir is None:
+        return read_hub(spec, split, offline=offline)
+    return READERS[spec.layout](find_files(spec, split, Path(data_dir)), spec, split)

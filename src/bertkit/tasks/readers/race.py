@@ -1,0 +1,63 @@
+"""RACE: a folder of passages, one JSON object a file, each with several questions of four options.
+
+Lai et al. 2017, arXiv:1704.04683: RACE/train/middle/1.txt and so on, with article, questions, options, answers. Sibling
+of swag.py, whose endings complete a sentence. A `_` in a question is the gap that the option fills; it is left for the
+task to fill, since papers differ.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.examples import ChoiceExample, Split
+from bertkit.tasks.readers.common import Notes, encodable, field, json_file, kind_of, text_in
+from bertkit.tasks.readers.swag import ending_index
+
+EMPTY_OPTION = "empty options (kept)"
+
+
+def read_race(path: Path, spec: TaskSpec, split: str) -> Split:
+    """Read all `*.txt` below a split's folder; ids are such as `middle/1-0`: the file and the question, from 0.
+
+    Raises:
+        DataError: no files, not JSON, a missing key, lists of different lengths, or an answer that names no option.
+    """
+    notes = Notes()
+    files = sorted(path.rglob("*.txt"), key=lambda file: (file.parent, len(file.stem), file.stem))
+    if not files:
+        raise DataError(f"{path}: no .txt file below this folder; expected RACE's passages, one JSON object a file")
+    examples: list[ChoiceExample] = []
+    for file in files:
+        record = json_file(file)
+        article = text_in(field(record, "article", str(file)), f"{file}, article")
+        questions = _list(record, "questions", file)
+        options, answers = _list(record, "options", file), record.get("answers")
+        if len(options) != len(questions) or (
+            answers is not None and len(_list(record, "answers", file)) != len(questions)
+        ):
+            raise DataError(f"{file}: as many options and answers as the {len(questions)} questions are expected")
+        name = file.relative_to(path).with_suffix("").as_posix()
+        for k, question in enumerate(questions):
+            where = f"{file}, question {k + 1}"
+            endings = _options(options[k], f"{name}-{k}", where, notes)
+            label = None if answers is None else ending_index(answers[k], endings, where)
+            examples.append(ChoiceExample(f"{name}-{k}", article, encodable(str(question), where), endings, label))
+    return notes.split(examples, path)
+
+
+def _options(value: Any, name: str, where: str, notes: Notes) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(each, str) for each in value):
+        raise DataError(f"{where}: {kind_of(value)}, expected a list of two options or more")
+    if not all(each.strip() for each in value):
+        notes.add(EMPTY_OPTION, name)
+    return tuple(encodable(each, where) for each in value)
+
+
+def _list(record: dict[str, Any], key: str, file: Path) -> list[Any]:
+    items = field(record, key, str(file))
+    if not isinstance(items, list):
+        raise DataError(f"{file}, {key}: {kind_of(items)}, expected a list")
+    return items

@@ -1,0 +1,92 @@
+"""SQuAD's JSON: articles of paragraphs of questions, each with answers by their text and first character.
+
+Rajpurkar et al. 2016, arXiv:1606.05250 (1.1), and 2018, arXiv:1806.03822 (2.0: `is_impossible`). Plausible answers of
+impossible questions are not read. An answer that does not stand at its offset is dropped and noted: it would teach a
+span of other words. A question that loses all its answers goes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.examples import Answer, QuestionExample, Split
+from bertkit.tasks.readers.common import Notes, field, json_file, kind_of, text_in
+
+OFFSET = "answers not at their offset (dropped)"
+EMPTY_ANSWER = "empty answers (dropped)"
+LOST = "questions without a usable answer (dropped)"
+UNANSWERED = "questions without answers (labels unknown)"
+
+
+def read_squad(path: Path, spec: TaskSpec | None = None, split: str = "train") -> Split:
+    """Read a file of SQuAD 1.1 or 2.0, or any of their shape.
+
+    Raises:
+        DataError: not JSON, a missing key (with its path in the file), or an empty question or context.
+    """
+    notes = Notes()
+    examples: list[QuestionExample] = []
+    for a, article in enumerate(_list(json_file(path), "data", str(path))):
+        for p, paragraph in enumerate(_list(article, "paragraphs", f"{path}, data[{a}]")):
+            place = f"{path}, data[{a}].paragraphs[{p}]"
+            context = text_in(field(paragraph, "context", place), f"{place}.context")
+            for q, item in enumerate(_list(paragraph, "qas", place)):
+                example = _question(item, context, f"{place}.qas[{q}]", notes)
+                if example is not None:
+                    examples.append(example)
+    return notes.split(examples, path)
+
+
+def _question(item: dict[str, Any], context: str, place: str, notes: Notes) -> QuestionExample | None:
+    question = text_in(field(item, "question", place), f"{place}.question")
+    name = str(field(item, "id", place))
+    impossible = item.get("is_impossible", False)
+    if not isinstance(impossible, bool):
+        raise DataError(f"{place}.is_impossible: {impossible!r:.40}, expected true or false")
+    if impossible:
+        return QuestionExample(name, question, context, (), impossible=True)
+    given = [] if "answers" not in item else _list(item, "answers", place)
+    answers = tuple(
+        kept_answers(((*_answer(each, f"{place}.answers[{k}]"),) for k, each in enumerate(given)), context, name, notes)
+    )
+    if given and not answers:
+        notes.add(LOST, name)
+        return None
+    if not given:
+        notes.add(UNANSWERED, name)
+    return QuestionExample(name, question, context, answers)
+
+
+def kept_answers(given: Iterator[tuple[str, int]], context: str, name: str, notes: Notes) -> Iterator[Answer]:
+    """The answers that stand at their offset in the context; the others are noted under the question's name."""
+    for text, start in given:
+        if not text or text.isspace():
+            notes.add(EMPTY_ANSWER, name)
+        elif start < 0 or context[start : start + len(text)] != text:
+            notes.add(OFFSET, name)
+        else:
+            yield Answer(text, start)
+
+
+def _answer(item: dict[str, Any], place: str) -> tuple[str, int]:
+    text, start = field(item, "text", place), field(item, "answer_start", place)
+    if not isinstance(text, str):
+        raise DataError(f"{place}.text: {kind_of(text)}, expected a string")
+    if not isinstance(start, int) or isinstance(start, bool):
+        raise DataError(f"{place}.answer_start: {start!r:.40}, expected the number of a character, counted from 0")
+    return text, start
+
+
+def _list(record: dict[str, Any], key: str, place: str) -> list[dict[str, Any]]:
+    """A list of objects."""
+    items = field(record, key, place)
+    if not isinstance(items, list):
+        raise DataError(f"{place}.{key}: {kind_of(items)}, expected a list")
+    for k, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise DataError(f"{place}.{key}[{k}]: {kind_of(item)}, expected an object")
+    return items

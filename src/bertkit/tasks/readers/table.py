@@ -1,0 +1,241 @@
+"""A user's own table: CSV, TSV, JSON Lines or Parquet with columns of texts and a column of labels.
+
+No paper; CSV is RFC 4180. The kind is the file's ending. CSV fields may be quoted, and then hold commas and line
+breaks. TSV fields are never quoted, as in GLUE: a quote is a character like any other, and a field holds neither tab
+nor line break. A spreadsheet's export with quotes belongs into a .csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from bertkit.errors import DataError, UsageError
+from bertkit.settings import Settings
+from bertkit.tasks.catalogue import Kind
+from bertkit.tasks.examples import Split, TextExample
+from bertkit.tasks.readers.common import (
+    Notes,
+    check_width,
+    encodable,
+    field,
+    json_rows,
+    kind_of,
+    number_in,
+    numbered_lines,
+    tab_rows,
+    text_in,
+)
+from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES
+
+TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
+QUOTED = "texts in quotes (a TSV is not quoted: export as CSV if the quotes are not part of them)"
+
+
+class Columns(Settings):
+    """Which columns of a user's table hold what."""
+
+    text: str = Field("text", description="The text; for tagging in JSON Lines the words, for choice the context.")
+    text_pair: str | None = Field(None, description="The second text of a pair; for choice the question.")
+    label: str | None = Field("label", description="The label, score or tags; null where there are none.")
+    endings: tuple[str, ...] = Field(("endings",), description="For choice: a column of lists, or a column each.")
+    id: str | None = Field(None, description="The ids; a column `id` where there is one, else rows counted from 0.")
+    separator: str = Field("|", min_length=1, description="What parts the names of a multi-label column of text.")
+
+
+def read_table(
+    path: Path,
+    *,
+    text: str = "text",
+    text_pair: str | None = None,
+    label: str | None = "label",
+    kind: Kind = "classification",
+) -> list[TextExample]:
+    """The examples of a user's table; see `read_texts`."""
+    columns = Columns(text=text, text_pair=text_pair, label=label)
+    return [each for each in read_texts(path, kind, columns).examples if isinstance(each, TextExample)]
+
+
+def read_texts(path: Path, kind: Kind, columns: Columns) -> Split:
+    """Read texts or pairs with labels (classification), scores (regression) or sets of labels (multi-label).
+
+    Labels stay strings (1 becomes "1"); multi-label cells are `a|b`, a JSON list, or a list where the format has lists.
+    A file may have labels in all rows or in none.
+
+    Raises:
+        UsageError: an ending that is not known.
+        DataError: a missing column (near names given), an empty text, a score that is not a finite number, a wrong
+            field count, a row without a label where others have one, or a file without rows.
+    """
+    notes = Notes()
+    examples: list[TextExample] = []
+    unlabelled = ""
+    for row, (where, record) in enumerate(table_rows(path)):
+        name = row_id(record, columns, row, where)
+        texts = [
+            text_in(field(record, each, where), f"{where}, {each}")
+            for each in (columns.text, columns.text_pair)
+            if each
+        ]
+        value = None if columns.label is None else field(record, columns.label, where)
+        label = None if is_absent(value, kind) else _label(value, kind, columns.separator, f"{where}, {columns.label}")
+        unlabelled = unlabelled or (where if label is None else "")
+        if _kind(path) == ".tsv" and any(len(each) > 1 and each[0] == each[-1] == '"' for each in texts):
+            notes.add(QUOTED, name)
+        examples.append(TextExample(name, texts[0], texts[1] if columns.text_pair else None, label))
+    check_labelled([each.label for each in examples], unlabelled, columns)
+    return notes.split(examples, path)
+
+
+def check_labelled(labels: list[Any], first_without: str, columns: Columns) -> None:
+    """Refuse a file in which some rows have a label and others none.
+
+    Raises:
+        DataError: naming the first row without one.
+    """
+    without = sum(label is None for label in labels)
+    if 0 < without < len(labels):
+        raise DataError(
+            f"{first_without}: no {columns.label}, as in {without} of {len(labels)} rows; label them or remove them"
+        )
+
+
+def row_id(record: dict[str, Any], columns: Columns, row: int, where: str) -> str:
+    """The row's id: of the column named, else of the column `id`, else its number from 0."""
+    if columns.id is not None:
+        return str(field(record, columns.id, where))
+    value = record.get("id")
+    return str(row) if value is None or value == "" else str(value)
+
+
+def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a table by column, each with its place for messages.
+
+    Raises:
+        UsageError: an ending that is not known.
+        DataError: unreadable, no header, a column named twice, or a row of another number of fields than the header.
+    """
+    kind = _kind(path)
+    if kind == ".jsonl":
+        return ((f"{path}, line {line}", record) for line, record in json_rows(path))
+    if kind == ".parquet":
+        return _parquet_rows(path)
+    return _named(path, _csv_rows(path) if kind == ".csv" else tab_rows(path), tabs=kind == ".tsv")
+
+
+def _kind(path: Path) -> str:
+    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    if bare.suffix.lower() not in TABLE_KINDS:
+        raise UsageError(
+            f"{path}: a table ends in {', '.join(TABLE_KINDS[:-1])} or {TABLE_KINDS[-1]}, not in {bare.suffix!r}"
+        )
+    return bare.suffix.lower()
+
+
+def _named(path: Path, rows: Iterator[tuple[int, list[str]]], *, tabs: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{path}: is empty; expected a first line that names the columns")
+    header = [name.strip() for name in first[1]]
+    if twice := sorted({name for name in header if name and header.count(name) > 1}):
+        raise DataError(f"{path}, line {first[0]}: column {twice[0]!r} stands there twice; rename one")
+    if len(header) == 1 and (other := next((mark for mark in "\t;," if mark in header[0]), "")):
+        raise DataError(
+            f"{path}, line {first[0]}: one column, {header[0]!r:.60}; a {_kind(path)} is parted by "
+            f"{'tabs' if tabs else 'commas'}, this one seems to be by {other!r}"
+        )
+    for line, fields in rows:
+        where = f"{path}, line {line}"
+        if tabs:
+            check_width(fields, len(header), where)
+        elif len(fields) != len(header):
+            raise DataError(
+                f"{where}: {len(fields)} fields, expected {len(header)}; a field that holds a comma, a quote or a line "
+                'break is put in quotes, and a quote in it doubled ("")'
+            )
+        yield where, dict(zip(header, fields, strict=True))
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a CSV file with the number of their last line; blank lines are passed over."""
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # a review may be longer than 128 KiB
+    reader = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
+    begun = 1
+    try:
+        for fields in reader:
+            if fields:
+                yield begun, fields
+            begun = reader.line_num + 1
+    except csv.Error as fault:
+        raise DataError(
+            f'{path}, line {begun}: not valid CSV: {fault}; a quote within a quoted field is doubled ("")'
+        ) from fault
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            row = 0
+            for batch in file.iter_batches():
+                for record in batch.to_pylist():
+                    row += 1
+                    yield f"{path}, row {row}", record
+    except (pyarrow.ArrowException, OSError) as fault:
+        raise DataError(f"{path}: not a readable Parquet file: {str(fault).splitlines()[0]}") from fault
+
+
+def is_absent(value: Any, kind: Kind) -> bool:
+    """Has the row no label? An empty cell of a multi-label column says that no label holds.
+
+    NaN is what a data frame writes for a missing name; as a score it is a fault, which `number_in` reports.
+    """
+    if value is None:
+        return True
+    if kind == "multi_label":
+        return False
+    if isinstance(value, float) and math.isnan(value):
+        return kind != "regression"
+    return isinstance(value, str) and not value.strip()
+
+
+def _label(value: Any, kind: Kind, separator: str, where: str) -> str | float | tuple[str, ...]:
+    if kind == "regression":
+        return number_in(value, where)
+    if kind == "multi_label":
+        return _names(value, separator, where)
+    return label_name(value, where)
+
+
+def label_name(value: Any, where: str) -> str:
+    """A label as text: names without white space around them, whole numbers without a point.
+
+    Raises:
+        DataError: a list, an object or a fraction.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a data frame turns whole numbers into floats where a row lacks one
+    if not isinstance(value, str | int):
+        raise DataError(f"{where}: label {value!r:.60} ({kind_of(value)}), expected a name or a whole number")
+    return encodable(str(value).strip(), where)
+
+
+def _names(value: Any, separator: str, where: str) -> tuple[str, ...]:
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as fault:
+            raise DataError(f"{where}: {value!r:.60} begins as a JSON list does, but is none: {fault.msg}") from fault
+    names = value if isinstance(value, list) else [value] if not isinstance(value, str) else value.split(separator)
+    labels = (label_name(name, where) for name in names)
+    return tuple(dict.fromkeys(label for label in labels if label))

@@ -1,0 +1,232 @@
+"""A user's own tables: four formats, three kinds of label, and every fault with its place."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bertkit.errors import DataError, UsageError
+from bertkit.tasks.examples import TaggedExample, TextExample
+from bertkit.tasks.readers import Columns, label_names, read_own, read_table
+from bertkit.tasks.readers.table import QUOTED
+
+ROWS = [
+    {"text": 'He said "hi", twice', "other": "so", "label": "pos"},
+    {"text": "two words", "other": "no", "label": "neg"},
+    {"text": "caf\u00e9 \u2028 end", "other": "é", "label": "pos"},
+]
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """The rows in the format of the file's ending."""
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".tsv":
+        lines = ["\t".join(rows[0]), *("\t".join(map(str, row.values())) for row in rows)]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
+def test_every_format_gives_the_same_examples(tmp_path: Path, ending: str) -> None:
+    path = table(tmp_path / f"mine.{ending}", ROWS)
+    assert read_table(path, text="text", text_pair="other", label="label", kind="classification") == [
+        TextExample(str(k), row["text"], row["other"], row["label"]) for k, row in enumerate(ROWS)
+    ]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_text_may_hold_line_breaks_where_the_format_quotes(tmp_path: Path, ending: str) -> None:
+    path = table(tmp_path / f"mine.{ending}", [{"text": "one\ntwo, three", "label": "a"}])
+    assert read_table(path)[0].text == "one\ntwo, three"
+
+
+def test_a_column_that_is_not_there_is_named_with_the_near_ones(tmp_path: Path) -> None:
+    path = table(tmp_path / "mine.csv", [{"sentence": "a", "labels": "x"}])
+    with pytest.raises(DataError, match=r"no column 'label'; there are: 'sentence', 'labels'; did you mean 'labels'\?"):
+        read_table(path, text="sentence")
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_text_is_named_with_line_and_column(tmp_path: Path, empty: str) -> None:
+    path = table(tmp_path / "mine.csv", [{"text": "fine", "label": "x"}, {"text": empty, "label": "y"}])
+    with pytest.raises(DataError, match=r"mine\.csv, line 3, text: empty text; fill it in or remove the row"):
+        read_table(path)
+
+
+@pytest.mark.parametrize(("text", "message"), [(None, "no text"), (7, "a number 7, expected text")])
+def test_what_is_no_text_is_named(tmp_path: Path, text: object, message: str) -> None:
+    path = table(tmp_path / "mine.jsonl", [{"text": text, "label": "x"}])
+    with pytest.raises(DataError, match=f"line 1, text: {message}"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("score", ["nan", "NaN", "-inf", "3,5", "good"])
+def test_a_score_that_is_no_finite_number_is_named(tmp_path: Path, score: str) -> None:
+    path = table(tmp_path / "mine.tsv", [{"text": "a", "label": "0.5"}, {"text": "b", "label": score}])
+    with pytest.raises(DataError, match=rf"line 3, label: score '{score}', expected a finite number"):
+        read_table(path, kind="regression")
+
+
+def test_nan_in_json_and_parquet_is_no_score(tmp_path: Path) -> None:
+    for ending in ("jsonl", "parquet"):
+        path = table(tmp_path / f"mine.{ending}", [{"text": "a", "label": 1.5}, {"text": "b", "label": float("nan")}])
+        with pytest.raises(DataError, match="score nan, expected a finite number"):
+            read_table(path, kind="regression")
+
+
+def test_labels_stay_names_whatever_type_the_format_gives(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
+    for ending in ("csv", "tsv", "jsonl", "parquet"):
+        assert [each.label for each in read_table(table(tmp_path / f"mine.{ending}", rows))] == ["1", "0"]
+    floats = table(tmp_path / "floats.parquet", [{"text": "a", "label": 2.0}])
+    assert read_table(floats)[0].label == "2"
+    with pytest.raises(DataError, match=r"line 1, label: label 0\.5 \(a number\), expected a name or a whole number"):
+        read_table(table(tmp_path / "half.jsonl", [{"text": "a", "label": 0.5}]))
+
+
+def test_sets_of_labels_are_written_in_three_ways(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": "joy|fear"}, {"text": "b", "label": '["joy"]'}, {"text": "c", "label": ""}]
+    expected = [("joy", "fear"), ("joy",), ()]
+    assert [each.label for each in read_table(table(tmp_path / "m.csv", rows), kind="multi_label")] == expected
+    lists = [{"text": text, "label": list(names)} for text, names in zip("abc", expected, strict=True)]
+    for ending in ("jsonl", "parquet"):
+        path = table(tmp_path / f"m.{ending}", lists)
+        assert [each.label for each in read_table(path, kind="multi_label")] == expected
+    semicolons = table(tmp_path / "s.tsv", [{"text": "a", "label": "joy; fear;joy"}])
+    found = read_own(semicolons, "multi_label", Columns(separator=";"))
+    assert found.examples == [TextExample("0", "a", None, ("joy", "fear"))]
+
+
+def test_a_file_without_labels_gives_none_and_a_mixed_one_is_refused(tmp_path: Path) -> None:
+    path = table(tmp_path / "mine.csv", [{"text": "a", "label": ""}, {"text": "b", "label": ""}])
+    assert [each.label for each in read_table(path)] == [None, None]
+    assert [each.label for each in read_table(path, label=None)] == [None, None]
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": ""}, {"text": "c", "label": "y"}]
+    with pytest.raises(DataError, match=r"mine\.csv, line 3: no label, as in 1 of 3 rows"):
+        read_table(table(path, rows))
+
+
+def test_a_wrong_field_count_is_named_with_what_may_have_caused_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text('text,label\n"a\nb",x\n\nc, d,y\n')
+    with pytest.raises(DataError, match=r"mine\.csv, line 5: 3 fields, expected 2; a field that holds a comma"):
+        read_table(path)
+    path = tmp_path / "mine.tsv"
+    path.write_text("text\tlabel\na\tx\nb\n")
+    with pytest.raises(DataError, match=r"mine\.tsv, line 3: 1 fields, expected 2; fields are parted by tabs"):
+        read_table(path)
+
+
+def test_an_unclosed_quote_in_csv_is_named_with_the_line_it_begins_on(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text('text,label\nfine,x\n"open,y\nmore,z\n')
+    with pytest.raises(DataError, match=r"mine\.csv, line 3: not valid CSV: unexpected end of data"):
+        read_table(path)
+
+
+def test_a_table_parted_otherwise_than_its_ending_says_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("text;label\na;x\n")
+    with pytest.raises(DataError, match=r"a \.csv is parted by commas, this one seems to be by ';'"):
+        read_table(path)
+
+
+def test_quotes_in_a_tsv_are_kept_and_noted(tmp_path: Path) -> None:
+    path = tmp_path / "mine.tsv"
+    path.write_text('text\tlabel\n"quoted"\tx\n"stray\ty\n')
+    found = read_own(path, "classification")
+    assert [each.text for each in found.examples] == ['"quoted"', '"stray']  # type: ignore[union-attr]
+    assert found.notes == {QUOTED: 1}
+
+
+def test_invalid_utf8_is_located_in_every_text_format(tmp_path: Path) -> None:
+    for ending, head in (("csv", b"text,label\n"), ("tsv", b"text\tlabel\n"), ("jsonl", b'{"text": "a"}\n')):
+        path = tmp_path / f"mine.{ending}"
+        path.write_bytes(head + b"\xe9")
+        with pytest.raises(DataError, match=f"not valid UTF-8 at byte offset {len(head)}"):
+            read_table(path, label=None)
+
+
+def test_half_a_character_spelt_in_json_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"text": "ab\\ud83d"}\n')
+    with pytest.raises(DataError, match="line 1, text: half a surrogate pair at character 2"):
+        read_table(path, label=None)
+
+
+def test_ids_come_from_their_column_and_are_made_unique(tmp_path: Path) -> None:
+    rows = [{"id": "a", "key": "k1", "text": "x"}, {"id": "a", "key": "k2", "text": "y"}]
+    path = table(tmp_path / "mine.jsonl", rows)
+    found = read_own(path, "classification", Columns(label=None))
+    assert [each.id for each in found.examples] == ["a", "a#2"]
+    assert (found.notes, found.named) == ({"duplicate ids (renamed)": 1}, {"duplicate ids (renamed)": ("a",)})
+    named = read_own(path, "classification", Columns(label=None, id="key"))
+    assert [each.id for each in named.examples] == ["k1", "k2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("mine.xlsx", b"", UsageError, r"a table ends in \.csv, \.tsv, \.jsonl or \.parquet, not in '\.xlsx'"),
+        ("mine.csv", b"", DataError, "is empty"),
+        ("mine.csv", b"text,label\n", DataError, "holds no examples"),
+        ("mine.csv", b"text,text\na,b\n", DataError, "column 'text' stands there twice"),
+        ("mine.jsonl", b"[1]\n", DataError, "line 1: expected a JSON object, found a list"),
+        ("mine.jsonl", b'{"text": "a", "label": "x"}\n{\n', DataError, "line 2, column 2: not valid JSON"),
+        ("mine.parquet", b"text,label\n", DataError, "not a readable Parquet file"),
+    ],
+)
+def test_a_file_of_the_wrong_kind_is_refused(
+    tmp_path: Path, name: str, content: bytes, error: type[Exception], message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(error, match=message):
+        read_table(tmp_path / name)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for ending in ("csv", "tsv", "jsonl", "parquet"):
+        with pytest.raises(DataError, match=rf"mine\.{ending}: no such file"):
+            read_table(tmp_path / f"mine.{ending}")
+
+
+def test_label_names_are_sorted_with_numbers_by_value() -> None:
+    train = [TextExample(str(k), "x", None, label) for k, label in enumerate(["10", "9", "-1", "b", "a"])]
+    assert label_names(train) == ("-1", "9", "10", "a", "b")
+    sets = [TextExample("0", "x", None, ("joy", "fear")), TextExample("1", "x", None, ())]
+    assert label_names(sets) == ("fear", "joy")
+
+
+def test_tags_are_sorted_by_type_and_have_both_prefixes() -> None:
+    train = [TaggedExample("0", ("a", "b", "c"), ("B-PER", "O", "B-LOC"))]
+    dev = [TaggedExample("0", ("a", "b"), ("B-LOC", "I-LOC"))]
+    assert label_names(train, {"dev": dev}) == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+
+
+def test_labels_of_dev_that_train_lacks_are_named_with_an_example() -> None:
+    train = [TextExample("0", "x", None, "pos"), TextExample("1", "x", None, "neg")]
+    dev = [TextExample("0", "x", None, "pos"), TextExample("d7", "x", None, "Neg")]
+    with pytest.raises(DataError, match=r"dev: labels that train lacks: 'Neg' \(example d7 has 'Neg'\); train has"):
+        label_names(train, {"dev": dev})
+    assert label_names(train, {"test": [TextExample("0", "x")]}) == ("neg", "pos")
+
+
+def test_a_train_that_teaches_nothing_is_refused() -> None:
+    with pytest.raises(DataError, match="only one label, 'pos'"):
+        label_names([TextExample("0", "x", None, "pos")])
+    with pytest.raises(DataError, match="train: example b has no label"):
+        label_names([TextExample("a", "x", None, "pos"), TextExample("b", "x")])
