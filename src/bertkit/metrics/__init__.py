@@ -1,0 +1,68 @@
+"""Metrics: pure functions of predictions and references to fractions by name; a new one is one function and one entry.
+
+Imports numpy and scipy only; metrics/local.py wraps each as an `evaluate.Metric`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+from bertkit.errors import UsageError
+from bertkit.metrics import classification, regression, spans, tagging
+from bertkit.metrics.base import Additive, Scores
+
+Metric = Callable[..., Scores]
+
+METRICS: dict[str, Metric] = {
+    "accuracy": classification.accuracy,
+    "f1": classification.f1,
+    "macro_f1": classification.macro_f1,
+    "micro_f1": classification.micro_f1,
+    "matthews_correlation": classification.matthews_correlation,
+    "multi_label": classification.multi_label,
+    "pearson": regression.pearson,
+    "spearman": regression.spearman,
+    "squad": spans.squad,
+    "squad_v2": spans.squad_v2,
+    "conlleval": tagging.conlleval,
+    "strict_iob2": tagging.strict_iob2,
+}
+"""By name: `(predictions, references) -> {score: fraction or None}`."""
+
+RESAMPLED: dict[tuple[str, str], Callable[[], Additive | Callable[[Any, Any], float]]] = {
+    ("accuracy", "accuracy"): classification.Accuracy,
+    ("f1", "f1"): classification.BinaryF1,
+    ("macro_f1", "macro_f1"): classification.MacroF1,
+    ("micro_f1", "micro_f1"): classification.MicroF1,
+    ("matthews_correlation", "matthews_correlation"): classification.Matthews,
+    ("multi_label", "micro_f1"): classification.MultiLabelMicroF1,
+    ("multi_label", "macro_f1"): classification.MultiLabelMacroF1,
+    ("multi_label", "subset_accuracy"): classification.SubsetAccuracy,
+    ("pearson", "pearson"): regression.Pearson,
+    ("spearman", "spearman"): lambda: regression.spearman_value,
+    ("squad", "exact_match"): spans.ExactV1,
+    ("squad", "f1"): spans.F1V1,
+    ("squad_v2", "exact"): spans.ExactV2,
+    ("squad_v2", "f1"): spans.F1V2,
+    ("conlleval", "f1"): tagging.ChunkF1,
+    ("strict_iob2", "strict_f1"): lambda: tagging.ChunkF1("iob2"),
+}
+"""By metric and score: what `statistics.paired_bootstrap` takes, on lists aligned by example."""
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of that name.
+
+    Raises:
+        UsageError: there is none, with the nearest name.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    near = get_close_matches(name, METRICS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(METRICS)}"
+    raise UsageError(f"unknown metric {name!r}; {hint}")
+
+
+__all__ = ["METRICS", "RESAMPLED", "Additive", "Metric", "Scores", "find_metric"]

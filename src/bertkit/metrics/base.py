@@ -1,0 +1,101 @@
+"""What metrics share: the checks on their input, and metrics that depend on the examples only through sums.
+
+Own design. A metric is a pure function of predictions and references (aligned lists, or mappings by question) to
+fractions by name, never percent and never NaN: a score that the data leave undefined is None, with a warning.
+An `Additive` metric is written once, as one row of numbers per example and a value of the rows' total; the bootstrap of
+statistics.py can then resample totals instead of examples.
+
+Shapes: N examples, K numbers per example.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Scores = dict[str, float | None]
+"""Fractions by name; None where the data leave the score undefined."""
+
+Floats = NDArray[np.float64]
+
+Values = Any
+"""A list or an array with one item per example; each metric says which items it takes."""
+
+
+def check_aligned(predictions: Values, references: Values) -> None:
+    """Refuse lists of unequal length and empty ones.
+
+    Raises:
+        DataError: with both counts.
+    """
+    if len(predictions) != len(references):
+        raise DataError(
+            f"{len(predictions)} predictions for {len(references)} references; a metric needs exactly one prediction "
+            "for each example, in the same order"
+        )
+    if len(references) == 0:
+        raise DataError("a metric of no examples is undefined; expected at least one prediction and its reference")
+
+
+def ratio(part: Any, whole: Any) -> Floats:
+    """Elementwise quotient, 0 where the whole is 0: scikit-learn's, seqeval's and conlleval's way with P, R, F1."""
+    part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
+    return np.asarray(np.where(whole == 0, 0.0, part / np.where(whole == 0, 1.0, whole)))
+
+
+def defined(value: float, name: str, why: str) -> float | None:
+    """The value, or None with a warning where it is not a finite number."""
+    if np.isfinite(value):
+        return float(value)
+    log.warning("%s is undefined: %s", name, why)
+    return None
+
+
+class Additive(ABC):
+    """One score that is a function of a sum over examples.
+
+    Attributes:
+        name: the key of the score in the dictionary of the metric that reports it.
+    """
+
+    name: str
+
+    @abstractmethod
+    def rows(self, predictions: Values, references: Values) -> Floats:
+        """One row of K numbers per example, (N, K); input as the metric's own function takes it."""
+
+    @abstractmethod
+    def value(self, totals: Floats) -> Floats:
+        """The score of each total, (..., K) to (...); NaN where undefined. The number of examples is a column."""
+
+    def score(self, predictions: Values, references: Values) -> float:
+        """The score of all examples.
+
+        Raises:
+            DataError: the lists are empty or of unequal length.
+        """
+        check_aligned(predictions, references)
+        return float(self.value(self.rows(predictions, references).sum(axis=0)))
+
+
+class MeanOf(Additive):
+    """The mean over examples of one number each; subclasses say which."""
+
+    @abstractmethod
+    def per_example(self, predictions: Values, references: Values) -> Floats:
+        """The number of each example, (N,)."""
+
+    def rows(self, predictions: Values, references: Values) -> Floats:
+        each_N = np.asarray(self.per_example(predictions, references), dtype=float)
+        return np.stack([each_N, np.ones_like(each_N)], axis=1)
+
+    def value(self, totals: Floats) -> Floats:
+        return ratio(totals[..., 0], totals[..., 1])

@@ -1,0 +1,259 @@
+"""Accuracy, F1 and Matthews correlation, for single labels and for sets of labels.
+
+GLUE's choice of metrics: Wang et al. 2018, arXiv:1804.07461, section 3. Matthews correlation of several classes:
+Gorodkin 2004, R_K, which is the ordinary coefficient for two. Where a class has neither predictions nor references its
+F1 is 0, and where predictions are constant the Matthews correlation is 0: scikit-learn's conventions.
+Labels are whole numbers or text; one kind within a call. Sibling of regression.py, whose references are numbers.
+
+Shapes: N examples, C classes, K numbers per example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError
+from bertkit.metrics.base import Additive, Floats, MeanOf, Scores, check_aligned, ratio
+
+Labels = Sequence[int] | Sequence[str] | NDArray[Any]
+
+
+def label_array(labels: Labels) -> NDArray[Any]:
+    """Labels as an array of text or of whole numbers, (N,).
+
+    Raises:
+        DataError: labels of several kinds, which numpy would silently make text, or logits instead of labels.
+    """
+    array = labels if isinstance(labels, np.ndarray) else np.asarray(list(labels))
+    kinds = {isinstance(label, str) for label in labels} if array.dtype.kind == "U" else {False}
+    if array.ndim != 1 or len(kinds) > 1 or array.dtype.kind not in "Uiub":
+        raise DataError(
+            f"labels are of type {array.dtype} and shape {array.shape}; expected one label per example, all of them "
+            "text or all of them whole numbers (take the argmax of logits first)"
+        )
+    return array
+
+
+def paired_labels(predictions: Labels, references: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Both as arrays of one kind.
+
+    Raises:
+        DataError: text on one side and numbers on the other: every comparison would be false.
+    """
+    check_aligned(predictions, references)
+    prediction_N, reference_N = label_array(predictions), label_array(references)
+    if (prediction_N.dtype.kind == "U") != (reference_N.dtype.kind == "U"):
+        raise DataError(
+            f"predictions like {prediction_N[0]!r} cannot match references like {reference_N[0]!r}: one side is text, "
+            "the other numbers; map label ids to their names, or names to ids"
+        )
+    return prediction_N, reference_N
+
+
+class Accuracy(MeanOf):
+    """The share of examples whose label is right."""
+
+    name = "accuracy"
+
+    def per_example(self, predictions: Labels, references: Labels) -> Floats:
+        prediction_N, reference_N = paired_labels(predictions, references)
+        return np.asarray(prediction_N == reference_N, dtype=float)
+
+
+class BinaryF1(Additive):
+    """F1 of one class: 2 TP / (2 TP + FP + FN); 0 where the class neither occurs nor is predicted."""
+
+    name = "f1"
+
+    def __init__(self, positive: int | str = 1) -> None:
+        """`positive` is the class; for labels that are text, the number 1 means the text "1"."""
+        self.positive = positive
+
+    def rows(self, predictions: Labels, references: Labels) -> Floats:
+        prediction_N, reference_N = paired_labels(predictions, references)
+        positive = str(self.positive) if prediction_N.dtype.kind == "U" else self.positive
+        guessed_N, gold_N = prediction_N == positive, reference_N == positive
+        return np.stack([guessed_N & gold_N, guessed_N, gold_N], axis=1).astype(float)
+
+    def value(self, totals: Floats) -> Floats:
+        return ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
+
+
+class ClassCounts(Additive):
+    """What depends on right, predicted and true counts of each class; a row is those three times C, and a one."""
+
+    def __init__(self, classes: Sequence[int] | Sequence[str] | None = None) -> None:
+        """`classes` averaged over; by default all that occur among predictions or references."""
+        self.classes = classes
+
+    def rows(self, predictions: Labels, references: Labels) -> Floats:
+        prediction_N, reference_N = paired_labels(predictions, references)
+        if self.classes is None:
+            class_C: NDArray[Any] = np.union1d(prediction_N, reference_N)
+        else:
+            class_C = label_array(self.classes)
+        guessed_NC, gold_NC = prediction_N[:, None] == class_C, reference_N[:, None] == class_C
+        one_N1 = np.ones((len(reference_N), 1))
+        return np.concatenate([guessed_NC & gold_NC, guessed_NC, gold_NC, one_N1], axis=1).astype(float)
+
+    @staticmethod
+    def counts(totals: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Right, predicted and true counts per class, (..., C), and the number of examples, (...)."""
+        right_C, guessed_C, gold_C = np.split(totals[..., :-1], 3, axis=-1)
+        return right_C, guessed_C, gold_C, totals[..., -1]
+
+
+class MacroF1(ClassCounts):
+    """The unweighted mean of the classes' F1."""
+
+    name = "macro_f1"
+
+    def value(self, totals: Floats) -> Floats:
+        right_C, guessed_C, gold_C, _ = self.counts(totals)
+        return np.asarray(ratio(2 * right_C, guessed_C + gold_C).mean(axis=-1))
+
+
+class MicroF1(ClassCounts):
+    """F1 of all classes' counts together; equal to accuracy unless `classes` leaves some out (a "none" class)."""
+
+    name = "micro_f1"
+
+    def value(self, totals: Floats) -> Floats:
+        right_C, guessed_C, gold_C, _ = self.counts(totals)
+        return ratio(2 * right_C.sum(axis=-1), (guessed_C + gold_C).sum(axis=-1))
+
+
+class Matthews(ClassCounts):
+    """Matthews correlation R_K: (c s - sum p t) / sqrt((s^2 - sum p^2)(s^2 - sum t^2)).
+
+    c right examples of s, p and t a class's predicted and true counts. 0 where predictions or references are constant.
+    """
+
+    name = "matthews_correlation"
+
+    def value(self, totals: Floats) -> Floats:
+        right_C, guessed_C, gold_C, count = self.counts(totals)
+        covariance = right_C.sum(axis=-1) * count - (guessed_C * gold_C).sum(axis=-1)
+        spread_guessed = count**2 - (guessed_C**2).sum(axis=-1)
+        spread_gold = count**2 - (gold_C**2).sum(axis=-1)
+        return ratio(covariance, np.sqrt(spread_guessed) * np.sqrt(spread_gold))
+
+
+def accuracy(predictions: Labels, references: Labels) -> Scores:
+    """`{"accuracy"}`. Raises DataError for empty, unequal or unlike lists, as every metric here."""
+    return {"accuracy": Accuracy().score(predictions, references)}
+
+
+def f1(predictions: Labels, references: Labels, positive: int | str = 1) -> Scores:
+    """`{"f1"}` of the class `positive` (GLUE: class 1 of MRPC and QQP)."""
+    return {"f1": BinaryF1(positive).score(predictions, references)}
+
+
+def macro_f1(predictions: Labels, references: Labels, classes: Sequence[Any] | None = None) -> Scores:
+    """`{"macro_f1"}` over `classes`, by default those that occur on either side."""
+    return {"macro_f1": MacroF1(classes).score(predictions, references)}
+
+
+def micro_f1(predictions: Labels, references: Labels, classes: Sequence[Any] | None = None) -> Scores:
+    """`{"micro_f1"}` over `classes`, by default those that occur on either side."""
+    return {"micro_f1": MicroF1(classes).score(predictions, references)}
+
+
+def matthews_correlation(predictions: Labels, references: Labels) -> Scores:
+    """`{"matthews_correlation"}`, of two classes (CoLA) or more (GLUE's diagnostic set)."""
+    return {"matthews_correlation": Matthews().score(predictions, references)}
+
+
+LabelSets = Sequence[Collection[Any]] | NDArray[Any]
+
+
+def indicators(
+    predictions: LabelSets, references: LabelSets, labels: Sequence[Any] | None = None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which labels each example has, (N, C) twice, from collections of labels or from arrays of zeros and ones.
+
+    Raises:
+        DataError: arrays of another shape or with other numbers, or a label that `labels` lacks.
+    """
+    check_aligned(predictions, references)
+    if isinstance(predictions, np.ndarray) and isinstance(references, np.ndarray):
+        for array in (predictions, references):
+            if array.ndim != 2 or array.shape != references.shape or not np.isin(array, (0, 1)).all():
+                raise DataError(
+                    f"label indicators of shapes {predictions.shape} and {references.shape}; expected two arrays of "
+                    "one shape (examples, labels) that hold 0 and 1 only (threshold probabilities first)"
+                )
+        return predictions.astype(bool), references.astype(bool)
+    for row in (*predictions, *references):
+        if isinstance(row, str):
+            raise DataError(f"the set of labels {row!r} is text; expected a list of labels, such as [{row!r}]")
+    seen = {label for row in (*predictions, *references) for label in row}
+    names = list(labels) if labels is not None else sorted(seen)
+    column = {name: index for index, name in enumerate(names)}
+    if unknown := sorted(map(str, seen - column.keys())):
+        raise DataError(f"unknown label {unknown[0]!r}; expected one of: {', '.join(map(str, names))}")
+    both = []
+    for rows in (predictions, references):
+        array_NC = np.zeros((len(rows), len(names)), dtype=bool)
+        for index, row in enumerate(rows):
+            array_NC[index, [column[label] for label in row]] = True
+        both.append(array_NC)
+    return both[0], both[1]
+
+
+class MultiLabel(Additive):
+    """Counts of each label over sets of labels; a row is right, predicted and true, each C long."""
+
+    def __init__(self, labels: Sequence[Any] | None = None) -> None:
+        self.labels = labels
+
+    def rows(self, predictions: LabelSets, references: LabelSets) -> Floats:
+        guessed_NC, gold_NC = indicators(predictions, references, self.labels)
+        return np.concatenate([guessed_NC & gold_NC, guessed_NC, gold_NC], axis=1).astype(float)
+
+
+class MultiLabelMicroF1(MultiLabel):
+    """F1 of all labels' counts together."""
+
+    name = "micro_f1"
+
+    def value(self, totals: Floats) -> Floats:
+        right_C, guessed_C, gold_C = np.split(totals, 3, axis=-1)
+        return ratio(2 * right_C.sum(axis=-1), (guessed_C + gold_C).sum(axis=-1))
+
+
+class MultiLabelMacroF1(MultiLabel):
+    """The unweighted mean of the labels' F1; a label that nobody has counts as 0 where `labels` names it."""
+
+    name = "macro_f1"
+
+    def value(self, totals: Floats) -> Floats:
+        right_C, guessed_C, gold_C = np.split(totals, 3, axis=-1)
+        f1_C = ratio(2 * right_C, guessed_C + gold_C)
+        return np.asarray(f1_C.mean(axis=-1) if f1_C.shape[-1] else np.zeros(f1_C.shape[:-1]))
+
+
+class SubsetAccuracy(MeanOf):
+    """The share of examples whose whole set of labels is right."""
+
+    name = "subset_accuracy"
+
+    def __init__(self, labels: Sequence[Any] | None = None) -> None:
+        self.labels = labels
+
+    def per_example(self, predictions: LabelSets, references: LabelSets) -> Floats:
+        guessed_NC, gold_NC = indicators(predictions, references, self.labels)
+        return np.asarray((guessed_NC == gold_NC).all(axis=1), dtype=float)
+
+
+def multi_label(predictions: LabelSets, references: LabelSets, labels: Sequence[Any] | None = None) -> Scores:
+    """`{"micro_f1", "macro_f1", "subset_accuracy"}` of sets of labels.
+
+    `labels` names all of them; by default macro F1 averages over those that occur (of arrays: over all columns).
+    """
+    kinds = (MultiLabelMicroF1, MultiLabelMacroF1, SubsetAccuracy)
+    return {kind.name: kind(labels).score(predictions, references) for kind in kinds}

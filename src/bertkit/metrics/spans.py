@@ -1,0 +1,260 @@
+"""Exact match and token F1 of answers to questions, as SQuAD's official scripts define them, and the null threshold.
+
+Rajpurkar et al. 2016, SQuAD 1.1, arXiv:1606.05250, and 2018, SQuAD 2.0, arXiv:1806.03822. The two scripts differ where
+nothing is left of an answer: of two empty ones the F1 is 0 in 1.1 and 1 in 2.0. Scores here are fractions;
+`official_json` gives the scripts' percentages under the scripts' keys. Answers are text by question id.
+
+Shapes: Q questions.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertkit.errors import DataError
+from bertkit.metrics.base import Floats, MeanOf, Scores, log
+
+Texts = Mapping[str, str]
+Answers = Mapping[str, Sequence[str]]
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+DEFAULT_THRESHOLD = 1.0
+"""The official script's: with probabilities of "no answer", no prediction is ever replaced."""
+
+
+def normalise(answer: str) -> str:
+    """Lower case, without ASCII punctuation, without a, an and the, single spaces: in this order.
+
+    The order shows: "a-b" becomes the word "ab", and "the-cat" keeps its "the".
+    """
+    return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_WITHOUT_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answer: str) -> float:
+    """1 where both are the same after normalisation, else 0."""
+    return float(normalise(prediction) == normalise(answer))
+
+
+def _overlap_f1(prediction: str, answer: str, of_nothing: Callable[[bool], float]) -> float:
+    guessed, gold = normalise(prediction).split(), normalise(answer).split()
+    if not guessed or not gold:
+        return of_nothing(guessed == gold)
+    common = sum((Counter(guessed) & Counter(gold)).values())
+    return 2 * common / (len(guessed) + len(gold))
+
+
+def f1_v1(prediction: str, answer: str) -> float:
+    """F1 of two bags of words by SQuAD 1.1: 0 where either is empty."""
+    return _overlap_f1(prediction, answer, lambda both_empty: 0.0)
+
+
+def f1_v2(prediction: str, answer: str) -> float:
+    """F1 of two bags of words by SQuAD 2.0: where either is empty, whether both are."""
+    return _overlap_f1(prediction, answer, float)
+
+
+def best_over(score: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
+    """The best score over the accepted answers."""
+    return max(score(prediction, answer) for answer in answers)
+
+
+def accepted_v2(answers: Sequence[str]) -> list[str]:
+    """The answers of which something is left after normalisation; where there is none, the empty answer alone."""
+    return [answer for answer in answers if normalise(answer)] or [""]
+
+
+class ExactV1(MeanOf):
+    """Exact match of lists of predictions and of lists of answers."""
+
+    name = "exact_match"
+
+    def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
+        return np.array([best_over(exact_match, *pair) for pair in zip(predictions, references, strict=True)])
+
+
+class F1V1(MeanOf):
+    """Token F1 of lists of predictions and of lists of answers."""
+
+    name = "f1"
+
+    def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
+        return np.array([best_over(f1_v1, *pair) for pair in zip(predictions, references, strict=True)])
+
+
+class ExactV2(MeanOf):
+    """Exact match by SQuAD 2.0; an empty list of answers is a question without one."""
+
+    name = "exact"
+
+    def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
+        pairs = zip(predictions, map(accepted_v2, references), strict=True)
+        return np.array([best_over(exact_match, *pair) for pair in pairs])
+
+
+class F1V2(MeanOf):
+    """Token F1 by SQuAD 2.0; an empty list of answers is a question without one."""
+
+    name = "f1"
+
+    def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
+        pairs = zip(predictions, map(accepted_v2, references), strict=True)
+        return np.array([best_over(f1_v2, *pair) for pair in pairs])
+
+
+def squad(predictions: Texts, references: Answers) -> Scores:
+    """`{"exact_match", "f1"}` by SQuAD 1.1's script. A question without a prediction scores 0, with a warning.
+
+    Raises:
+        DataError: there are no questions, or one has no answer at all (data for SQuAD 2.0).
+    """
+    _some(references)
+    for question, answers in references.items():
+        if not answers:
+            raise DataError(f"question {question} has no answer, which SQuAD 1.1 does not know; score with squad_v2")
+    missing = [question for question in references if question not in predictions]
+    if missing:
+        log.warning("%d of %d questions have no prediction and score 0, such as %s", *_shown(missing, references))
+    answered = [question for question in references if question in predictions]
+    texts, accepted = [predictions[q] for q in answered], [references[q] for q in answered]
+    return {
+        kind.name: float(kind().per_example(texts, accepted).sum()) / len(references) if answered else 0.0
+        for kind in (ExactV1, F1V1)
+    }
+
+
+def squad_v2(
+    predictions: Texts,
+    references: Answers,
+    no_answer: Mapping[str, float] | None = None,
+    threshold: float = DEFAULT_THRESHOLD,
+) -> Scores:
+    """The official script's keys for SQuAD 2.0: `exact f1 total HasAns_* NoAns_*`, and `best_*` given `no_answer`.
+
+    Args:
+        predictions: the answer by question; "" says that there is none.
+        references: the accepted answers by question; none at all where the question cannot be answered.
+        no_answer: how likely the question has no answer, a probability or any other number that grows with it.
+        threshold: above it a prediction is taken as "". The default is meant for probabilities; given differences of
+            scores (null_odds.json) it turns some into "", in `exact` and `f1` but not in `best_*`.
+
+    Raises:
+        DataError: there are no questions, or a question has no prediction or no number in `no_answer`.
+    """
+    _some(references)
+    exact_Q, f1_Q, answerable_Q = _raw_v2(predictions, references)
+    scores: Scores = {}
+    if no_answer is None:
+        final = exact_Q, f1_Q
+    else:
+        null_Q = _values_of(no_answer, references) > threshold
+        final = np.where(null_Q, ~answerable_Q, exact_Q), np.where(null_Q, ~answerable_Q, f1_Q)
+    everything = np.ones_like(answerable_Q)
+    for prefix, chosen_Q in (("", everything), ("HasAns_", answerable_Q), ("NoAns_", ~answerable_Q)):
+        if chosen_Q.any():
+            scores[f"{prefix}exact"] = float(final[0][chosen_Q].mean())
+            scores[f"{prefix}f1"] = float(final[1][chosen_Q].mean())
+            scores[f"{prefix}total"] = int(chosen_Q.sum())
+    if no_answer is not None:
+        odds_Q = _values_of(no_answer, references)
+        empty_Q = np.array([not predictions[question] for question in references])
+        for name, score_Q in (("exact", exact_Q), ("f1", f1_Q)):
+            best, best_threshold = _official_threshold(score_Q, odds_Q, answerable_Q, empty_Q)
+            scores[f"best_{name}"], scores[f"best_{name}_thresh"] = best, best_threshold
+    return scores
+
+
+def official_json(scores: Scores) -> dict[str, Any]:
+    """The scores as the official scripts write them: percentages; counts and thresholds as they are."""
+    plain = ("total", "thresh")
+    return {name: value if value is None or name.endswith(plain) else 100.0 * value for name, value in scores.items()}
+
+
+def apply_null_threshold(predictions: Texts, null_odds: Mapping[str, float], threshold: float) -> dict[str, str]:
+    """The predictions with "" where `null_odds` is above the threshold.
+
+    Raises:
+        DataError: a prediction has no number.
+    """
+    odds_Q = _values_of(null_odds, predictions)
+    return {
+        question: "" if odds > threshold else text
+        for (question, text), odds in zip(predictions.items(), odds_Q, strict=True)
+    }
+
+
+def choose_null_threshold(
+    predictions: Texts, references: Answers, null_odds: Mapping[str, float], score: str = "f1"
+) -> tuple[float, float]:
+    """The threshold on `null_odds` with the best `score` ("exact" or "f1") on these data, and that score.
+
+    The score is the one that `squad_v2` gives to the predictions after `apply_null_threshold`. The official script's
+    `best_*` can lie above it: where questions share one number, the script also counts cuts between them, which no
+    threshold makes. Of equally good thresholds the lowest is taken.
+
+    Raises:
+        DataError: as `squad_v2`.
+    """
+    _some(references)
+    exact_Q, f1_Q, _ = _raw_v2(predictions, references)
+    odds_Q = _values_of(null_odds, references)
+    order_Q = np.argsort(odds_Q, kind="stable")
+    sorted_Q = odds_Q[order_Q]
+    # What "" scores, which is 1 also where only articles or punctuation are accepted.
+    emptied_Q = ExactV2().per_example([""] * len(references), list(references.values()))
+    gain_Q = ({"exact": exact_Q, "f1": f1_Q}[score] - emptied_Q)[order_Q]
+    gained = np.concatenate([[0.0], np.cumsum(gain_Q)])
+    possible = np.concatenate([[True], sorted_Q[1:] != sorted_Q[:-1], [True]])
+    cut = int(np.argmax(np.where(possible, gained, -np.inf)))
+    below_all = float(np.nextafter(sorted_Q[0], -np.inf))
+    threshold = below_all if cut == 0 else float(sorted_Q[cut - 1])
+    return threshold, float(emptied_Q.sum() + gained[cut]) / len(references)
+
+
+def _official_threshold(score_Q: Floats, odds_Q: Floats, answerable_Q: Any, empty_Q: Any) -> tuple[float, float]:
+    """The script's search: from "all empty" on, admit predictions by rising odds; the first best, and its odds.
+
+    An unanswerable question costs 1 once a text is admitted. Where "all empty" is best the script's threshold is 0.
+    """
+    order_Q = np.argsort(odds_Q, kind="stable")
+    gain_Q = np.where(answerable_Q, score_Q, np.where(empty_Q, 0.0, -1.0))[order_Q]
+    gained = np.concatenate([[0.0], np.cumsum(gain_Q)])
+    cut = int(np.argmax(gained))
+    threshold = float(odds_Q[order_Q[cut - 1]]) if cut else 0.0
+    return float((~answerable_Q).sum() + gained[cut]) / len(score_Q), threshold
+
+
+def _raw_v2(predictions: Texts, references: Answers) -> tuple[Floats, Floats, Any]:
+    """Exact match, F1, and whether there is an answer, in the order of `references`, (Q,) each."""
+    missing = [question for question in references if question not in predictions]
+    if missing:
+        raise DataError("{} of {} questions have no prediction, such as {}".format(*_shown(missing, references)))
+    texts, answers = [predictions[question] for question in references], list(references.values())
+    answerable_Q = np.array([bool(each) for each in answers])
+    return ExactV2().per_example(texts, answers), F1V2().per_example(texts, answers), answerable_Q
+
+
+def _values_of(numbers: Mapping[str, float], questions: Mapping[str, Any]) -> Floats:
+    missing = [question for question in questions if question not in numbers]
+    if missing:
+        raise DataError("{} of {} questions have no odds of no answer, such as {}".format(*_shown(missing, questions)))
+    odds_Q = np.array([numbers[question] for question in questions], dtype=float)
+    if not np.isfinite(odds_Q).all():
+        question = list(questions)[int(np.argmin(np.isfinite(odds_Q)))]
+        raise DataError(f"question {question}: the odds of no answer are {numbers[question]}; expected a finite number")
+    return odds_Q
+
+
+def _shown(missing: Sequence[str], among: Mapping[str, Any]) -> tuple[int, int, str]:
+    return len(missing), len(among), ", ".join(missing[:3])
+
+
+def _some(references: Answers) -> None:
+    if not references:
+        raise DataError("a metric of no questions is undefined; expected at least one question with its answers")

@@ -1,0 +1,250 @@
+"""What several runs say together: summary over seeds, runs that learned nothing, and whether two models differ.
+
+Degenerate runs: Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (some fine-tuning runs on small data fail);
+Mosbach et al. 2021, arXiv:2006.04884, calls a run failed whose accuracy is at most the majority class's. Paired
+bootstrap: Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP, with the p-value of the distribution shifted to
+no difference. It draws from the examples of one test set: what another seed would give is the summary's matter.
+
+Shapes: N examples, K and L numbers per example of model A and B, M = K + L, U distinct rows, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError, UsageError
+from bertkit.metrics.base import Additive, Floats, check_aligned, log
+
+_CELLS_AT_ONCE = 4_000_000
+"""Counts drawn in one go: 32 MB."""
+
+
+@dataclass(frozen=True)
+class SeedSummary:
+    """One score over runs that differ by their seed.
+
+    Attributes:
+        mean, std, median: of the runs whose score exists; None where none does. `std` is the sample standard deviation
+            (divided by n - 1), None where fewer than two exist: one run says nothing about spread.
+        n: runs whose score exists.
+        values: every run's score by seed, None where it is undefined.
+    """
+
+    mean: float | None
+    std: float | None
+    median: float | None
+    n: int
+    values: dict[int, float | None]
+
+    def as_json(self) -> dict[str, Any]:
+        """`{"mean", "std", "median", "n", "seeds": [score, ...]}`, seeds in rising order."""
+        scores = [self.values[seed] for seed in sorted(self.values)]
+        return {"mean": self.mean, "std": self.std, "median": self.median, "n": self.n, "seeds": scores}
+
+
+def summarise(scores: Mapping[int, float | None]) -> SeedSummary:
+    """Summarise one score by seed. A score that is None or not finite is kept as None and left out of the figures.
+
+    Raises:
+        DataError: there is no run.
+    """
+    if not scores:
+        raise DataError("no runs to summarise; expected the score of at least one seed")
+    values = {
+        seed: float(score) if score is not None and np.isfinite(score) else None for seed, score in scores.items()
+    }
+    known = np.array([score for score in values.values() if score is not None])
+    if len(known) < len(values):
+        log.warning("%d of %d runs have no defined score; mean and median are of the others", *_absent(values, known))
+    if not len(known):
+        return SeedSummary(None, None, None, 0, values)
+    spread = float(known.std(ddof=1)) if len(known) > 1 else None
+    return SeedSummary(float(known.mean()), spread, float(np.median(known)), len(known), values)
+
+
+def _absent(values: Mapping[int, Any], known: Floats) -> tuple[int, int]:
+    return len(values) - len(known), len(values)
+
+
+def majority_baseline(
+    references: Sequence[Any], metric: Callable[[Sequence[Any], Sequence[Any]], float | None]
+) -> float | None:
+    """The metric's score of always predicting the commonest reference (of equally common ones, the one seen first)."""
+    check_aligned(references, references)
+    commonest = Counter(references).most_common(1)[0][0]
+    return metric([commonest] * len(references), references)
+
+
+def degenerate(
+    predictions: Sequence[Any], references: Sequence[Any], score: float | None, majority: float | None = None
+) -> str | None:
+    """Why the run is degenerate, as a phrase for the report; None where it is not.
+
+    A run is degenerate where its score does not exist, where it gives every example the same prediction though the
+    references differ (numbers: the same to six digits), or where its score is that of the majority class or less.
+
+    Args:
+        predictions: labels, numbers or texts, one per example. For tags, those of all words in one list.
+        references: likewise.
+        score: the run's score; greater is better.
+        majority: `majority_baseline` of the same metric and references; None where no such score exists.
+
+    Raises:
+        DataError: the lists are empty or of unequal length.
+    """
+    check_aligned(predictions, references)
+    if score is None or not np.isfinite(score):
+        return "its score is undefined"
+    if _constant(predictions) and not _constant(references):
+        return f"every prediction is {predictions[0]!r}"
+    if majority is not None and score <= majority + 1e-12 and not _constant(references):
+        return f"its score {score:.4f} is not above the majority class's, {majority:.4f}"
+    return None
+
+
+def _constant(values: Sequence[Any]) -> bool:
+    if all(isinstance(value, float | np.floating) for value in values):
+        array = np.asarray(values, dtype=float)
+        return bool(np.ptp(array) <= 1e-6 * max(1.0, float(np.abs(array).max())))
+    return all(value == values[0] for value in values)
+
+
+@dataclass(frozen=True)
+class PairedBootstrap:
+    """How model B differs from model A on the same examples.
+
+    Attributes:
+        score_a, score_b: the scores on all examples.
+        difference: score_b - score_a.
+        low, high: the percentile interval of the difference at `confidence`.
+        p_value: two-sided, of the hypothesis that the models are equally good; at least 1 / (resamples + 1).
+        resamples: those on which both scores exist.
+        undefined: those drawn on which one does not; they count for nothing.
+    """
+
+    score_a: float
+    score_b: float
+    difference: float
+    low: float
+    high: float
+    confidence: float
+    p_value: float
+    resamples: int
+    undefined: int
+
+
+Score = Callable[[Sequence[Any], Sequence[Any]], float | None]
+
+
+def paired_bootstrap(
+    predictions_a: Sequence[Any],
+    predictions_b: Sequence[Any],
+    references: Sequence[Any],
+    metric: Additive | Score,
+    *,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> PairedBootstrap:
+    """Compare two models on the same examples by resampling the examples, the same ones for both.
+
+    Args:
+        predictions_a: model A's, one item per example (for tagging a sentence's tags, for SQuAD a text).
+        predictions_b: model B's.
+        references: one item per example.
+        metric: an `Additive` (all resamples at once, by totals), or any function of two lists to a score, called
+            2 R times; None or NaN where undefined.
+        resamples: R.
+        confidence: of the interval.
+        seed: the same seed gives the same figures.
+
+    Raises:
+        DataError: lists of unequal length, or a score that does not exist on all examples or on any resample.
+        UsageError: a confidence outside (0, 1) or no resamples.
+    """
+    if not 0 < confidence < 1 or resamples < 1:
+        raise UsageError(f"confidence {confidence} and {resamples} resamples; expected one in (0, 1) and at least 1")
+    check_aligned(predictions_a, references)
+    check_aligned(predictions_b, references)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    draw = _by_totals if isinstance(metric, Additive) else _by_calls
+    whole_2, score_R2 = draw(predictions_a, predictions_b, references, metric, resamples, generator)  # type: ignore[arg-type]  # chosen by its type
+    score_a, score_b = map(float, whole_2)
+    if not np.isfinite(whole_2).all():
+        raise DataError(f"the metric is undefined on all examples (A: {score_a}, B: {score_b}); nothing to compare")
+    difference_R = score_R2[:, 1] - score_R2[:, 0]
+    difference_R = difference_R[np.isfinite(difference_R)]
+    if not len(difference_R):
+        raise DataError(f"the metric is undefined on each of {resamples} resamples; there are too few examples")
+    difference = score_b - score_a
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(difference_R, [tail, 100 - tail])
+    # Rounding must not tell a resample of equal difference from the observed one.
+    as_far = np.abs(difference_R - difference) >= abs(difference) - 1e-12
+    return PairedBootstrap(
+        score_a=score_a,
+        score_b=score_b,
+        difference=difference,
+        low=float(low),
+        high=float(high),
+        confidence=confidence,
+        p_value=float((1 + as_far.sum()) / (1 + len(difference_R))),
+        resamples=len(difference_R),
+        undefined=resamples - len(difference_R),
+    )
+
+
+def _by_totals(
+    predictions_a: Sequence[Any],
+    predictions_b: Sequence[Any],
+    references: Sequence[Any],
+    metric: Additive,
+    resamples: int,
+    generator: np.random.Generator,
+) -> tuple[Floats, Floats]:
+    """Scores on all examples (2,) and on each resample (R, 2), from the totals of rows.
+
+    Equal rows are interchangeable, so that a resample is a multinomial draw of how often each distinct row occurs:
+    accuracy has four of them, however many examples there are. The two widths may differ: the classes that macro F1
+    averages over are those that occur in the whole sample, for each model as when it is scored alone.
+    """
+    row_NK, row_NL = metric.rows(predictions_a, references), metric.rows(predictions_b, references)
+    width = row_NK.shape[1]
+    row_UM, times_U = np.unique(np.concatenate([row_NK, row_NL], axis=1), axis=0, return_counts=True)
+    share_U = times_U / times_U.sum()
+
+    def scores(total_RM: Floats) -> Floats:
+        return np.stack([metric.value(total_RM[:, :width]), metric.value(total_RM[:, width:])], axis=1)
+
+    at_once = max(1, _CELLS_AT_ONCE // len(times_U))
+    parts = []
+    for done in range(0, resamples, at_once):
+        count_RU = generator.multinomial(len(references), share_U, size=min(at_once, resamples - done))
+        parts.append(scores(count_RU @ row_UM))
+    return scores((times_U @ row_UM)[None])[0], np.concatenate(parts)
+
+
+def _by_calls(
+    predictions_a: Sequence[Any],
+    predictions_b: Sequence[Any],
+    references: Sequence[Any],
+    metric: Score,
+    resamples: int,
+    generator: np.random.Generator,
+) -> tuple[Floats, Floats]:
+    """As `_by_totals`, by calling the metric on every resample."""
+    lists = (predictions_a, predictions_b, references)
+
+    def scores(index_N: NDArray[np.int64]) -> list[float]:
+        a, b, gold = ([each[i] for i in index_N.tolist()] for each in lists)
+        return [np.nan if (score := metric(guess, gold)) is None else float(score) for guess in (a, b)]
+
+    everything_N = np.arange(len(references))
+    draws = [scores(generator.integers(len(references), size=len(references))) for _ in range(resamples)]
+    return np.array(scores(everything_N)), np.array(draws)

@@ -1,0 +1,451 @@
+"""The files that official scorers read: GLUE submissions, SQuAD predictions, CoNLL columns.
+
+GLUE: Wang et al. 2019, arXiv:1804.07461, and the benchmark's FAQ; SQuAD: file names and keys of BERT's released code
+and of the official scripts; CoNLL: the columns that conlleval reads. Everything is made as text or bytes, the same for
+the same predictions; only `write_*` and `check_submission` touch the disk. Sibling of readers/, which read gold files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from bertkit.errors import DataError, UsageError
+from bertkit.files import write_text
+
+HEADER = "index\tprediction"
+_LONGEST_MEMBER = 64 * 1024 * 1024
+_FAULTS_PER_FILE = 20
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError)
+"""What zipfile raises on a zip that is damaged or encrypted."""
+_STAMP = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip can hold, on every member: equal predictions give equal bytes."""
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
+
+_BINARY = ("0", "1")
+_INFERENCE = ("entailment", "not_entailment")
+_THREE_WAY = ("contradiction", "entailment", "neutral")
+
+
+@dataclass(frozen=True)
+class GlueFile:
+    """One file of a submission: its name without .tsv, the rows of the test set, and the labels; None for scores."""
+
+    name: str
+    rows: int
+    labels: tuple[str, ...] | None
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.tsv"
+
+
+GLUE_FILES: dict[str, GlueFile] = {
+    each.name: each
+    for each in (
+        GlueFile("CoLA", 1063, _BINARY),
+        GlueFile("SST-2", 1821, _BINARY),
+        GlueFile("MRPC", 1725, _BINARY),
+        GlueFile("STS-B", 1379, None),
+        GlueFile("MNLI-m", 9796, _THREE_WAY),
+        GlueFile("MNLI-mm", 9847, _THREE_WAY),
+        GlueFile("QNLI", 5463, _INFERENCE),
+        GlueFile("QQP", 390965, _BINARY),
+        GlueFile("RTE", 3000, _INFERENCE),
+        GlueFile("WNLI", 146, _BINARY),
+        GlueFile("AX", 1104, _THREE_WAY),
+    )
+}
+"""The eleven files in the benchmark's order, with the sizes of the test sets."""
+
+_BY_TASK = {
+    "cola": "CoLA",
+    "sst2": "SST-2",
+    "mrpc": "MRPC",
+    "stsb": "STS-B",
+    "qnli": "QNLI",
+    "qqp": "QQP",
+    "rte": "RTE",
+    "wnli": "WNLI",
+    "ax": "AX",
+}
+
+
+def glue_file(task: str, split: str = "test") -> GlueFile:
+    """The file that holds the predictions of a task's test split, by the catalogue's names (`mnli` and `test_mm`).
+
+    A file's own name ("MNLI-mm") serves as well.
+
+    Raises:
+        UsageError: GLUE has no such task or test split, with the nearest name.
+    """
+    if task in GLUE_FILES and split == "test":
+        return GLUE_FILES[task]
+    if task == "mnli" and split in ("test", "test_mm"):
+        return GLUE_FILES["MNLI-m" if split == "test" else "MNLI-mm"]
+    if task in _BY_TASK and split == "test":
+        return GLUE_FILES[_BY_TASK[task]]
+    if task in _BY_TASK or task == "mnli":
+        splits = "test or test_mm" if task == "mnli" else "test"
+        raise UsageError(f"{task} has no split {split!r} to submit; expected {splits}")
+    known = [*_BY_TASK, "mnli", *GLUE_FILES]
+    near = get_close_matches(task, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}"
+    raise UsageError(f"{task!r} is no task of a GLUE submission; {hint}")
+
+
+def glue_tsv(file: GlueFile, predictions: Sequence[str | float]) -> str:
+    """The file's text: the header, then index and prediction of each test example in the order of the test file.
+
+    Args:
+        file: which file, of GLUE_FILES.
+        predictions: label names, exactly as the file wants them, or (STS-B) scores, which are cut to [0, 5] and
+            written with three decimals.
+
+    Raises:
+        DataError: another number of rows than the test set has, a label that the task does not have, or a score that
+            is not a finite number.
+    """
+    if len(predictions) != file.rows:
+        raise DataError(
+            f"{file.file}: {len(predictions)} predictions; the test set has {file.rows} examples, and each needs one"
+        )
+    lines = [HEADER, *(f"{index}\t{_glue_value(file, index, each)}" for index, each in enumerate(predictions))]
+    return "\n".join(lines) + "\n"
+
+
+def _glue_value(file: GlueFile, index: int, prediction: str | float) -> str:
+    if file.labels is not None:
+        if prediction in file.labels:
+            return str(prediction)
+        raise DataError(
+            f"{file.file}, index {index}: label {prediction!r}; expected one of {', '.join(file.labels)}, as text "
+            "(label ids differ between libraries: map them to names first)"
+        )
+    try:
+        score = float(prediction)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise DataError(f"{file.file}, index {index}: the score is {prediction!r}; expected a finite number")
+    return f"{min(5.0, max(0.0, score)) + 0.0:.3f}"
+
+
+def glue_zip(texts: Mapping[str, str]) -> bytes:
+    """A flat zip of files by name ("CoLA.tsv"), in the benchmark's order, the same bytes for the same texts.
+
+    Raises:
+        UsageError: a file that is not part of a submission.
+    """
+    order = {file.file: place for place, file in enumerate(GLUE_FILES.values())}
+    for name in texts:
+        if name not in order:
+            raise UsageError(f"{name}: is no file of a GLUE submission{_nearest(name, list(order))}")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in sorted(texts, key=order.__getitem__):
+            member = zipfile.ZipInfo(name, date_time=_STAMP)
+            member.compress_type = zipfile.ZIP_STORED  # what deflate makes differs between versions of zlib
+            member.create_system = 3  # Unix, on every system
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, texts[name].encode("utf-8"))
+    return packed.getvalue()
+
+
+def write_glue_submission(
+    directory: Path, predictions: Mapping[str, Sequence[str | float]], archive: str = "submission.zip"
+) -> Path:
+    """Write `NAME.tsv` for each of the given files and the zip of them; the path of the zip.
+
+    Args:
+        directory: made if need be.
+        predictions: by file name without .tsv, as in GLUE_FILES. The server takes a zip of all eleven; fewer make a
+            zip all the same, in which `check_submission` names what is missing.
+        archive: the zip's name.
+
+    Raises:
+        DataError: as `glue_tsv`; nothing is written then.
+        UsageError: a name that is not in GLUE_FILES.
+    """
+    texts = {}
+    for name, values in predictions.items():
+        file = glue_file(name)
+        texts[file.file] = glue_tsv(file, values)
+    packed = glue_zip(texts)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_text(directory / name, text)
+    path = directory / archive
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(packed)
+    temporary.replace(path)
+    return path
+
+
+class Fault(NamedTuple):
+    """What is wrong at one place of a submission; `line` counts from 1 and is None for a whole file."""
+
+    file: str
+    line: int | None
+    message: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.message}"
+
+
+def check_submission(zip_path: Path) -> list[Fault]:
+    """The faults of a submission on the disk, as `submission_faults`.
+
+    Raises:
+        DataError: the file is missing or cannot be read.
+    """
+    try:
+        packed = zip_path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{zip_path}: cannot be read ({reason}); expected the zip of a GLUE submission") from error
+    return submission_faults(packed, zip_path.name)
+
+
+def submission_faults(packed: bytes, name: str) -> list[Fault]:
+    """Everything that is wrong with a GLUE submission, at most twenty faults a file; nothing where it can be sent.
+
+    Checked are the eleven names (flat, each once, nothing else), the header, the number of rows, the order of indices,
+    and each label or score. Lines may end in CR LF, as Python's csv module writes them.
+
+    Args:
+        packed: the zip's bytes.
+        name: what a fault of the zip itself is reported under.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            return [*_member_faults(archive.infolist()), *_content_faults(archive)]
+    except _DAMAGE as error:
+        return [Fault(name, None, f"is not a zip ({error}); expected a zip of {len(GLUE_FILES)} .tsv files")]
+
+
+def _member_faults(members: Sequence[zipfile.ZipInfo]) -> Iterator[Fault]:
+    expected = [file.file for file in GLUE_FILES.values()]
+    names = [member.filename for member in members]
+    for name in expected:
+        if name not in names:
+            inside = next((each for each in names if each.endswith(f"/{name}")), None)
+            moved = f"; {inside} is in a folder, but the zip must be flat" if inside else ""
+            yield Fault(name, None, f"is missing{moved}")
+        elif names.count(name) > 1:
+            yield Fault(name, None, f"is there {names.count(name)} times")
+    for name in dict.fromkeys(names):
+        if "/" in name and name.rpartition("/")[2] not in expected:
+            yield Fault(name, None, "does not belong into a submission, which is flat")
+        elif "/" not in name and name not in expected:
+            yield Fault(name, None, f"does not belong into a submission{_nearest(name, expected)}")
+
+
+def _content_faults(archive: zipfile.ZipFile) -> Iterator[Fault]:
+    members = {member.filename: member for member in archive.infolist()}
+    for file in GLUE_FILES.values():
+        if (member := members.get(file.file)) is None:
+            continue
+        if member.file_size > _LONGEST_MEMBER:
+            yield Fault(file.file, None, f"is {member.file_size} bytes long; expected at most {_LONGEST_MEMBER}")
+            continue
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            yield Fault(file.file, None, "is packed neither as stored nor by deflate, which every server can unpack")
+            continue
+        try:
+            content = archive.read(member)
+        except _DAMAGE as error:
+            yield Fault(file.file, None, f"cannot be unpacked ({error})")
+            continue
+        found = list(_line_faults(file, content))
+        yield from found[:_FAULTS_PER_FILE]
+        if len(found) > _FAULTS_PER_FILE:
+            yield Fault(file.file, None, f"has {len(found) - _FAULTS_PER_FILE} more faults")
+
+
+def _line_faults(file: GlueFile, content: bytes) -> Iterator[Fault]:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        yield Fault(file.file, line, "is not UTF-8")
+        return
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if lines[-1] == "":
+        lines.pop()
+    if not lines or lines[0] != HEADER:
+        found = repr(lines[0][:60]) if lines else "nothing"
+        yield Fault(file.file, 1, f"the header is {found}; expected {HEADER!r}, with a tab")
+    rows = lines[1:]
+    for index, row in enumerate(rows[: file.rows]):
+        if message := _row_fault(file, index, row):
+            yield Fault(file.file, index + 2, message)
+    if len(rows) != file.rows:
+        line = min(len(rows), file.rows) + 2
+        yield Fault(file.file, line, f"there are {len(rows)} rows after the header; the test set has {file.rows}")
+
+
+def _row_fault(file: GlueFile, index: int, row: str) -> str | None:
+    fields = row.split("\t")
+    if len(fields) != 2:
+        return f"{row[:60]!r} is not an index, a tab and a prediction" if row.strip() else "is blank"
+    if fields[0] != str(index):
+        return f"the index is {fields[0][:20]!r}; expected {index} (from 0, in the order of the test file)"
+    if file.labels is not None:
+        if fields[1] in file.labels:
+            return None
+        return f"unknown label {fields[1][:60]!r}; expected one of {', '.join(file.labels)}"
+    score = float(fields[1]) if _NUMBER.fullmatch(fields[1]) else math.nan
+    return None if 0 <= score <= 5 else f"the score is {fields[1][:60]!r}; expected a number from 0 to 5"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; expected are {', '.join(known)}"
+
+
+class AnswerCandidate(NamedTuple):
+    """One answer of a question's n best; its score is the sum of both logits."""
+
+    text: str
+    start_logit: float
+    end_logit: float
+
+
+BEST_ANSWERS = 20
+_NO_CANDIDATE = AnswerCandidate("empty", 0.0, 0.0)
+"""What the released code writes where a question has no candidate at all."""
+
+
+def squad_files(
+    predictions: Mapping[str, str],
+    candidates: Mapping[str, Sequence[AnswerCandidate]] | None = None,
+    null_odds: Mapping[str, float] | None = None,
+    prefix: str = "",
+) -> dict[str, str]:
+    """The texts of SQuAD's prediction files by file name.
+
+    Args:
+        predictions: the answer by question id, "" for none: `predictions.json`.
+        candidates: by question id, best first: `nbest_predictions.json`, the first twenty, with the softmax of their
+            scores as probability.
+        null_odds: the null answer's score less the best other's: `null_odds.json`, and `na_prob.json`, its sigmoid. The
+            official script compares with a threshold of 1.0 by default, which suits the probabilities only: pass it
+            na_prob.json as --na-prob-file.
+        prefix: before each name, such as "eval_".
+
+    Raises:
+        DataError: a number that is not finite, which JSON cannot hold.
+    """
+    files = {"predictions.json": _json_file("predictions.json", dict(predictions))}
+    if candidates is not None:
+        best = {question: _nbest(each) for question, each in candidates.items()}
+        files["nbest_predictions.json"] = _json_file("nbest_predictions.json", best)
+    if null_odds is not None:
+        odds = {question: float(value) for question, value in null_odds.items()}
+        files["null_odds.json"] = _json_file("null_odds.json", odds)
+        files["na_prob.json"] = _json_file("na_prob.json", {question: _sigmoid(x) for question, x in odds.items()})
+    return {prefix + name: text for name, text in files.items()}
+
+
+def _nbest(candidates: Sequence[AnswerCandidate]) -> list[dict[str, str | float]]:
+    chosen = list(candidates[:BEST_ANSWERS]) or [_NO_CANDIDATE]
+    scores = [float(each.start_logit) + float(each.end_logit) for each in chosen]
+    weights = [math.exp(score - max(scores)) for score in scores]
+    return [
+        {
+            "text": each.text,
+            "probability": weight / sum(weights),
+            "start_logit": float(each.start_logit),
+            "end_logit": float(each.end_logit),
+        }
+        for each, weight in zip(chosen, weights, strict=True)
+    ]
+
+
+def _sigmoid(x: float) -> float:
+    """1 / (1 + e^-x), without overflow on either side."""
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def _json_file(name: str, value: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(value, indent=4, allow_nan=False) + "\n"
+    except ValueError as error:
+        for question, item in value.items():
+            try:
+                json.dumps(item, allow_nan=False)
+            except ValueError:
+                raise DataError(f"{name}: question {question} has a number that is not finite: {item!r}") from error
+        raise
+
+
+def write_squad_files(
+    directory: Path,
+    predictions: Mapping[str, str],
+    candidates: Mapping[str, Sequence[AnswerCandidate]] | None = None,
+    null_odds: Mapping[str, float] | None = None,
+    prefix: str = "",
+) -> list[Path]:
+    """Write `squad_files` into a directory, made if need be; their paths."""
+    files = squad_files(predictions, candidates, null_odds, prefix)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_text(directory / name, text)
+    return [directory / name for name in files]
+
+
+class TaggedSentence(NamedTuple):
+    """A sentence as conlleval wants it; `gold` is None where it is not known. `document` numbers its document."""
+
+    words: Sequence[str]
+    predicted: Sequence[str]
+    gold: Sequence[str] | None = None
+    document: int = 0
+
+
+def conll_columns(sentences: Iterable[TaggedSentence], document_lines: bool = True) -> str:
+    """One token a line: word, gold tag (where known), predicted tag; a blank line after each sentence.
+
+    With `document_lines` each document begins with `-DOCSTART- -X- O O` and a blank line, as CoNLL-2003's files do;
+    conlleval counts that line as a token that is right. White space inside a word becomes "_", since columns are
+    separated by it.
+
+    Raises:
+        DataError: a sentence with another number of tags than words.
+    """
+    lines: list[str] = []
+    document: int | None = None
+    for index, sentence in enumerate(sentences):
+        if document_lines and sentence.document != document:
+            lines += ["-DOCSTART- -X- O O", ""]
+            document = sentence.document
+        columns = [["_".join(word.split()) or "_" for word in sentence.words]]
+        if sentence.gold is not None:
+            columns.append(list(sentence.gold))
+        columns.append(list(sentence.predicted))
+        if len({len(column) for column in columns}) > 1:
+            counts = ", ".join(str(len(column)) for column in columns)
+            raise DataError(f"sentence {index}: columns of {counts} items; every word needs a tag, O where it was cut")
+        lines += [" ".join(token) for token in zip(*columns, strict=True)]
+        lines.append("")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def write_conll_columns(path: Path, sentences: Iterable[TaggedSentence], document_lines: bool = True) -> None:
+    """Write `conll_columns` to a file whose directory is made if need be."""
+    text = conll_columns(sentences, document_lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)

@@ -1,0 +1,200 @@
+"""Summaries of seeds, degenerate runs, and a paired bootstrap whose p-values mean what they say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertkit.errors import DataError, UsageError
+from bertkit.metrics import METRICS, RESAMPLED
+from bertkit.metrics.base import Additive
+from bertkit.metrics.classification import Accuracy, BinaryF1, accuracy, f1
+from bertkit.metrics.statistics import degenerate, majority_baseline, paired_bootstrap, summarise
+
+SCORES = st.lists(st.floats(-1, 1), min_size=2, max_size=9)
+
+
+@given(SCORES)
+def test_the_summary_is_that_of_the_standard_library(scores: list[float]) -> None:
+    summary = summarise(dict(enumerate(scores)))
+    found = (summary.mean, summary.std, summary.median, summary.n)
+    expected = (statistics.mean(scores), statistics.stdev(scores), statistics.median(scores), len(scores))
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert summary.as_json()["seeds"] == scores
+
+
+def test_one_run_has_no_spread_and_no_run_no_summary() -> None:
+    assert summarise({3: 0.5}).as_json() == {"mean": 0.5, "std": None, "median": 0.5, "n": 1, "seeds": [0.5]}
+    with pytest.raises(DataError, match="no runs"):
+        summarise({})
+
+
+def test_undefined_scores_are_kept_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        summary = summarise({2: 0.4, 0: None, 1: float("nan"), 7: 0.6})
+    assert json.loads(json.dumps(summary.as_json())) == {
+        "mean": pytest.approx(0.5),
+        "std": pytest.approx(0.02**0.5),
+        "median": pytest.approx(0.5),
+        "n": 2,
+        "seeds": [None, None, 0.4, 0.6],
+    }
+    assert "2 of 4 runs have no defined score" in caplog.text
+    assert summarise({0: None}).as_json() == {"mean": None, "std": None, "median": None, "n": 0, "seeds": [None]}
+
+
+GOLD = ["1", "1", "0", "1", "0"]
+
+
+def test_the_majority_baseline_is_the_score_of_the_commonest_label() -> None:
+    assert majority_baseline(GOLD, lambda p, r: accuracy(p, r)["accuracy"]) == pytest.approx(0.6)
+    assert majority_baseline(GOLD, lambda p, r: f1(p, r)["f1"]) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "score", "majority", "reason"),
+    [
+        (["1"] * 5, GOLD, 0.6, 0.6, "every prediction is '1'"),
+        (["0", "1", "0", "1", "1"], GOLD, 0.6, 0.6, "not above the majority class's, 0.6000"),
+        (["0", "0", "1", "1", "1"], GOLD, 0.2, 0.6, "not above"),
+        (["1", "1", "0", "1", "1"], GOLD, 0.8, 0.6, None),
+        (["1", "1", "0", "1", "1"], GOLD, 0.8, None, None),
+        ([2.5000001, 2.5, 2.5000002], [1.0, 2.0, 3.0], 0.1, None, "every prediction is 2.5"),
+        ([2.6, 2.5, 2.4], [1.0, 2.0, 3.0], None, None, "undefined"),
+        ([2.6, 2.5, 2.4], [1.0, 2.0, 3.0], float("nan"), None, "undefined"),
+        ([2.6, 2.5, 2.4], [1.0, 2.0, 3.0], -1.0, None, None),
+        (["1"], ["1"], 1.0, 1.0, None),
+        (["O", "O", "O"], ["O", "B-PER", "O"], 0.0, None, "every prediction is 'O'"),
+    ],
+)
+def test_runs_that_learned_nothing_are_flagged_with_the_reason(
+    predictions: list[object],
+    references: list[object],
+    score: float | None,
+    majority: float | None,
+    reason: str | None,
+) -> None:
+    found = degenerate(predictions, references, score, majority)
+    assert found is None if reason is None else reason in (found or "")
+
+
+def noisy(gold: np.ndarray, share_wrong: float, generator: np.random.Generator) -> list[int]:
+    wrong = generator.random(len(gold)) < share_wrong
+    return np.where(wrong, 1 - gold, gold).tolist()
+
+
+def sample(seed: int, count: int, wrong_a: float, wrong_b: float) -> tuple[list[int], list[int], list[int]]:
+    generator = np.random.default_rng(seed)
+    gold = generator.integers(0, 2, size=count)
+    return noisy(gold, wrong_a, generator), noisy(gold, wrong_b, generator), gold.tolist()
+
+
+def test_equal_models_have_p_one_and_no_interval() -> None:
+    a, _, gold = sample(1, 57, 0.2, 0.2)
+    result = paired_bootstrap(a, a, gold, Accuracy(), resamples=500)
+    assert (result.difference, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_a_large_difference_is_significant_and_its_interval_holds_it() -> None:
+    a, b, gold = sample(2, 311, 0.4, 0.1)
+    result = paired_bootstrap(a, b, gold, BinaryF1(), resamples=2000)
+    assert result.low < result.difference < result.high
+    assert result.low > 0
+    assert result.p_value == pytest.approx(1 / 2001)
+    turned = paired_bootstrap(b, a, gold, BinaryF1(), resamples=2000)
+    assert turned.difference == -result.difference
+    assert turned.p_value == result.p_value
+
+
+def test_the_seed_decides_the_result() -> None:
+    a, b, gold = sample(3, 83, 0.3, 0.25)
+    first, again, other = (paired_bootstrap(a, b, gold, Accuracy(), resamples=300, seed=s) for s in (5, 5, 6))
+    assert first == again
+    assert first != other
+
+
+def test_totals_and_calls_draw_from_the_same_distribution() -> None:
+    a, b, gold = sample(4, 61, 0.35, 0.2)
+    fast = paired_bootstrap(a, b, gold, Accuracy(), resamples=20_000)
+    slow = paired_bootstrap(a, b, gold, lambda p, r: float(np.mean(np.equal(p, r))), resamples=4000)
+    assert (fast.score_a, fast.score_b) == pytest.approx((slow.score_a, slow.score_b))
+    assert fast.p_value == pytest.approx(slow.p_value, abs=0.03)
+    assert (fast.low, fast.high) == pytest.approx((slow.low, slow.high), abs=0.03)
+
+
+def test_the_interval_of_accuracy_is_the_normal_one_for_many_examples() -> None:
+    """The variance of the difference of paired means is known: an oracle for width and p-value."""
+    a, b, gold = sample(5, 4001, 0.3, 0.28)
+    each = np.equal(b, gold).astype(float) - np.equal(a, gold).astype(float)
+    error = each.std() / len(gold) ** 0.5
+    result = paired_bootstrap(a, b, gold, Accuracy(), resamples=20_000)
+    assert result.high - result.low == pytest.approx(2 * 1.96 * error, rel=0.05)
+    tails = 2 * (1 - statistics.NormalDist().cdf(abs(each.mean()) / error))
+    assert result.p_value == pytest.approx(tails, abs=0.02)
+
+
+def test_models_that_are_equally_good_are_called_different_as_rarely_as_promised() -> None:
+    p_values = [
+        paired_bootstrap(*sample(seed, 151, 0.3, 0.3), Accuracy(), resamples=400, seed=seed).p_value
+        for seed in range(300)
+    ]
+    rejected = np.mean(np.array(p_values) <= 0.1)
+    assert 0.05 < rejected < 0.16
+
+
+EXAMPLES = {
+    "multi_label": ([("a",), (), ("a", "b"), ("b",)], [("a",), ("b",), ("a",), ("b",)]),
+    "pearson": ([0.5, 2.0, 2.5, 5.0], [1.0, 2.0, 3.0, 4.0]),
+    "spearman": ([0.5, 2.0, 2.5, 5.0], [1.0, 2.0, 4.0, 3.0]),
+    "squad": (["fox", "red hen", ""], [["fox", "the fox"], ["hen"], ["goose"]]),
+    "squad_v2": (["fox", "red hen", ""], [["fox", "the fox"], ["hen"], []]),
+    "conlleval": ([["B-PER", "O"], ["I-LOC", "O"]], [["B-PER", "O"], ["B-LOC", "O"]]),
+    "strict_iob2": ([["B-PER", "O"], ["I-LOC", "O"]], [["B-PER", "O"], ["B-LOC", "O"]]),
+}
+LABELS = ([0, 1, 1, 2, 1], [0, 1, 0, 1, 1])
+
+
+@pytest.mark.parametrize(("metric", "score"), RESAMPLED)
+def test_what_is_resampled_is_the_metric_itself(metric: str, score: str) -> None:
+    predictions, references = EXAMPLES.get(metric, LABELS)
+    resampled = RESAMPLED[metric, score]()
+    one = resampled.score if isinstance(resampled, Additive) else resampled
+    if metric.startswith("squad"):
+        by_question = [{str(i): item for i, item in enumerate(side)} for side in (predictions, references)]
+        assert one(predictions, references) == pytest.approx(METRICS[metric](*by_question)[score])
+    else:
+        assert one(predictions, references) == pytest.approx(METRICS[metric](predictions, references)[score])
+    result = paired_bootstrap(predictions, predictions, references, resampled, resamples=60)
+    assert (result.score_a, result.difference) == (pytest.approx(one(predictions, references)), 0.0)
+    assert result.resamples + result.undefined == 60
+    assert 0 < result.p_value <= 1
+
+
+def test_macro_f1_is_compared_although_one_model_predicts_a_class_more() -> None:
+    a, b, gold = [0, 1, 1, 0, 2], [0, 1, 0, 0, 0], [0, 1, 1, 0, 0]
+    result = paired_bootstrap(a, b, gold, RESAMPLED["macro_f1", "macro_f1"](), resamples=200)
+    assert result.score_a == pytest.approx(METRICS["macro_f1"](a, gold)["macro_f1"])
+    assert result.score_b == pytest.approx(METRICS["macro_f1"](b, gold)["macro_f1"])
+
+
+def test_resamples_without_a_score_are_counted_and_dropped() -> None:
+    result = paired_bootstrap(
+        [1.0, 2.0, 2.0], [1.0, 3.0, 2.0], [1.0, 2.0, 3.0], RESAMPLED["pearson", "pearson"](), resamples=999
+    )
+    assert result.undefined > 0
+    assert result.resamples + result.undefined == 999
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(DataError, match="2 predictions for 1"):
+        paired_bootstrap([1, 2], [1], [1], Accuracy())
+    with pytest.raises(DataError, match="undefined on all examples"):
+        paired_bootstrap([1.0, 1.0], [1.0, 2.0], [1.0, 2.0], RESAMPLED["pearson", "pearson"]())
+    with pytest.raises(UsageError, match="confidence 95"):
+        paired_bootstrap([1], [1], [1], Accuracy(), confidence=95)

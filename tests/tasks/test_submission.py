@@ -1,0 +1,325 @@
+"""Files for official scorers: the bytes they expect, and a checker that names every fault by file and line."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import DataError, UsageError
+from bertkit.tasks.submission import (
+    GLUE_FILES,
+    AnswerCandidate,
+    GlueFile,
+    TaggedSentence,
+    check_submission,
+    conll_columns,
+    glue_file,
+    glue_tsv,
+    glue_zip,
+    squad_files,
+    submission_faults,
+    write_conll_columns,
+    write_glue_submission,
+    write_squad_files,
+)
+
+SHORT = GlueFile("RTE", 3, ("entailment", "not_entailment"))
+SCORES = GlueFile("STS-B", 9, None)
+
+
+def predictions_of(file: GlueFile) -> list[str | float]:
+    """A full column of predictions that takes every label in turn."""
+    if file.labels is None:
+        return [index % 51 / 10 for index in range(file.rows)]
+    return [file.labels[index % len(file.labels)] for index in range(file.rows)]
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return {file.file: glue_tsv(file, predictions_of(file)) for file in GLUE_FILES.values()}
+
+
+def test_a_file_is_header_index_and_label_to_the_byte() -> None:
+    text = glue_tsv(SHORT, ["entailment", "not_entailment", "entailment"])
+    assert text == "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tentailment\n"
+
+
+def test_scores_have_three_decimals_between_0_and_5() -> None:
+    values = [2.0, -0.0, -3.2, -0.0001, 5.0004, 17.0, 4.9996, 0.0625, np.float32(3.14159)]
+    assert glue_tsv(SCORES, values).split("\n")[1:-1] == [
+        f"{index}\t{score}"
+        for index, score in enumerate(["2.000", "0.000", "0.000", "0.000", "5.000", "5.000", "5.000", "0.062", "3.142"])
+    ]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=9, max_size=9))
+def test_any_finite_score_is_written_in_range(values: list[float]) -> None:
+    for value, line in zip(values, glue_tsv(SCORES, values).split("\n")[1:-1], strict=True):
+        written = line.split("\t")[1]
+        assert len(written) == 5
+        assert float(written) == pytest.approx(min(5, max(0, value)), abs=5.1e-4)
+
+
+def test_the_eleven_files_have_the_names_sizes_and_labels_of_the_benchmark() -> None:
+    assert {file.file: file.rows for file in GLUE_FILES.values()} == {
+        "CoLA.tsv": 1063,
+        "SST-2.tsv": 1821,
+        "MRPC.tsv": 1725,
+        "STS-B.tsv": 1379,
+        "MNLI-m.tsv": 9796,
+        "MNLI-mm.tsv": 9847,
+        "QNLI.tsv": 5463,
+        "QQP.tsv": 390965,
+        "RTE.tsv": 3000,
+        "WNLI.tsv": 146,
+        "AX.tsv": 1104,
+    }
+    assert GLUE_FILES["WNLI"].labels == ("0", "1")
+    assert GLUE_FILES["QNLI"].labels == ("entailment", "not_entailment")
+    assert GLUE_FILES["AX"].labels == ("contradiction", "entailment", "neutral")
+
+
+def test_sizes_are_those_of_the_test_files(shared_data: Path) -> None:
+    for name in ("CoLA", "SST-2", "MRPC", "STS-B", "RTE", "WNLI", "QNLI"):
+        lines = (shared_data / "glue" / name / "test.tsv").read_bytes().removesuffix(b"\n").split(b"\n")
+        assert len(lines) - 1 == GLUE_FILES[name].rows, name
+
+
+def test_tasks_find_their_files_by_the_catalogues_names() -> None:
+    others = {name: file for name, file in GLUE_FILES.items() if not name.startswith("MNLI")}
+    assert len(others) == 9
+    for name, file in others.items():
+        assert glue_file(name.lower().replace("-", "")) == glue_file(name) == file
+    assert (glue_file("mnli").name, glue_file("mnli", "test_mm").name) == ("MNLI-m", "MNLI-mm")
+    with pytest.raises(UsageError, match="did you mean sst2"):
+        glue_file("sst-2")
+    with pytest.raises(UsageError, match="expected test or test_mm"):
+        glue_file("mnli", "dev")
+    with pytest.raises(UsageError, match="no split 'dev'"):
+        glue_file("rte", "dev")
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "words"),
+    [
+        (SHORT, ["entailment"] * 2, "RTE.tsv: 2 predictions; the test set has 3 examples"),
+        (SHORT, ["entailment", "neutral", "entailment"], "RTE.tsv, index 1: label 'neutral'"),
+        (SHORT, ["entailment", "entailment", 1], "index 2: label 1; .* map them to names"),
+        (SCORES, [1.0] * 8 + [float("nan")], "STS-B.tsv, index 8: the score is nan"),
+        (SCORES, ["high"] + [1.0] * 8, "index 0: the score is 'high'"),
+    ],
+)
+def test_what_the_server_would_refuse_is_refused_here(file: GlueFile, values: list[str | float], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        glue_tsv(file, values)
+
+
+def test_equal_predictions_give_equal_bytes_in_any_order() -> None:
+    small = {"RTE.tsv": "index\tprediction\n0\tentailment\n", "CoLA.tsv": "index\tprediction\n0\t1\n"}
+    packed = glue_zip(small)
+    assert packed == glue_zip(dict(reversed(small.items())))
+    assert hashlib.sha256(packed).hexdigest() == GOLDEN_ZIP
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        assert archive.namelist() == ["CoLA.tsv", "RTE.tsv"]
+        assert {member.date_time for member in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        assert archive.read("CoLA.tsv") == b"index\tprediction\n0\t1\n"
+
+
+GOLDEN_ZIP = "2db8bc315b222c6d76aab802a4471dc223208d261c7131bcceec8327b737b5a3"
+
+
+def test_a_written_submission_passes_the_check_and_is_written_the_same_again(tmp_path: Path) -> None:
+    columns = {name: predictions_of(file) for name, file in GLUE_FILES.items()}
+    path = write_glue_submission(tmp_path / "submission", columns)
+    assert check_submission(path) == []
+    assert sorted(each.name for each in path.parent.iterdir()) == sorted(
+        [*(file.file for file in GLUE_FILES.values()), "submission.zip"]
+    )
+    assert (path.parent / "WNLI.tsv").read_bytes().startswith(b"index\tprediction\n0\t0\n1\t1\n2\t0\n")
+    again = write_glue_submission(tmp_path / "again", dict(reversed(columns.items())))
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_a_refused_submission_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        write_glue_submission(tmp_path / "submission", {"WNLI": ["0"] * 146, "CoLA": ["1"]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def pack(path: Path, members: dict[str, str | bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+Change = Callable[[str], str | bytes]
+
+
+def replacing(old: str, new: str) -> Change:
+    return lambda text: text.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "faults"),
+    [
+        ("WNLI", replacing("\t", ","), ["1: the header is 'index,prediction'; expected 'index\\tprediction'"]),
+        ("WNLI", lambda text: "\ufeff" + text, ["1: the header is '\\ufeffindex"]),
+        ("WNLI", lambda text: "", ["1: the header is nothing", "2: there are 0 rows"]),
+        ("WNLI", replacing("\n7\t1\n", "\n7\t2\n"), ["9: unknown label '2'; expected one of 0, 1"]),
+        ("WNLI", replacing("\n7\t1\n8", "\n8\t1\n7"), ["9: the index is '8'; expected 7", "10: the index is '7'"]),
+        ("WNLI", replacing("\n7\t1\n", "\n7 1\n"), ["9: '7 1' is not an index, a tab and a prediction"]),
+        ("WNLI", replacing("\n7\t1\n", "\n7\t1\t0.9\n"), ["9: '7\\t1\\t0.9' is not an index"]),
+        ("WNLI", replacing("145\t1\n", ""), ["147: there are 145 rows after the header; the test set has 146"]),
+        ("WNLI", replacing("145\t1\n", "\n"), ["147: is blank"]),
+        ("WNLI", lambda text: text + "146\t0\n", ["148: there are 147 rows"]),
+        ("WNLI", lambda text: text.encode() + b"\xff\xfe", ["148: is not UTF-8"]),
+        ("STS-B", replacing("\n3\t0.300", "\n3\t5.001"), ["5: the score is '5.001'; expected a number from 0 to 5"]),
+        ("STS-B", replacing("\n3\t0.300", "\n3\tnan"), ["5: the score is 'nan'"]),
+        ("STS-B", replacing("\n3\t0.300", "\n3\t0_3"), ["5: the score is '0_3'"]),
+        ("STS-B", replacing("\n3\t0.300", "\n3\t-0.1"), ["5: the score is '-0.1'"]),
+        ("MNLI-m", replacing("\n1\tentailment", "\n1\t0"), ["3: unknown label '0'"]),
+        ("RTE", replacing("\n1\tnot_entailment", "\n1\tneutral"), ["3: unknown label 'neutral'"]),
+    ],
+)
+def test_a_fault_inside_a_file_is_named_by_file_and_line(
+    texts: dict[str, str], tmp_path: Path, name: str, change: Change, faults: list[str]
+) -> None:
+    file = f"{name}.tsv"
+    changed = change(texts[file])
+    assert changed != texts[file]
+    found = [str(each) for each in check_submission(pack(tmp_path / "s.zip", {file: changed}))]
+    inside = [each for each in found if "is missing" not in each]
+    assert len(found) - len(inside) == 10
+    assert len(inside) == len(faults)
+    assert all(each.startswith(f"{file}:{start}") for each, start in zip(inside, faults, strict=True))
+
+
+def test_a_file_without_its_header_is_told_from_the_first_line_on(texts: dict[str, str], tmp_path: Path) -> None:
+    path = pack(tmp_path / "s.zip", {"WNLI.tsv": texts["WNLI.tsv"].split("\n", 1)[1]})
+    first, second, *_ = (str(each) for each in check_submission(path) if each.line)
+    assert first.startswith("WNLI.tsv:1: the header is '0\\t0'")
+    assert second.startswith("WNLI.tsv:2: the index is '1'; expected 0")
+
+
+def test_lines_may_end_in_carriage_returns(texts: dict[str, str], tmp_path: Path) -> None:
+    small = {name: text.replace("\n", "\r\n") for name, text in texts.items() if name != "QQP.tsv"}
+    assert [str(each) for each in check_submission(pack(tmp_path / "s.zip", small))] == ["QQP.tsv: is missing"]
+
+
+def test_many_faults_of_one_file_are_cut_short(texts: dict[str, str], tmp_path: Path) -> None:
+    wrong = texts["AX.tsv"].replace("neutral", "2")
+    found = [each for each in check_submission(pack(tmp_path / "s.zip", {"AX.tsv": wrong})) if each.file == "AX.tsv"]
+    assert len(found) == 21
+    assert str(found[-1]) == "AX.tsv: has 348 more faults"
+
+
+def test_missing_moved_doubled_and_foreign_files_are_named(texts: dict[str, str], tmp_path: Path) -> None:
+    members: dict[str, str | bytes] = {name: text for name, text in texts.items() if name not in ("QQP.tsv", "AX.tsv")}
+    members |= {"glue/AX.tsv": texts["AX.tsv"], "MNLI.tsv": "x", "__MACOSX/._CoLA.tsv": "x"}
+    path = pack(tmp_path / "s.zip", members)
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("WNLI.tsv", texts["WNLI.tsv"])
+    assert [str(each) for each in check_submission(path)] == [
+        "QQP.tsv: is missing",
+        "WNLI.tsv: is there 2 times",
+        "AX.tsv: is missing; glue/AX.tsv is in a folder, but the zip must be flat",
+        "MNLI.tsv: does not belong into a submission; did you mean MNLI-m.tsv?",
+        "__MACOSX/._CoLA.tsv: does not belong into a submission, which is flat",
+    ]
+
+
+def test_what_is_no_zip_is_a_fault_and_what_is_not_there_an_error(tmp_path: Path) -> None:
+    (tmp_path / "s.zip").write_text("index\tprediction\n")
+    (fault,) = check_submission(tmp_path / "s.zip")
+    assert str(fault).startswith("s.zip: is not a zip")
+    with pytest.raises(DataError, match=r"none\.zip: cannot be read"):
+        check_submission(tmp_path / "none.zip")
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.integers(0, 255), st.booleans())
+def test_a_damaged_zip_never_breaks_the_check(place: int, byte: int, cut: bool) -> None:
+    packed = bytearray(glue_zip({"WNLI.tsv": "index\tprediction\n0\t0\n", "RTE.tsv": "index\tprediction\n"}))
+    place %= len(packed)
+    packed[place] ^= byte
+    damaged = bytes(packed[:place] if cut else packed)
+    found = submission_faults(damaged, "s.zip")
+    assert found
+    assert all(str(fault) for fault in found)
+
+
+def test_squad_files_are_the_released_codes_to_the_byte() -> None:
+    candidates = {"q1": [AnswerCandidate("Denver", 2.0, 1.0), AnswerCandidate("", 1.0, 2.0)], "q2": []}
+    files = squad_files({"q1": "Zürich", "q2": ""}, candidates, {"q1": 0.0, "q2": -2.5}, prefix="eval_")
+    assert files["eval_predictions.json"] == '{\n    "q1": "Z\\u00fcrich",\n    "q2": ""\n}\n'
+    assert files["eval_nbest_predictions.json"] == (
+        '{\n    "q1": [\n'
+        '        {\n            "text": "Denver",\n            "probability": 0.5,\n'
+        '            "start_logit": 2.0,\n            "end_logit": 1.0\n        },\n'
+        '        {\n            "text": "",\n            "probability": 0.5,\n'
+        '            "start_logit": 1.0,\n            "end_logit": 2.0\n        }\n    ],\n'
+        '    "q2": [\n        {\n            "text": "empty",\n            "probability": 1.0,\n'
+        '            "start_logit": 0.0,\n            "end_logit": 0.0\n        }\n    ]\n}\n'
+    )
+    assert files["eval_null_odds.json"] == '{\n    "q1": 0.0,\n    "q2": -2.5\n}\n'
+    assert json.loads(files["eval_na_prob.json"]) == pytest.approx({"q1": 0.5, "q2": 0.07585818002124355})
+    assert list(files) == [f"eval_{name}.json" for name in ("predictions", "nbest_predictions", "null_odds", "na_prob")]
+
+
+def test_at_most_twenty_answers_are_kept_and_their_probabilities_sum_to_one() -> None:
+    candidates = [AnswerCandidate(str(i), np.float32(900 - i), np.float32(100)) for i in range(23)]
+    kept = json.loads(squad_files({}, {"q": candidates})["nbest_predictions.json"])["q"]
+    assert [each["text"] for each in kept] == [str(i) for i in range(20)]
+    assert sum(each["probability"] for each in kept) == pytest.approx(1)
+
+
+def test_probabilities_of_no_answer_do_not_overflow_and_keep_the_order() -> None:
+    odds = [-1e6, -800.0, -1.0, 0.0, 1.0, 800.0, 1e6]
+    files = squad_files({}, None, {str(i): x for i, x in enumerate(odds)})
+    found = list(json.loads(files["na_prob.json"]).values())
+    assert found == sorted(found)
+    assert (found[0], found[3], found[-1]) == (0.0, 0.5, 1.0)
+
+
+def test_numbers_that_json_lacks_are_named_by_question(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"null_odds\.json: question q7 has a number that is not finite: nan"):
+        write_squad_files(tmp_path / "out", {"q7": ""}, None, {"q7": float("nan")})
+    assert not (tmp_path / "out").exists()
+    (path,) = write_squad_files(tmp_path / "out", {"q7": "fox"})
+    assert path.read_bytes() == b'{\n    "q7": "fox"\n}\n'
+
+
+SENTENCES = (
+    TaggedSentence(["EU", "rejects"], ["B-ORG", "O"], ["B-ORG", "O"], 0),
+    TaggedSentence(["10 000", ""], ["O", "O"], ["B-MISC", "O"], 0),
+    TaggedSentence(["Peter"], ["B-PER"], ["B-PER"], 1),
+)
+
+
+def test_columns_are_conllevals_to_the_byte(tmp_path: Path) -> None:
+    body = "EU B-ORG B-ORG\nrejects O O\n\n10_000 B-MISC O\n_ O O\n\n", "Peter B-PER B-PER\n\n"
+    assert conll_columns(SENTENCES, document_lines=False) == "".join(body)
+    start = "-DOCSTART- -X- O O\n\n"
+    assert conll_columns(SENTENCES) == f"{start}{body[0]}{start}{body[1]}"
+    write_conll_columns(tmp_path / "deep" / "dev.txt", SENTENCES)
+    assert (tmp_path / "deep" / "dev.txt").read_bytes() == conll_columns(SENTENCES).encode()
+
+
+def test_unlabelled_sentences_have_one_tag_column() -> None:
+    assert conll_columns([TaggedSentence(["EU"], ["B-ORG"])], document_lines=False) == "EU B-ORG\n\n"
+
+
+def test_a_sentence_with_too_few_tags_is_refused() -> None:
+    with pytest.raises(DataError, match="sentence 0: columns of 2, 1 items"):
+        conll_columns([TaggedSentence(["EU", "rejects"], ["O"])])
