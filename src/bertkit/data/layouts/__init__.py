@@ -8,8 +8,9 @@ from pydantic import Field
 
 from bertkit.data.layouts.base import Address, Layout
 from bertkit.data.layouts.segment_pair import SegmentPair
+from bertkit.data.layouts.sentence_pair import SentencePair
 from bertkit.data.layouts.sentences import DocSentences, FullSentences
 
-AnyLayout = Annotated[SegmentPair | FullSentences | DocSentences, Field(discriminator="name")]
+AnyLayout = Annotated[SegmentPair | SentencePair | FullSentences | DocSentences, Field(discriminator="name")]
 
-__all__ = ["Address", "AnyLayout", "DocSentences", "FullSentences", "Layout", "SegmentPair"]
+__all__ = ["Address", "AnyLayout", "DocSentences", "FullSentences", "Layout", "SegmentPair", "SentencePair"]

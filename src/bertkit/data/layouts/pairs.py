@@ -1,0 +1,226 @@
+"""What all pairs share: [CLS] A [SEP] B [SEP], where B follows A in its document, precedes it, or is of another one.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 and appendix A.2 (B follows or is random); Lan et al. 2020,
+ALBERT, arXiv:1909.11942, section 3.1 (B follows or precedes); Wang et al. 2019, StructBERT, arXiv:1908.04577, section 2
+(all three). The rules are those of BERT's and ALBERT's released create_pretraining_data.py. Siblings segment_pair.py
+and sentence_pair.py say how much text A and B have.
+
+Quirks honoured: segments that a random partner displaced go back into the text; the random document is drawn again, up
+to ten times, where it is the same one; a pair that is too long loses tokens of its longer side, front or back with
+equal chance. In BERT's and ALBERT's code a chunk of a single segment always has a random partner, so that more than
+half of the pairs have label 1, and a few of ALBERT's negatives are not swapped but foreign: `lone_segment: random` is
+that rule. With `lone_segment: cut` only those pairs are random that a draw made so, and the shares are those asked for.
+
+Shapes: N documents, R planned pairs, B pairs asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from enum import IntEnum
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from scipy.stats import binom
+
+from bertkit.data.layouts.base import Address, Layout, Plan, Ranges
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+
+_ROW = np.dtype(
+    [
+        ("first_start", "<u8"),
+        ("second_start", "<u8"),
+        ("first_length", "<u4"),
+        ("second_length", "<u4"),
+        ("random", "u1"),
+        ("swapped", "u1"),
+    ]
+)
+_PARTNER_TRIES = 10
+_DRAWS_AHEAD = 4096
+
+
+class Relation(IntEnum):
+    """How the second segment stands to the first, and the class that says so in sentence_structure."""
+
+    NEXT = 0
+    PREVIOUS = 1
+    RANDOM = 2
+
+
+class PairLayout(Layout):
+    """Pairs with a label for each objective that asks how the second stands to the first."""
+
+    name: str
+    random_partner_probability: float = Field(
+        0.5, ge=0, le=1, description="Chance that the second segment comes from another document."
+    )
+    swap_probability: float = Field(
+        0.0, ge=0, le=1, description="Chance that two consecutive segments are given in reverse order."
+    )
+    lone_segment: Literal["random", "cut"] = Field(
+        "random",
+        description="What a single segment that is left over becomes: a pair with a random partner, as in the released"
+        " code of BERT and ALBERT, or, unless a random partner is drawn for it, two consecutive segments, cut at a"
+        " random token.",
+    )
+
+    special_tokens: ClassVar[int] = 3
+    labels: ClassVar[tuple[str, ...]] = ("next_sentence", "sentence_order", "sentence_structure")
+    epoch_dependent: ClassVar[bool] = True
+
+    @property
+    def shares(self) -> dict[Relation, float]:
+        """How much of each relation is asked for; random partners that are forced come on top."""
+        random, swapped = self.random_partner_probability, self.swap_probability
+        return {
+            Relation.NEXT: (1 - random) * (1 - swapped),
+            Relation.PREVIOUS: (1 - random) * swapped,
+            Relation.RANDOM: random,
+        }
+
+    def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
+        lengths_B = plan_B["first_length"].astype(np.int64) + plan_B["second_length"] + self.special_tokens
+        cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
+        ids_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
+        token_types_T = np.zeros_like(ids_T)
+        for start, row in zip(cu_seqlens_B1.tolist(), plan_B.tolist(), strict=False):
+            first_start, second_start, first_length, second_length, *_ = row
+            middle = start + 1 + first_length
+            end = middle + 1 + second_length
+            ids_T[start + 1 : middle] = shards.tokens_between(first_start, first_start + first_length)
+            ids_T[middle + 1 : end] = shards.tokens_between(second_start, second_start + second_length)
+            token_types_T[middle + 1 : end + 1] = 1
+        starts_B, ends_B = cu_seqlens_B1[:-1], cu_seqlens_B1[1:]
+        separators_B = starts_B + 1 + plan_B["first_length"]
+        special_T = np.zeros(ids_T.size, dtype=np.bool_)
+        special_T[starts_B] = special_T[separators_B] = special_T[ends_B - 1] = True
+        ids_T[starts_B] = vocabulary.cls_id
+        ids_T[separators_B] = ids_T[ends_B - 1] = vocabulary.sep_id
+        return Samples(
+            ids_T=ids_T,
+            token_types_T=token_types_T,
+            special_T=special_T,
+            cu_seqlens_B1=cu_seqlens_B1,
+            epoch_B=address.epoch_B,
+            sample_B=address.sample_B,
+            labels=_labels(plan_B),
+        )
+
+
+def _labels(plan_B: Plan) -> dict[str, Integers]:
+    """By objective. The binary ones ask the same: does the second segment not follow the first?"""
+    one_document_B = np.where(plan_B["swapped"], Relation.PREVIOUS, Relation.NEXT)
+    relation_B = np.where(plan_B["random"], Relation.RANDOM, one_document_B).astype(np.int64)
+    not_next_B = (relation_B != Relation.NEXT).astype(np.int64)
+    return {"next_sentence": not_next_B, "sentence_order": not_next_B, "sentence_structure": relation_B}
+
+
+class Chunk(Protocol):
+    """How much text a pair is made of."""
+
+    def end(self, start_s1: list[int], segment: int) -> int:
+        """The segment behind the last of the chunk that begins with `segment`, not beyond the end of `start_s1`."""
+
+    def partner_tokens(self, first_tokens: int) -> int:
+        """A random partner ends with the segment with which it has this many tokens."""
+
+
+class PairPlanner:
+    """Walks documents and collects pairs, before truncation, as rows of what `truncated` takes."""
+
+    def __init__(
+        self, layout: PairLayout, segment_start_S1: Ranges, documents_N2: Ranges, draw: Draw, epoch: int
+    ) -> None:
+        self.layout = layout
+        self.segment_start_S1 = segment_start_S1
+        self.documents_N2 = documents_N2
+        self.draw = draw
+        self.epoch = epoch
+        self.rows: list[tuple[int, int, int, int, int, int]] = []
+        self._chunks = 0
+        self._drawn: list[list[float]] = []
+
+    def plan_document(self, document: int, chunk: Chunk) -> None:
+        low, high = self.documents_N2[document].tolist()
+        start_s1 = self.segment_start_S1[low : high + 1].tolist()
+        count, segment = high - low, 0
+        while segment < count:
+            chunk_end = chunk.end(start_s1, segment)
+            split_draw, random_draw, partner_draw, *document_draws, swap_draw = self._next_draws()
+            start, end = start_s1[segment], start_s1[chunk_end]
+            lone = chunk_end - segment == 1
+            first_end = segment + 1 if lone else segment + 1 + int(split_draw * (chunk_end - segment - 1))
+            if random_draw < self.layout.random_partner_probability or (lone and self.layout.lone_segment == "random"):
+                tokens = chunk.partner_tokens(start_s1[first_end] - start)
+                partner = self._random_partner(document, tokens, document_draws, partner_draw)
+                self.rows.append((start, start_s1[first_end], *partner, 1, 0))
+                segment = first_end
+                continue
+            segment = chunk_end
+            middle = start + 1 + int(split_draw * (end - start - 1)) if lone else start_s1[first_end]
+            if middle == end:  # a lone segment of one token, which cannot be cut
+                continue
+            if swap_draw < self.layout.swap_probability:
+                self.rows.append((middle, end, start, middle, 0, 1))
+            else:
+                self.rows.append((start, middle, middle, end, 0, 0))
+
+    def _random_partner(
+        self, document: int, tokens: int, document_draws: list[float], start_draw: float
+    ) -> tuple[int, int]:
+        """A run of segments from another document, up to the one with which it has so many tokens."""
+        partner = document
+        for uniform in document_draws:
+            partner = int(uniform * len(self.documents_N2))
+            if partner != document:
+                break
+        low, high = self.documents_N2[partner].tolist()
+        start = low + int(start_draw * (high - low))
+        first_token = int(self.segment_start_S1[start])
+        end = min(bisect_left(self.segment_start_S1, first_token + tokens, lo=start + 1, hi=high), high)
+        return first_token, int(self.segment_start_S1[end])
+
+    def _next_draws(self) -> list[float]:
+        """The draws of one chunk; made for many at once."""
+        number = self._chunks
+        self._chunks += 1
+        if number % _DRAWS_AHEAD == 0:
+            sample = np.arange(number, number + _DRAWS_AHEAD)[:, None]
+            position = np.arange(4 + _PARTNER_TRIES)
+            self._drawn = self.draw.uniform("pair/choice", epoch=self.epoch, sample=sample, position=position).tolist()
+        return self._drawn[number % _DRAWS_AHEAD]
+
+
+def truncated(rows: list[tuple[int, int, int, int, int, int]], maximum: int, draw: Draw, epoch: int) -> Plan:
+    """Cut each pair to `maximum` tokens, one at a time from its longer side (the second of two equals).
+
+    Each cut token goes from the front or the back with equal chance, so the number cut in front is binomial.
+
+    Args:
+        rows: first start, first end, second start, second end, random, swapped.
+        maximum: tokens of both sides together.
+        draw: the source of the cuts.
+        epoch: whose.
+    """
+    rows_R6: NDArray[np.int64] = np.array(rows, dtype=np.int64).reshape(-1, 6)
+    first_R, second_R = rows_R6[:, 1] - rows_R6[:, 0], rows_R6[:, 3] - rows_R6[:, 2]
+    excess_R = np.maximum(first_R + second_R - maximum, 0)
+    difference_R = np.minimum(np.abs(first_R - second_R), excess_R)
+    shared_R = excess_R - difference_R
+    first_cut_R = np.where(first_R > second_R, difference_R, 0) + shared_R // 2
+    second_cut_R = excess_R - first_cut_R
+    plan_R = np.empty(len(rows_R6), dtype=_ROW)
+    number_R = np.arange(len(rows_R6))
+    sides = (("first", 0, first_R, first_cut_R), ("second", 2, second_R, second_cut_R))
+    for side, column, length_R, cut_R in sides:
+        uniform_R = draw.uniform(f"pair/cut-{side}", epoch=epoch, sample=number_R)
+        front_R = np.where(cut_R > 0, binom.ppf(uniform_R, np.maximum(cut_R, 1), 0.5), 0).astype(np.int64)
+        plan_R[f"{side}_start"] = rows_R6[:, column] + np.maximum(front_R, 0)
+        plan_R[f"{side}_length"] = length_R - cut_R
+    plan_R["random"], plan_R["swapped"] = rows_R6[:, 4], rows_R6[:, 5]
+    return plan_R

@@ -1,0 +1,146 @@
+"""Word order: put shuffled trigrams back in order.
+
+Wang et al. 2019, StructBERT, arXiv:1908.04577, section 2, the word structural objective. Beside the masked LM, 5% of
+the trigrams of unmasked tokens are shuffled, and the masked LM's head predicts at each of their positions the token
+that stood there. No code for it was released; what the paper leaves open is decided here:
+
+- A trigram is any three consecutive tokens of a sequence, none of them special, causal, or predicted by an objective of
+  lower rank (a masked-LM target is masked even where its token was left as it was). Overlapping ones count each; a
+  sequence of n free tokens in a row has n - 2.
+- Of a sequence's t trigrams, 0.05 t are shuffled, rounded up or down by a draw so that the share is 5% on average at
+  any length. They are a uniform choice one after another among those that overlap none chosen before. So with 15% of
+  the tokens masked, about 9% are shuffled.
+- A shuffle is a uniform permutation, the identity included, and all its tokens are predicted. As with the masked LM's
+  kept tokens, a token that may be in its place cannot be ruled out.
+
+Sibling of masked_lm.py, whose loss and head these are; the two means have equal weight.
+
+Shapes: T packed tokens, B sequences, W trigrams, S shuffled trigrams, K tokens of one, M predicted tokens, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import LossSum, Objective
+
+_USUALLY_FREE = 0.85
+"""Share of the tokens that the masked LM leaves alone, for estimates."""
+
+
+class WordOrder(Objective):
+    """Predict the original token at each position of a few shuffled trigrams."""
+
+    share: float = Field(
+        0.05, gt=0, lt=1, description="Share of a sequence's trigrams of unmasked tokens that is shuffled."
+    )
+    length: int = Field(3, ge=2, description="Tokens that are shuffled among one another: the paper's K.")
+
+    term: ClassVar[str] = "word_order"
+    rank: ClassVar[int] = 1
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("masked_lm",)
+
+    @model_validator(mode="after")
+    def _has_room(self) -> WordOrder:
+        # One that is chosen rules out at most length - 1 others on either side.
+        most = 1 / (2 * self.length - 1)
+        if self.share > most:
+            raise ValueError(
+                f"share ({self.share:g}) must not exceed {most:.3g}, or so many runs of {self.length} may not fit"
+                " beside one another"
+            )
+        return self
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        start_W = self._trigrams(samples)
+        sequence_W = samples.sequence_T[start_W]
+        total_B = np.bincount(sequence_W, minlength=samples.lengths_B.size)
+        rounding_B = draw.uniform("shuffle/round", epoch=samples.epoch_B, sample=samples.sample_B)
+        count_B = np.floor(self.share * total_B + rounding_B).astype(np.int64)
+        priority_W = draw.uniform(
+            "shuffle/choose",
+            epoch=samples.epoch_B[sequence_W],
+            sample=samples.sample_B[sequence_W],
+            position=samples.position_T[start_W],
+        )
+        apart_W = _first_come_apart(start_W, priority_W, self.length)
+        start_W, sequence_W, priority_W = start_W[apart_W], sequence_W[apart_W], priority_W[apart_W]
+        order_W = np.lexsort((priority_W, sequence_W))
+        first_B = np.searchsorted(sequence_W, np.arange(count_B.size))
+        rank_W = np.arange(order_W.size) - first_B[sequence_W]
+        start_S = np.sort(start_W[order_W[rank_W < count_B[sequence_W]]])
+        place_SK = start_S[:, None] + np.arange(self.length)
+        sequence_S1 = samples.sequence_T[start_S][:, None]
+        permutation_SK = draw.uniform(
+            "shuffle/order",
+            epoch=samples.epoch_B[sequence_S1],
+            sample=samples.sample_B[sequence_S1],
+            position=samples.position_T[place_SK],
+        ).argsort(axis=1)
+        ids_T = samples.ids_T.copy()
+        ids_T[place_SK] = samples.ids_T[np.take_along_axis(place_SK, permutation_SK, axis=1)]
+        index_M = place_SK.ravel()
+        return samples.with_targets(self.term, Targets(index_M, samples.ids_T[index_M]), ids_T=ids_T)
+
+    def _trigrams(self, samples: Samples) -> Integers:
+        """Where each run of `length` free tokens of one sequence starts, overlapping ones included."""
+        free_T = ~samples.fixed_T
+        for targets in samples.targets.values():
+            free_T[targets.index_M] = False
+        last = self.length - 1
+        room = max(free_T.size - last, 0)
+        starts_T = samples.sequence_T[:room] == samples.sequence_T[last:]
+        for offset in range(self.length):
+            starts_T &= free_T[offset : offset + room]
+        return np.flatnonzero(starts_T)
+
+    def expected_count(self, length: int) -> float:
+        return self.length * self.share * max(length - self.length - 1, 0) * _USUALLY_FREE**self.length
+
+    def count(self, batch: PackedBatch) -> int:
+        return batch.targets[self.term].count
+
+    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed cross-entropy at the shuffled positions, in nats."""
+        targets = batch.targets[self.term]
+        logits_MV = model.masked_lm_logits(hidden_TD.index_select(0, targets.index_M)).float()
+        loss = functional.cross_entropy(logits_MV, targets.id_M, reduction="sum")
+        correct = (logits_MV.detach().argmax(dim=-1) == targets.id_M).sum()
+        return LossSum(loss, self.count(batch), correct)
+
+
+def _first_come_apart(start_W: Integers, priority_W: NDArray[np.float64], length: int) -> NDArray[np.bool_]:
+    """Which runs are chosen when all are gone through by priority and those that overlap a chosen one are passed over.
+
+    A run that comes before all that overlap it is chosen whatever else happens, so all of these are chosen at once, and
+    the rest is gone through again: a few rounds in place of W steps. The earlier of two equal priorities comes first.
+    """
+    chosen_W = np.zeros(start_W.size, dtype=np.bool_)
+    left = np.arange(start_W.size)
+    while left.size:
+        start, priority = start_W[left], priority_W[left]
+        first = np.ones(left.size, dtype=np.bool_)
+        for distance in range(1, min(length, left.size)):
+            overlap = start[distance:] - start[:-distance] < length
+            later = overlap & (priority[distance:] < priority[:-distance])
+            first[:-distance] &= ~later
+            first[distance:] &= ~(overlap & ~later)
+        chosen_W[left[first]] = True
+        near = np.searchsorted(start[first], start)
+        chosen = np.concatenate([[-length], start[first], [start[-1] + length]])
+        left = left[(start - chosen[near] >= length) & (chosen[near + 1] - start >= length)]
+    return chosen_W
