@@ -1,0 +1,224 @@
+"""`bertkit eval`: what a model is worth, suite by suite.
+
+Nothing here follows a paper. Each suite is a subcommand with options of its own; the work is a job's. To add one, write
+its function here or in a module beside this one, and enter it in SUITES; `score` and `check` will be entries too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bertkit.cli.common import AsJson, Device, Offline, Quiet, RunDir, Verbose, command_app, result, runs_root, story
+from bertkit.cli.fill import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from bertkit.jobs.evaluation import EvalRequest, Evaluated
+    from bertkit.run.directory import RunDirectory
+
+MOST_ROWS = 24
+"""Paradigms are shown one by one up to so many, else by phenomenon; paradigms.csv has them all."""
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        show_default=False,
+        help=f"A Hub id, a model or a run directory (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
+    ),
+]
+BatchTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-tokens",
+        metavar="N",
+        min=1,
+        show_default=False,
+        help="Tokens computed at once (default: 4096 on a CPU, 32768 on a GPU); changes speed and memory alone.",
+    ),
+]
+
+
+def blimp(
+    model: Model = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            metavar="PATH",
+            show_default=False,
+            help="BLiMP's folder, or any file or folder of JSON Lines with sentence_good and sentence_bad.",
+        ),
+    ] = None,
+    rule: Annotated[
+        Literal["original", "within_word_l2r", "left_to_right"] | None,
+        typer.Option(
+            "--rule",
+            show_default=False,
+            help="Mask each token alone, or with the later pieces of its word, or read from left to right"
+            " (default: original with a masked-LM head, else left_to_right).",
+        ),
+    ] = None,
+    pairs: Annotated[
+        int | None,
+        typer.Option(
+            "--pairs", metavar="N", min=1, show_default=False, help="N random pairs of each paradigm (default: all)."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="NAME",
+            show_default=False,
+            help="A paradigm, field or phenomenon, or a pattern (anaphor_*). Repeatable.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draw of pairs.")] = 0,
+    batch_tokens: BatchTokens = None,
+    run_dir: RunDir = None,
+    device: Device = None,
+    offline: Offline = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Minimal pairs: how often is the grammatical sentence preferred? `bertkit eval blimp --model RUN --data-dir D`"""
+    from bertkit.jobs.blimp import BlimpSettings, evaluate_blimp
+
+    settings = BlimpSettings(rule=rule, pairs=pairs, only=only or [], seed=seed)
+    request = _request(model, device, batch_tokens, run_dir, offline)
+    evaluated = evaluate_blimp(request, data_dir, settings, progress=story.progress)
+    _tell_blimp(evaluated.results)
+    _finish(evaluated, as_json=as_json)
+
+
+def mlm(
+    model: Model = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="SOURCE...",
+            show_default=False,
+            help="Text that the model was not trained on: files, directories, globs, hub:ORG/NAME or builtin:pydocs.",
+        ),
+    ] = None,
+    sequences: Annotated[
+        int, typer.Option("--sequences", metavar="N", min=1, help="Windows of text, drawn at random.")
+    ] = 512,
+    pseudo_sequences: Annotated[
+        int,
+        typer.Option("--pseudo-sequences", metavar="N", min=0, help="Windows scored with each token masked in turn."),
+    ] = 16,
+    sequence_length: Annotated[
+        int | None,
+        typer.Option(
+            "--sequence-length",
+            metavar="N",
+            min=10,
+            show_default=False,
+            help="Tokens of a window (default: 128, or what the model reads).",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draws of windows and masks.")] = 0,
+    batch_tokens: BatchTokens = None,
+    run_dir: RunDir = None,
+    device: Device = None,
+    offline: Offline = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Masked words of a text: accuracy, perplexity, pseudo-perplexity: `bertkit eval mlm --model RUN --data new.txt`"""
+    from bertkit.jobs.mlm import MlmSettings, evaluate_mlm
+
+    settings = MlmSettings(
+        sequence_length=sequence_length, sequences=sequences, pseudo_sequences=pseudo_sequences, seed=seed
+    )
+    request = _request(model, device, batch_tokens, run_dir, offline)
+    evaluated = evaluate_mlm(request, data or (), settings, progress=story.progress)
+    _tell_mlm(evaluated.results)
+    _finish(evaluated, as_json=as_json)
+
+
+SUITES: dict[str, Callable[..., None]] = {"blimp": blimp, "mlm": mlm}
+"""Each suite's name on the command line and its command."""
+
+app = command_app("Evaluate a model; each suite has options of its own: `bertkit eval SUITE --help`.")
+for _name, _command in SUITES.items():
+    app.command(_name)(_command)
+
+
+def _request(
+    model: str | None,
+    device: Literal["auto", "cpu", "cuda"] | None,
+    batch_tokens: int | None,
+    run_dir: Path | None,
+    offline: bool,
+) -> EvalRequest:
+    from bertkit.jobs.evaluation import EvalRequest
+
+    def keep_log(run: RunDirectory) -> None:
+        story.log_file = run.log_file
+
+    return EvalRequest(
+        model=model or os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL,
+        device=device or "auto",
+        batch_tokens=batch_tokens,
+        runs_root=runs_root(),
+        run_dir=run_dir,
+        offline=offline,
+        command=sys.argv,
+        begun=keep_log,
+    )
+
+
+def _finish(evaluated: Evaluated, *, as_json: bool) -> None:
+    story.info(f"everything is in {evaluated.run.path}")
+    result(evaluated.document if as_json else evaluated.run.path, as_json=as_json)
+
+
+def _tell_blimp(results: dict[str, Any]) -> None:
+    """The figures for people."""
+    columns = ("accuracy", "accuracy_per_token", "accuracy_per_word")
+    if results["paradigms"] <= MOST_ROWS:
+        kind = "paradigm"
+        rows = [(task, *(_percent(row[name]["mean"]) for name in columns)) for task, row in results["tasks"].items()]
+    else:
+        kind = "phenomenon"
+        groups = results["by_linguistics_term"].items()
+        rows = [(f"{term} ({row['paradigms']})", *(_percent(row[name]) for name in columns)) for term, row in groups]
+    rows.append(("mean of paradigms", *(_percent(results["averages"][name]) for name in columns)))
+    rows.append(("constant logits", *(_percent(results["constant_logits"][name]) for name in columns)))
+    story.table((kind, "sum", "per token", "per word"), rows, title=f"{results['model']}: {results['protocol']['set']}")
+    error = results["standard_error"]
+    story.info(
+        f"scored with {results['protocol']['statement']}; standard error"
+        f" {'unknown' if error is None else f'{error:.2%}'};"
+        f" {results['ties']} ties count half ({len(results['identical_pairs'])} pairs are identical),"
+        f" {results['near_ties']} near-ties; {results['differing_token_counts']:.1%} of the pairs differ in their"
+        " number of tokens, where the sum favours the shorter sentence"
+    )
+    for reference in results["references"]:
+        story.info(f"  published: {reference['model']} {reference['accuracy']:.1%} ({reference['source']})")
+
+
+def _tell_mlm(results: dict[str, Any]) -> None:
+    """The figures for people."""
+    rows = []
+    for name, figure in results["tasks"]["mlm"].items():
+        value = figure["mean"]
+        rows.append((name, _percent(value) if name.endswith("accuracy") else "-" if value is None else f"{value:.4g}"))
+    story.table((results["model"], ""), rows)
+    story.info(f"{results['protocol']['windows']}; {results['protocol']['accuracy']}")
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"

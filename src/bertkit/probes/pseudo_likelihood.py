@@ -1,0 +1,399 @@
+"""How probable a model finds a text: log-likelihood from left to right, or pseudo-log-likelihood with masks.
+
+Salazar et al. 2020, arXiv:1910.14659, section 2: the pseudo-log-likelihood is the sum of the log-probabilities of the
+tokens, each predicted from a copy of the text in which it alone is masked (`original`). Kauf and Ivanova 2023,
+arXiv:2305.10588: as the later pieces of a rare word give the earlier ones away, they are masked with them
+(`within_word_l2r`). Sibling rule `left_to_right` is the plain likelihood of a causal model.
+
+Special tokens surround the text and are never scored. Temperature is 1, logits are made log-probabilities in fp32, and
+these are added in fp64. Copies are made a batch at a time and batches hold texts of one length, so memory depends
+on the token budget alone; equal texts are scored once, and which texts share a batch does not depend on their order.
+
+Shapes: K texts of N tokens each, L = N and the special tokens around, R copies of a batch, M predicted tokens, D width,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import tokenizers
+import torch
+from numpy.typing import NDArray
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError, UsageError
+from bertkit.models.headed import HeadedModel
+from bertkit.progress import Progress, silent_progress
+from bertkit.text.tokenizer import Tokenizer
+
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+MAX_LOGITS = 1 << 24
+"""Logits held at once: with a causal model every token of a batch has V of them."""
+
+_CPU = torch.device("cpu")
+_STARTS = ("<|endoftext|>", "<s>", "<bos>")
+"""What causal models without a [CLS] have read before the first word of a text."""
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """The score of one text.
+
+    Attributes:
+        log_p_N: log-probability of each scored token, in nats.
+        words: words of the text, parted by white space.
+    """
+
+    log_p_N: Floats
+    words: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens scored."""
+        return int(self.log_p_N.size)
+
+    @cached_property
+    def total(self) -> float:
+        """The (pseudo-)log-likelihood, in nats: the sum over tokens."""
+        return float(self.log_p_N.sum(dtype=np.float64))
+
+    @property
+    def per_token(self) -> float:
+        return self.total / self.tokens
+
+    @property
+    def per_word(self) -> float:
+        return self.total / self.words
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model said of M tokens: the log-probability (nats) of each, and whether it was the likeliest of all."""
+
+    log_p_M: Floats
+    is_first_M: NDArray[np.bool_]
+
+
+class TokenPredictor:
+    """Asks a vocabulary head for the tokens at given places.
+
+    Args:
+        model: put on the device and out of training mode.
+        head: `masked_lm` or `causal_lm`.
+        device: where to compute, in fp32.
+    """
+
+    def __init__(self, model: HeadedModel, head: str, *, device: torch.device = _CPU) -> None:
+        self.model = model.to(device).eval()
+        self.head = head
+        self.device = device
+
+    @torch.inference_mode()
+    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> Answers:
+        """The model's answers.
+
+        Args:
+            ids: of each sequence, special tokens included.
+            index_M: where to read, counted over all sequences end to end.
+            target_M: ids of the tokens asked for.
+
+        Raises:
+            DataError: a log-probability is not a number.
+        """
+        hidden_TD = self.model(PackedBatch.from_ids(ids).to(self.device))
+        index, target = torch.from_numpy(index_M).to(self.device), torch.from_numpy(target_M).to(self.device)
+        rows = max(1, MAX_LOGITS // self.model.encoder.vocab_size)
+        log_p, is_first = [], []
+        for first in range(0, index.numel(), rows):
+            hidden_MD = hidden_TD.index_select(0, index[first : first + rows])
+            log_p_MV = torch.log_softmax(self.model.token_logits(self.head, hidden_MD).float(), dim=-1)
+            some = target[first : first + rows]
+            log_p.append(log_p_MV.gather(1, some[:, None])[:, 0].cpu())
+            is_first.append((log_p_MV.argmax(dim=-1) == some).cpu())
+        log_p_M = torch.cat(log_p)
+        if log_p_M.isnan().any():
+            raise DataError("the model's log-probabilities are not numbers (NaN): its weights are damaged or diverged")
+        return Answers(log_p_M.numpy(), torch.cat(is_first).numpy())
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Texts of one length: their ids, and by token the number of the word that it belongs to."""
+
+    ids_KN: Int64s
+    word_KN: Int64s
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Copies of texts, with the places (within a copy) and ids of the tokens that are asked for, row by row."""
+
+    ids_RL: Int64s
+    place_RM: Int64s
+    target_RM: Int64s
+
+
+class ScoringRule(ABC):
+    """In which copies of a text its tokens are predicted, and from which of them."""
+
+    name: ClassVar[str]
+    head: ClassVar[str]
+    """The head that is asked."""
+    statement: ClassVar[str]
+    """The rule in words, for reports."""
+    needs_words: ClassVar[bool] = False
+    """Whether the tokenizer must say which pieces make a word."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    @property
+    @abstractmethod
+    def special_tokens(self) -> int:
+        """How many stand around the text."""
+
+    @property
+    def unscored_tokens(self) -> int:
+        """How many tokens of a text are given, not predicted."""
+        return 0
+
+    @abstractmethod
+    def copies(self, length: int) -> int:
+        """Copies made of a text of N tokens."""
+
+    @abstractmethod
+    def questions(self, texts: EncodedTexts, copy_R: Int64s) -> Questions:
+        """The copies of these numbers, counted from 0 over all texts; answers are in the order of texts and tokens."""
+
+
+class MaskedRule(ScoringRule):
+    """A copy of the text for each of its tokens."""
+
+    head = "masked_lm"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self._cls_id, self._sep_id, self._mask_id = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id
+
+    @property
+    def special_tokens(self) -> int:
+        return 2
+
+    def copies(self, length: int) -> int:
+        return length
+
+    def questions(self, texts: EncodedTexts, copy_R: Int64s) -> Questions:
+        length = texts.ids_KN.shape[1]
+        text_R, asked_R = np.divmod(copy_R, length)
+        ids_RN, word_RN = texts.ids_KN[text_R], texts.word_KN[text_R]
+        masked_RN = np.where(self.hidden(word_RN, asked_R), self._mask_id, ids_RN)
+        ids_RL = np.pad(masked_RN, ((0, 0), (1, 1)))
+        ids_RL[:, 0], ids_RL[:, -1] = self._cls_id, self._sep_id
+        return Questions(ids_RL, asked_R[:, None] + 1, np.take_along_axis(ids_RN, asked_R[:, None], axis=1))
+
+    @abstractmethod
+    def hidden(self, word_RN: Int64s, asked_R: Int64s) -> NDArray[np.bool_]:
+        """What is masked in each copy when this token of it is asked for, (R, N)."""
+
+
+class Original(MaskedRule):
+    """Salazar et al. 2020: the token alone is masked."""
+
+    name = "original"
+    statement = "each token masked in turn, alone (Salazar et al. 2020)"
+
+    def hidden(self, word_RN: Int64s, asked_R: Int64s) -> NDArray[np.bool_]:
+        return np.asarray(np.arange(word_RN.shape[1]) == asked_R[:, None])
+
+
+class WithinWordLeftToRight(MaskedRule):
+    """Kauf and Ivanova 2023: the later pieces of its word are masked too.
+
+    A word is what the tokenizer's pre-tokenizer cuts out, so a punctuation mark is a word of its own.
+    """
+
+    name = "within_word_l2r"
+    statement = "each token masked in turn, together with the later pieces of its word (Kauf and Ivanova 2023)"
+    needs_words = True
+
+    def hidden(self, word_RN: Int64s, asked_R: Int64s) -> NDArray[np.bool_]:
+        own_word_R1 = np.take_along_axis(word_RN, asked_R[:, None], axis=1)
+        return np.asarray((word_RN == own_word_R1) & (np.arange(word_RN.shape[1]) >= asked_R[:, None]))
+
+
+class LeftToRight(ScoringRule):
+    """The likelihood of a causal model: each token from those before it.
+
+    The first one is predicted from the token that begins a text; where the tokenizer has none, it is given.
+    """
+
+    name = "left_to_right"
+    head = "causal_lm"
+    statement = "each token predicted from those before it"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        names = [tokenizer.roles["cls"]] if "cls" in tokenizer.roles else _STARTS
+        self._start = [known for name in names if (known := tokenizer.id(name)) is not None][:1]
+
+    @property
+    def special_tokens(self) -> int:
+        return len(self._start)
+
+    @property
+    def unscored_tokens(self) -> int:
+        return 1 - len(self._start)
+
+    def copies(self, length: int) -> int:
+        return 1
+
+    def questions(self, texts: EncodedTexts, copy_R: Int64s) -> Questions:
+        ids_RN = texts.ids_KN[copy_R]
+        start_R1 = np.tile(np.array(self._start, dtype=np.int64), (copy_R.size, 1))
+        ids_RL = np.concatenate([start_R1, ids_RN], axis=1)
+        # The state of a token predicts the next one; what follows the last one is not asked.
+        place_RM = np.tile(np.arange(ids_RL.shape[1] - 1), (copy_R.size, 1))
+        return Questions(ids_RL, place_RM, ids_RL[:, 1:])
+
+
+SCORING_RULES: dict[str, type[ScoringRule]] = {
+    rule.name: rule for rule in (Original, WithinWordLeftToRight, LeftToRight)
+}
+"""The ways to score a text; the first one whose head the model has is the default."""
+
+
+def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "the model") -> type[ScoringRule]:
+    """The rule of this name, or the first one that the model has a head for.
+
+    Raises:
+        UsageError: no rule has this name.
+        DataError: the model lacks the head.
+    """
+    if name is not None and name not in SCORING_RULES:
+        raise UsageError(f"no scoring rule {name!r}; one of: {', '.join(SCORING_RULES)}")
+    wanted = list(SCORING_RULES.values()) if name is None else [SCORING_RULES[name]]
+    for rule in wanted:
+        if rule.head in model.head_names:
+            return rule
+    heads = " or ".join(dict.fromkeys(rule.head for rule in wanted))
+    has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
+    raise DataError(
+        f"{source}: no {heads} head to score a text with ({has}); take a model as it was pretrained with that"
+        " objective, such as a run of `bertkit pretrain`, not one made for a task or for sentence vectors"
+    )
+
+
+def score_texts(
+    model: HeadedModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    rule: str | None = None,
+    max_batch_tokens: int = 4096,
+    device: torch.device = _CPU,
+    progress: Progress = silent_progress,
+) -> list[TextScore]:
+    """The score of each text, in their order.
+
+    Args:
+        model: with a masked-LM or a causal-LM head.
+        tokenizer: the model's.
+        texts: scored as they are; a special token written out in one is just text.
+        rule: a name in SCORING_RULES; by the model's head where left out.
+        max_batch_tokens: tokens computed at once, a single text being the least; it decides memory and speed alone.
+        device: where to compute.
+        progress: the display, in tokens scored.
+
+    Raises:
+        DataError: no such head, or a text with nothing to score or with more tokens than the model reads.
+        UsageError: no rule has this name.
+    """
+    scoring = choose_rule(model, rule)(tokenizer)
+    if scoring.needs_words and tokenizer.backend.pre_tokenizer is None:
+        raise DataError(
+            f"the tokenizer does not cut text into words, which the rule {scoring.name} needs; use the rule original"
+        )
+    ids, words = _encoded(tokenizer, texts)
+    _check_lengths(ids, texts, scoring, model.encoder.max_tokens)
+    predict = TokenPredictor(model, scoring.head, device=device)
+    found = score_ids(predict, scoring, ids, words, max_batch_tokens=max_batch_tokens, progress=progress)
+    return [TextScore(log_p_N, max(1, len(text.split()))) for log_p_N, text in zip(found, texts, strict=True)]
+
+
+def score_ids(
+    predict: TokenPredictor,
+    rule: ScoringRule,
+    ids: Sequence[Sequence[int]],
+    words: Sequence[Sequence[int]],
+    *,
+    max_batch_tokens: int,
+    progress: Progress = silent_progress,
+) -> list[Floats]:
+    """Log-probabilities of the scored tokens of each text, in nats.
+
+    Args:
+        predict: asks the model.
+        rule: what it is asked.
+        ids: of each text, without special tokens and no longer than the model reads.
+        words: by token, the number of the word that it belongs to.
+        max_batch_tokens: tokens computed at once, a single copy being the least.
+        progress: the display, in tokens scored.
+    """
+    length_of = np.array([len(row) for row in ids])
+    found: list[Floats] = [np.empty(0, np.float32)] * len(ids)
+    done = 0
+    with progress("score", int(length_of.sum()), "tokens") as meter:
+        for length in np.unique(length_of)[::-1].tolist():  # the longest first: too large a batch fails at once
+            members = np.flatnonzero(length_of == length).tolist()
+            rows = np.array([[*ids[k], *words[k]] for k in members], dtype=np.int64)
+            distinct, row_of = np.unique(rows, axis=0, return_inverse=True)
+            texts = EncodedTexts(distinct[:, :length], distinct[:, length:])
+            parts = []
+            for part_N in _score_one_length(texts, rule, predict, max_batch_tokens):
+                parts.append(part_N)
+                meter.update(done + sum(map(len, parts)) * len(members) // max(1, len(distinct)))
+            found_KN = np.concatenate(parts).reshape(len(distinct), -1)
+            for k, row in zip(members, row_of.ravel().tolist(), strict=True):
+                found[k] = found_KN[row]
+            done += length * len(members)
+    return found
+
+
+def _score_one_length(
+    texts: EncodedTexts, rule: ScoringRule, predict: TokenPredictor, max_batch_tokens: int
+) -> Iterator[Floats]:
+    """Log-probabilities in the order of texts and tokens, a batch at a time."""
+    count, length = texts.ids_KN.shape
+    copies = count * rule.copies(length)
+    at_once = max(1, max_batch_tokens // (length + rule.special_tokens))
+    for first in range(0, copies, at_once):
+        asked = rule.questions(texts, np.arange(first, min(first + at_once, copies)))
+        index_RM = asked.place_RM + np.arange(len(asked.ids_RL))[:, None] * asked.ids_RL.shape[1]
+        yield predict(asked.ids_RL.tolist(), index_RM.ravel(), asked.target_RM.ravel()).log_p_M
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
+    """Ids of each text, and by token the number of its word."""
+    backend: Any = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    backend.encode_special_tokens = True  # a special token written out in a text must not pass for a mask
+    encodings = backend.encode_batch(list(texts), add_special_tokens=False)
+    return [e.ids for e in encodings], [[-1 if word is None else word for word in e.word_ids] for e in encodings]
+
+
+def _check_lengths(ids: list[list[int]], texts: Sequence[str], rule: ScoringRule, max_tokens: int) -> None:
+    for row, text in zip(ids, texts, strict=True):
+        if len(row) + rule.special_tokens > max_tokens:
+            raise DataError(
+                f"{text[:40]!r}... has {len(row)} tokens and {rule.special_tokens} special ones around, the model reads"
+                f" at most {max_tokens}; shorten it"
+            )
+        if len(row) <= rule.unscored_tokens:
+            raise DataError(f"{text!r} has no token to score")

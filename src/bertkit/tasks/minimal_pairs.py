@@ -1,0 +1,196 @@
+"""Minimal pairs: two sentences that differ in one point of grammar, of which a model should prefer the good one.
+
+Warstadt et al. 2020, BLiMP, arXiv:1912.00582, section 3: JSON Lines, one pair an object, one paradigm a file. Any file
+of this shape is read: `sentence_good` and `sentence_bad` are needed; a file without `UID` (the BabyLM supplement) is
+one paradigm that goes by the file's name.
+
+Quirks of the released files: `field` is spelled `syntax_semantics` in thirteen paradigms and `syntax/semantics` in one,
+here one field; seven pairs have two identical sentences.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.data.random import Draw
+from bertkit.errors import DataError, UsageError
+
+GOOD, BAD = "sentence_good", "sentence_bad"
+FIELD_SPELLINGS = {"syntax/semantics": "syntax_semantics"}
+"""Fields that the released files spell in two ways, and the spelling that is kept."""
+
+BELOW = ("", "blimp", "data")
+"""Where the files may lie in the directory that is named: BLiMP's repository has them in `data`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MinimalPair:
+    """A good and a bad sentence; `id` is the file's `pairID`, else the number of the pair, counted from 0."""
+
+    id: str
+    good: str
+    bad: str
+
+
+@dataclass(frozen=True, slots=True)
+class Paradigm:
+    """Pairs that differ in the same way.
+
+    Attributes:
+        name: its UID.
+        field: of linguistics; None where the file does not say, or says several things.
+        term: the phenomenon (`linguistics_term`); None likewise.
+        pairs: those chosen, in the file's order.
+        available: how many there are in the file.
+        path: the file.
+    """
+
+    name: str
+    field: str | None
+    term: str | None
+    pairs: tuple[MinimalPair, ...]
+    available: int
+    path: Path
+
+    @property
+    def identical(self) -> tuple[str, ...]:
+        """Ids of the pairs whose two sentences are the same."""
+        return tuple(pair.id for pair in self.pairs if pair.good == pair.bad)
+
+    def drawn(self, count: int, seed: int) -> Paradigm:
+        """At most `count` pairs, drawn at random, in the file's order; more pairs are these and others."""
+        number = np.arange(min(count, len(self.pairs)))
+        chosen = Draw(seed, self.name).permuted("minimal-pairs", number, size=len(self.pairs))
+        return replace(self, pairs=tuple(self.pairs[index] for index in np.sort(chosen).tolist()))
+
+
+def minimal_pair_files(path: Path) -> list[Path]:
+    """The `.jsonl` files of a directory (or of `blimp` or `data` in it), sorted by name; or the file itself.
+
+    Raises:
+        DataError: there is none.
+    """
+    if path.is_file():
+        return [path]
+    for below in BELOW:
+        files = sorted((path / below).glob("*.jsonl"))
+        if files:
+            return files
+    state = "no .jsonl file in this directory" if path.is_dir() else "no such file or directory"
+    raise DataError(
+        f"{path}: {state}; expected minimal pairs, one JSON object a line with {GOOD} and {BAD}, as in the folder"
+        " `data` of github.com/alexwarstadt/blimp"
+    )
+
+
+def read_paradigms(path: Path) -> list[Paradigm]:
+    """All paradigms of a file or directory, see `minimal_pair_files`.
+
+    Raises:
+        DataError: no file, a faulty line, or a paradigm in two files.
+    """
+    paradigms: dict[str, Paradigm] = {}
+    for file in minimal_pair_files(path):
+        for paradigm in _read_file(file):
+            if paradigm.name in paradigms:
+                raise DataError(
+                    f"{file}: holds the paradigm {paradigm.name!r}, which {paradigms[paradigm.name].path} holds too;"
+                    " remove one"
+                )
+            paradigms[paradigm.name] = paradigm
+    return list(paradigms.values())
+
+
+def select(paradigms: Sequence[Paradigm], patterns: Sequence[str]) -> list[Paradigm]:
+    """Paradigms whose name, field or phenomenon matches one of the patterns (`anaphor_*`); all where there are none.
+
+    Raises:
+        UsageError: a pattern matches nothing.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matching = {p.name for p in paradigms if any(fnmatchcase(name, pattern) for name in _names(p))}
+        if not matching:
+            known = sorted({name for paradigm in paradigms for name in _names(paradigm)})
+            near = get_close_matches(pattern, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"for instance {known[0]!r}"
+            raise UsageError(f"no paradigm, field or phenomenon matches {pattern!r}; {hint}")
+        chosen |= matching
+    return [paradigm for paradigm in paradigms if not patterns or paradigm.name in chosen]
+
+
+def _names(paradigm: Paradigm) -> list[str]:
+    return [name for name in (paradigm.name, paradigm.field, paradigm.term) if name]
+
+
+def _read_file(path: Path) -> list[Paradigm]:
+    """The file's paradigms, in the order in which they begin."""
+    groups: dict[str, list[MinimalPair]] = {}
+    fields: dict[str, set[str | None]] = {}
+    terms: dict[str, set[str | None]] = {}
+    for number, (where, record) in enumerate(_records(path)):
+        name = _text(record, "UID", where) or path.stem
+        field = _text(record, "field", where)
+        fields.setdefault(name, set()).add(FIELD_SPELLINGS.get(field, field) if field else None)
+        terms.setdefault(name, set()).add(_text(record, "linguistics_term", where) or None)
+        pair_id = record.get("pairID", number)
+        groups.setdefault(name, []).append(
+            MinimalPair(str(pair_id), _sentence(record, GOOD, where), _sentence(record, BAD, where))
+        )
+    if not groups:
+        raise DataError(f"{path}: holds no pair; expected one JSON object a line with {GOOD} and {BAD}")
+    return [
+        Paradigm(name, _only(fields[name]), _only(terms[name]), tuple(pairs), len(pairs), path)
+        for name, pairs in groups.items()
+    ]
+
+
+def _only(values: set[str | None]) -> str | None:
+    return next(iter(values)) if len(values) == 1 else None
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where it stands, and the object, of each line that is not blank."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{where}: not UTF-8 (byte {error.start + 1} of the line)") from error
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where}, column {error.colno}: not valid JSON: {error.msg}") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{where}: expected a JSON object, found a {type(record).__name__}")
+        yield where, record
+
+
+def _sentence(record: dict[str, Any], key: str, where: str) -> str:
+    if key not in record:
+        near = get_close_matches(key, record, n=1)
+        hint = f"it has {near[0]!r}" if near else f"it has {', '.join(record) or 'no keys'}"
+        raise DataError(f"{where}: no {key!r} ({hint}); minimal pairs have {GOOD} and {BAD}")
+    sentence = _text(record, key, where)
+    if not sentence or sentence.isspace():
+        raise DataError(f"{where}: {key} is empty; expected a sentence")
+    return sentence
+
+
+def _text(record: dict[str, Any], key: str, where: str) -> str | None:
+    value = record.get(key)
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{where}: {key} is {value!r}; expected text")
+    return value

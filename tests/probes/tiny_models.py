@@ -1,0 +1,69 @@
+"""Random models, small and quick, with a tokenizer that cuts half the words into pieces."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertkit.models.bert import BertConfig
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import save_model
+from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.vocabulary import train_tokenizer
+from tests.text.corpora import english
+
+BERT: dict[str, Any] = {
+    "hidden_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 36,
+    "max_position_embeddings": 60,
+    "initializer_range": 0.3,
+}
+GPT2: dict[str, Any] = BERT | {"hidden_size": 24}
+
+TEXTS = [
+    "The reader tests a document.",
+    "The reader test a document.",
+    "Modelable numbers!",
+    "the tokens of the sentences, in the written files, is walkable",
+    "A value",
+    "Values walked to the building and learned the number of the file.",
+]
+
+
+@cache
+def tiny_tokenizer(kind: str = "wordpiece", vocab_size: int = 110) -> Tokenizer:
+    config = TokenizerConfig.model_validate({"type": kind, "vocab_size": vocab_size, "min_frequency": 1})
+    return train_tokenizer(config, english(300))
+
+
+def tiny_model(
+    tokenizer: Tokenizer, config: EncoderConfig | None = None, heads: tuple[str, ...] = ("masked_lm",), seed: int = 4
+) -> HeadedModel:
+    config = BertConfig(**BERT) if config is None else config
+    model = HeadedModel(config.build(tokenizer.vocab_size, pad_id=tokenizer.pad_id), heads)
+    model.initialise(seed=seed)
+    return model.eval()
+
+
+def tiny_causal_model(tokenizer: Tokenizer) -> HeadedModel:
+    return tiny_model(tokenizer, Gpt2Config(**GPT2), ("causal_lm",))
+
+
+def constant_model(tokenizer: Tokenizer) -> HeadedModel:
+    """Every token is as probable as every other, whatever the text."""
+    model = tiny_model(tokenizer)
+    with torch.no_grad():
+        model.encoder.word_embedding.weight.zero_()
+    return model
+
+
+def save_tiny(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -> Path:
+    save_model(model, tokenizer, directory)
+    return directory
