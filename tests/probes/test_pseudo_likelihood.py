@@ -158,3 +158,16 @@ def test_what_cannot_be_scored_is_refused_with_a_remedy() -> None:
         score_texts(model, tokenizer, TEXTS, rule="left_to_right")
     with pytest.raises(DataError, match=r"MINE: no masked_lm or causal_lm head .* \(it has no heads\); take a model"):
         choose_rule(tiny_model(tokenizer, heads=()), source="MINE")
+
+
+def test_an_encoder_read_from_left_to_right_scores_each_prefix_alone() -> None:
+    """Each token's probability equals that of the last state of a text that ends before it."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    for text in TEXTS[:3]:
+        (score,) = score_texts(model, tokenizer, [text], rule="encoder_left_to_right")
+        (ids,) = tokenizer.encode_batch([text])
+        for place, token in enumerate(ids):
+            prefix = PackedBatch.from_ids([[tokenizer.cls_id, *ids[:place]]], causal=True)
+            log_p_V = model.masked_lm_logits(model(prefix)[-1:]).log_softmax(dim=-1)[0]
+            assert float(score.log_p_N[place]) == pytest.approx(float(log_p_V[token]), abs=1e-5)

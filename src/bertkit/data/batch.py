@@ -218,8 +218,14 @@ class PackedBatch:
         )
 
     @classmethod
-    def from_ids(cls, ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] | None = None) -> PackedBatch:
-        """A batch of given token ids without targets, for inference."""
+    def from_ids(
+        cls,
+        ids: Sequence[Sequence[int]],
+        token_types: Sequence[Sequence[int]] | None = None,
+        *,
+        causal: bool = False,
+    ) -> PackedBatch:
+        """A batch of given token ids without targets, for inference; read from left to right only where causal."""
         if not ids or not all(len(sequence) for sequence in ids):
             raise ValueError("a batch needs at least one sequence, and every sequence at least one token")
         lengths_B = [len(sequence) for sequence in ids]
@@ -232,7 +238,9 @@ class PackedBatch:
             ids_T=ids_T,
             token_types_T=token_types_T,
             positions_T=torch.cat([torch.arange(length) for length in lengths_B]),
-            sequences=PackedSequences.from_lengths(lengths_B),
+            sequences=PackedSequences.from_lengths(
+                lengths_B, causal_B=np.ones(len(lengths_B), dtype=np.bool_) if causal else None
+            ),
             targets={},
             labels={},
         )

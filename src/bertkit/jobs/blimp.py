@@ -91,7 +91,7 @@ REFERENCES = (
 class BlimpSettings(Settings):
     """What decides the result, beside model and data."""
 
-    rule: Literal["original", "within_word_l2r", "left_to_right"] | None = Field(
+    rule: Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right"] | None = Field(
         None, description="How a sentence is scored; null: original with a masked-LM head, else left_to_right."
     )
     pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random; null: all.")

@@ -88,12 +88,14 @@ class TokenPredictor:
     Args:
         model: put on the device and out of training mode.
         head: `masked_lm` or `causal_lm`.
+        causal: read each sequence from left to right only.
         device: where to compute, in fp32.
     """
 
-    def __init__(self, model: HeadedModel, head: str, *, device: torch.device = _CPU) -> None:
+    def __init__(self, model: HeadedModel, head: str, *, causal: bool = False, device: torch.device = _CPU) -> None:
         self.model = model.to(device).eval()
         self.head = head
+        self.causal = causal
         self.device = device
 
     @torch.inference_mode()
@@ -108,7 +110,7 @@ class TokenPredictor:
         Raises:
             DataError: a log-probability is not a number.
         """
-        hidden_TD = self.model(PackedBatch.from_ids(ids).to(self.device))
+        hidden_TD = self.model(PackedBatch.from_ids(ids, causal=self.causal).to(self.device))
         index, target = torch.from_numpy(index_M).to(self.device), torch.from_numpy(target_M).to(self.device)
         rows = max(1, MAX_LOGITS // self.model.encoder.vocab_size)
         log_p, is_first = [], []
@@ -149,6 +151,8 @@ class ScoringRule(ABC):
     """The head that is asked."""
     statement: ClassVar[str]
     """The rule in words, for reports."""
+    causal: ClassVar[bool] = False
+    """Whether an encoder that could see both sides is read from left to right."""
     needs_words: ClassVar[bool] = False
     """Whether the tokenizer must say which pieces make a word."""
 
@@ -264,8 +268,20 @@ class LeftToRight(ScoringRule):
         return Questions(ids_RL, place_RM, ids_RL[:, 1:])
 
 
+class EncoderLeftToRight(LeftToRight):
+    """The same of an encoder that learnt it: read with causal attention, by the head that it shares with masks.
+
+    Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2.
+    """
+
+    name = "encoder_left_to_right"
+    head = "masked_lm"
+    causal = True
+    statement = "each token predicted from those before it, by an encoder that is read with causal attention"
+
+
 SCORING_RULES: dict[str, type[ScoringRule]] = {
-    rule.name: rule for rule in (Original, WithinWordLeftToRight, LeftToRight)
+    rule.name: rule for rule in (Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight)
 }
 """The ways to score a text; the first one whose head the model has is the default."""
 
@@ -281,7 +297,7 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
         raise UsageError(f"no scoring rule {name!r}; one of: {', '.join(SCORING_RULES)}")
     wanted = list(SCORING_RULES.values()) if name is None else [SCORING_RULES[name]]
     for rule in wanted:
-        if rule.head in model.head_names:
+        if rule.head in model.head_names and (model.encoder.config.causal_attention or not rule.causal):
             return rule
     heads = " or ".join(dict.fromkeys(rule.head for rule in wanted))
     has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
@@ -323,7 +339,7 @@ def score_texts(
         )
     ids, words = _encoded(tokenizer, texts)
     _check_lengths(ids, texts, scoring, model.encoder.max_tokens)
-    predict = TokenPredictor(model, scoring.head, device=device)
+    predict = TokenPredictor(model, scoring.head, causal=scoring.causal, device=device)
     found = score_ids(predict, scoring, ids, words, max_batch_tokens=max_batch_tokens, progress=progress)
     return [TextScore(log_p_N, max(1, len(text.split()))) for log_p_N, text in zip(found, texts, strict=True)]
 
