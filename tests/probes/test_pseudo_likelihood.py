@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.probes import pseudo_likelihood
 from bertkit.probes.pseudo_likelihood import SCORING_RULES, choose_rule, score_texts
