@@ -271,8 +271,8 @@ def test_a_directory_without_weights_names_what_is_looked_for(saved: Path) -> No
 
 
 def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: Path) -> None:
-    with pytest.raises(UsageError, match=r"'bert' has no head for replaced_token; it has masked_lm, next_sentence"):
-        load_model(saved, heads=("replaced_token",))
+    with pytest.raises(UsageError, match=r"'bert' has no head for permutation_lm; it has masked_lm, next_sentence"):
+        load_model(saved, heads=("permutation_lm",))
 
 
 def test_a_place_without_a_model_is_refused(tmp_path: Path) -> None:

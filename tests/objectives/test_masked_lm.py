@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chisquare
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Backend
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets
+from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.masked_lm import MaskedLM
-from tests.data.toy_corpus import CLS, MASK, SEP, vocabulary
+from bertkit.objectives.units import Ngrams, Phrases, Pieces, Spans, Words
+from bertkit.text.tokenizer import Tokenizer
+from tests.data.toy_corpus import CLS, MASK, SEP, vocabulary, write_shards
 
 VOCABULARY_SIZE = 1009
 
@@ -135,3 +143,52 @@ def test_the_loss_is_cross_entropy_at_the_targets_over_the_full_vocabulary() -> 
     torch.testing.assert_close(part.sum, expected)
     assert part.count == len(wanted.id_M)
     assert int(part.correct) == int((log_probability_TV[wanted.index_M].argmax(-1) == wanted.id_M).sum())
+
+
+def with_roles(*roles: str, continuing: str = "c") -> Tokenizer:
+    """A WordPiece tokenizer with these special tokens and one piece that may continue a word."""
+    names = {role: f"[{role.upper()}]" for role in roles}
+    pieces = {token: number for number, token in enumerate([*names.values(), "[UNK]", "a", "b", continuing])}
+    backend = Backend(models.WordPiece(pieces, unk_token="[UNK]"))
+    backend.add_special_tokens([AddedToken(token, special=True) for token in names.values()])
+    return Tokenizer(backend, names)
+
+
+def test_a_tokenizer_without_a_mask_is_refused_where_masks_are_wanted(tmp_path: Path) -> None:
+    tokenizer = with_roles("pad", "cls", "sep")
+    shards = write_shards(tmp_path, [[3, 4]])
+    with pytest.raises(UsageError, match=r"needs a \[MASK\] token.*it has: \[PAD\], \[CLS\], \[SEP\]") as fault:
+        MaskedLM().prepared(tokenizer, shards)
+    assert "mask_share: 0" in str(fault.value)
+    MaskedLM(mask_share=0.0).prepared(tokenizer, shards)
+
+
+def test_units_of_words_refuse_a_tokenizer_that_marks_none(tmp_path: Path) -> None:
+    tokenizer = with_roles("pad", "cls", "sep", "mask")
+    shards = write_shards(tmp_path, [[3, 4]])
+    for units in (Words(), Ngrams(), Spans(), Phrases()):
+        with pytest.raises(UsageError, match="wants whole words, but every piece"):
+            MaskedLM(units=units).prepared(tokenizer, shards)
+    MaskedLM(units=Pieces()).prepared(tokenizer, shards)
+    marked = with_roles("pad", "cls", "sep", "mask", continuing="##c")
+    assert MaskedLM(units=Words()).prepared(marked, shards).units.name == "words"
+
+
+def test_random_tokens_come_from_the_corpus_by_how_often_they_occur_there(tmp_path: Path) -> None:
+    counts_V = np.zeros(VOCABULARY_SIZE, dtype=np.int64)
+    counts_V[[7, 8, 500, 1008]] = [60, 25, 10, 5]
+    shards = write_shards(tmp_path, [[3, 4]])
+    shards.__dict__["token_counts_V"] = counts_V
+    objective = MaskedLM(mask_share=0.0, random_share=1.0, random_from="corpus")
+    prepared = objective.prepared(with_roles("pad", "cls", "sep", "mask"), shards)
+    after = corrupted(made_samples([120] * 900), prepared)
+    drawn_V = np.bincount(after.ids_T[targets(after).index_M], minlength=VOCABULARY_SIZE)
+    assert np.flatnonzero(drawn_V).tolist() == [7, 8, 500, 1008]
+    assert chisquare(drawn_V[counts_V > 0], counts_V[counts_V > 0] / 100 * drawn_V.sum()).pvalue > 1e-3
+
+
+def test_electras_shares_mask_or_keep_and_never_replace() -> None:
+    after = corrupted(made_samples([120] * 500), MaskedLM(mask_share=0.85, random_share=0.0))
+    ids_M = after.ids_T[targets(after).index_M]
+    assert np.all((ids_M == MASK) | (ids_M == targets(after).id_M))
+    assert abs((ids_M == MASK).mean() - 0.85) < 0.02

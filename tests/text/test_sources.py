@@ -156,6 +156,15 @@ def test_directories_and_globs_are_read_in_order_and_each_file_once(tmp_path: Pa
     assert [entry["kind"] for entry in found.describe()] == ["text", "jsonl", "text"]
 
 
+def test_a_directory_of_babylm_gives_its_training_text_alone(tmp_path: Path, cache: Path) -> None:
+    for kind in ("train", "dev", "test"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / f"childes.{kind}").write_text(f"One {kind} line.\n\nAnother.\n")
+    assert list(opened(tmp_path, cache=cache).documents()) == [["One train line."], ["Another."]]
+    for named in (tmp_path / "dev" / "childes.dev", tmp_path / "de?" / "*.dev"):
+        assert list(opened(named, cache=cache).documents()) == [["One dev line."], ["Another."]]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [
@@ -204,7 +213,7 @@ def test_an_overlong_line_is_refused(tmp_path: Path, cache: Path, monkeypatch: p
     [
         ("corpas.txt", DataError, "did you mean .*corpus.txt"),
         ("*.nothing", DataError, "no file matches"),
-        ("empty", DataError, "no .txt, .jsonl, .csv, .parquet file"),
+        ("empty", DataError, "no .txt, .jsonl, .csv, .parquet, .train file"),
         ("notes.docx", UsageError, "unknown kind of file '.docx'"),
         ("plain", UsageError, "no suffix"),
     ],

@@ -27,6 +27,12 @@ class DataConfig(Settings):
         description="How many fixed copies of the corpus are made, each with its own pairs and masks, used in turn,"
         " one an epoch; null draws them anew in every epoch (dynamic masking).",
     )
+    max_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="How often the text may be read, over all stages; a run of more steps is refused before it begins."
+        " null: no limit.",
+    )
     held_out: float = Field(
         0.01, gt=0, lt=1, description="Share of the documents that is never trained on, for the held-out figures."
     )

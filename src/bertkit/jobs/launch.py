@@ -17,11 +17,12 @@ from bertkit.data.shards import TokenShards, is_shards
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.pretrain import Pretraining
+from bertkit.models.continuing import continuing_config
 from bertkit.models.hub import find_model, read_config
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import differing_keys, what_hash
-from bertkit.recipe.load import dump_recipe, load_recipe, with_overrides
-from bertkit.recipe.schema import Recipe
+from bertkit.recipe.load import dump_recipe, load_recipe, resolve_recipe, with_overrides
+from bertkit.recipe.schema import INIT_TO_BE_GIVEN, Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RunDirectory, RunIdentity, find_run, find_runs
 from bertkit.text.sources import open_corpus
@@ -134,13 +135,17 @@ def requested_recipe(request: PretrainRequest) -> Recipe:
     """The recipe with everything that the command line changes in it."""
     if request.recipe is None:
         raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
-    overrides = list(request.overrides)
+    # What is said on the command line goes before what the initial model brings along.
+    overrides = [*_starting_from(request), *request.overrides]
     if request.sources:
         sources = [_absolute(source) for source in request.sources]
         overrides.append(f"data.sources={json.dumps(sources)}")
-    if request.init is not None:
-        overrides += _starting_from(request.init, offline=request.offline)
     recipe = load_recipe(request.recipe, overrides)
+    if recipe.init == INIT_TO_BE_GIVEN:
+        raise UsageError(
+            f"init: recipe {recipe.name} goes on from a model of yours; give --init MODEL, a model or run directory or"
+            " a Hub id"
+        )
     recipe = shortened(recipe, request.max_steps)
     stages_of(recipe)  # every stage is checked before anything is done
     return recipe
@@ -151,9 +156,19 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
     optimisation = recipe.optimisation
     if max_steps is None or max_steps >= optimisation.steps:
         return recipe
-    warmup = optimisation.schedule.warmup_steps * max_steps // optimisation.steps
-    log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, warmup)
-    return with_overrides(recipe, [f"optimisation.steps={max_steps}", f"optimisation.schedule.warmup_steps={warmup}"])
+
+    def shorter(settings: dict[str, Any], key: str) -> dict[str, Any]:
+        return {**settings, key: settings[key] * max_steps // optimisation.steps} if key in settings else settings
+
+    schedule = shorter(optimisation.schedule.model_dump(mode="json"), "warmup_steps")
+    stages = [stage.model_dump(mode="json") for stage in optimisation.stages]
+    for stage in stages:
+        stage["set"] = shorter(stage["set"], "optimisation.schedule.warmup_steps")
+        if isinstance(own := stage["set"].get("optimisation.schedule"), dict):
+            stage["set"]["optimisation.schedule"] = shorter(own, "warmup_steps")
+    log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, schedule["warmup_steps"])
+    changed = {"steps": max_steps, "schedule": schedule, "stages": stages}
+    return with_overrides(recipe, [f"optimisation.{key}={json.dumps(value)}" for key, value in changed.items()])
 
 
 def open_shards(recipe: Recipe, *, cache: Path, offline: bool, progress: Progress) -> TokenShards:
@@ -207,16 +222,31 @@ def _run_to_resume(request: PretrainRequest) -> RunDirectory:
     return unfinished[0]
 
 
-def _starting_from(init: str, *, offline: bool) -> list[str]:
-    """Overrides that make a recipe continue from a model: its sizes and its tokenizer."""
-    directory = find_model(init, offline=offline)
+def _starting_from(request: PretrainRequest) -> list[str]:
+    """Overrides that make a recipe go on from the model of `--init`: its sizes and its tokenizer.
+
+    The recipe's tokenizer is kept where the command line changes it, and where a recipe that leaves the model to be
+    given has one: then the model gets a new vocabulary.
+
+    Raises:
+        UsageError: the recipe is for a family that the model cannot be converted to.
+    """
+    if request.init is None:
+        return []
+    assert request.recipe is not None
+    directory = find_model(request.init, offline=request.offline)
     config, _ = read_config(directory)
-    name = str(directory.resolve()) if Path(init).exists() else init
-    return [
-        f"init={json.dumps(name)}",
-        f"model={json.dumps(config.model_dump(mode='json'))}",
-        f"tokenizer={json.dumps({'path': name})}",
-    ]
+    keys = {override: override.partition("=")[0].strip().partition(".")[0] for override in request.overrides}
+    written = load_recipe(request.recipe, [override for override, key in keys.items() if key == "model"])
+    any_model = written.init == INIT_TO_BE_GIVEN
+    if not any_model:
+        config = continuing_config(config, written.model)
+    name = str(directory.resolve()) if Path(request.init).exists() else request.init
+    overrides = [f"init={json.dumps(name)}", f"model={json.dumps(config.model_dump(mode='json'))}"]
+    own_tokenizer = any_model and resolve_recipe(request.recipe).child("tokenizer") is not None
+    if not own_tokenizer and "tokenizer" not in keys.values():
+        overrides.append(f"tokenizer={json.dumps({'path': name})}")
+    return overrides
 
 
 def _absolute(source: str) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from bertkit.models.heads import HEAD_KINDS
+from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.schema import Recipe
@@ -33,14 +35,16 @@ def pretraining_plan(recipe: Recipe) -> dict[str, Any]:
     The vocabulary is taken at the recipe's size; a corpus too small for it gives a smaller one, and a smaller model.
     """
     engine = resolve_engine(recipe.engine)
+    stages = stages_of(recipe)
+    objectives = [objective for stage in stages for objective in stage.recipe.objectives]
     with torch.device("meta"):
-        model = pretraining_model(recipe.model, recipe.objectives, recipe.tokenizer.vocab_size)
+        model = pretraining_model(recipe.model, objectives, recipe.tokenizer.vocab_size)
     parameters = count_parameters(model)
     sequences = recipe.optimisation.batch_sequences
     tokens = flops = memory = 0.0
-    for stage in stages_of(recipe):
+    for stage in stages:
         length = stage.recipe.data.sequence_length
-        predictions = sum(objective.expected_count(length) for objective in stage.recipe.objectives)
+        predictions = sum(each.expected_count(length) for each in stage.recipe.objectives if _asks_for_words(each))
         steps = stage.end_step - stage.first_step
         tokens += steps * sequences * length
         flops += steps * step_flops(
@@ -69,6 +73,10 @@ def pretraining_plan(recipe: Recipe) -> dict[str, Any]:
         "disk_mb": parameters.total * (_CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1) + 4) / 1e6,
         "seconds": flops / rate,
     }
+
+
+def _asks_for_words(objective: Objective) -> bool:
+    return any(HEAD_KINDS[head] == "vocabulary" for head in objective.heads)
 
 
 def plan_in_words(plan: dict[str, Any]) -> list[tuple[str, str]]:

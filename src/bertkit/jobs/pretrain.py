@@ -14,20 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
-from bertkit.errors import DataError, DivergedError, StoppedError
+from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.jobs.fill import fill_masks
 from bertkit.jobs.held_out import HeldOut
+from bertkit.models.continuing import continued, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.growth import stacked
-from bertkit.models.hub import find_model, load_pretraining_model, save_model
+from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_pretraining_model, save_model
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
-from bertkit.objectives.forward import heads_of, pretraining_model
+from bertkit.objectives.forward import add_generator, heads_of, masked_lm_of, pretraining_model
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import Stage, stages_of
@@ -76,6 +78,11 @@ class Pretraining:
         self.steps = recipe.optimisation.steps
         self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
         self._use(self._new_model(recipe.model if recipe.init else self.stages[0].stage.recipe.model))
+        if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
+            raise UsageError(
+                "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"
+                " as it is; leave model.num_hidden_layers out of the stages"
+            )
         self.meter = WindowMeter()
         self.step = self.tokens = self._skipped_in_a_row = 0
 
@@ -85,10 +92,11 @@ class Pretraining:
         Raises:
             StoppedError: a signal or the time limit came first; a checkpoint is saved.
             DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
-            DataError: the corpus is too short, or the disk is full.
+            DataError: the corpus is too short, or would be read more often than the recipe allows; the disk is full.
         """
         for stage_run in self.stages:
             stage_run.batches.check_enough()
+        check_epochs(self.recipe, self.stages)
         torch.manual_seed(self.recipe.seed)
         self._resume()
         peak_flops = measured_peak_flops(self.engine.device, bf16=self.engine.bf16)
@@ -184,16 +192,9 @@ class Pretraining:
         )
 
     def _finish(self) -> dict[str, Any]:
-        writing = self.run.path / "model.writing"
-        shutil.rmtree(writing, ignore_errors=True)
-        try:
-            save_model(self.model, self.tokenizer, writing)
-        except OSError as error:
-            raise DataError(
-                f"{writing}: cannot write the model: {error}; free space and run again with --resume"
-            ) from error
-        shutil.rmtree(self.run.model, ignore_errors=True)
-        writing.rename(self.run.model)
+        for name, companion in self.model.named_companions().items():
+            self._write_model(companion, self.run.path / name)
+        self._write_model(self.model, self.run.model)
         self.run.seal_model()
         results = self._results()
         self.run.write_results(results)
@@ -205,6 +206,18 @@ class Pretraining:
             baseline=results["held_out"].get("accuracy/unigram"),
         )
         return results
+
+    def _write_model(self, model: PretrainingModel, directory: Path) -> None:
+        writing = directory.with_name(f"{directory.name}.writing")
+        shutil.rmtree(writing, ignore_errors=True)
+        try:
+            save_model(model, self.tokenizer, writing)
+        except OSError as error:
+            raise DataError(
+                f"{writing}: cannot write the model: {error}; free space and run again with --resume"
+            ) from error
+        shutil.rmtree(directory, ignore_errors=True)
+        writing.rename(directory)
 
     def _results(self) -> dict[str, Any]:
         last = self.stages[-1].held_out
@@ -219,15 +232,16 @@ class Pretraining:
                     self.model, self.vocabulary, self.engine, sequences=scored
                 )
             results["examples"] = fill_masks(
-                self.model, self.tokenizer, self.recipe.engine.examples, device=self.engine.device
+                masked_lm_of(self.model), self.tokenizer, self.recipe.engine.examples, device=self.engine.device
             )
         return results
 
     def _save_checkpoint(self) -> None:
         self._metrics.sync()
         state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
-        tensors = {
-            "weights": self.model.state_dict(),
+        tensors: dict[str, dict[str, Tensor]] = {
+            # Each once: a state_dict repeats what is shared.
+            "weights": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
             "optimizer": optimizer_tensors(self.model, self.optimizer),
             "generators": {"cpu": torch.get_rng_state()},
         }
@@ -248,7 +262,7 @@ class Pretraining:
         log.info("going on from %s", checkpoint.path)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        self.model.load_state_dict(checkpoint.tensors["weights"])
+        restore_weights(self.model, checkpoint)
         restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
         torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
         if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
@@ -262,8 +276,24 @@ class Pretraining:
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         init = self.recipe.init
         if init is not None:
-            model, _ = load_pretraining_model(find_model(init), heads=heads_of(objectives))
-            return model
+            directory, first = find_model(init), self.stages[0].stage.recipe.model
+            loaded, _ = load_pretraining_model(directory, heads=heads_of(objectives))
+            tokenizer = Tokenizer.load(directory)
+            check_vocabulary(loaded, tokenizer, source=str(directory))
+            model, remade = with_vocabulary(
+                continued(loaded, first),
+                tokenizer,
+                self.tokenizer,
+                new_pieces=self.recipe.new_pieces,
+                seed=self.recipe.seed,
+            )
+            if remade is not None:
+                log.info("new vocabulary of %s", remade)
+            add_generator(model, objectives, pad_id=self.vocabulary.pad_id)
+            model.initialise_companions(self.recipe.seed)
+            if remade is None:  # a companion's embeddings are of the old vocabulary, too
+                load_companions(model, directory)
+            return model if config == first else stacked(model, config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model.initialise(self.recipe.seed)
         return model
@@ -302,6 +332,49 @@ class Pretraining:
             self.engine.precision,
             self.engine.device.type,
         )
+
+
+def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
+    """Raise DataError if the run would read its text more often than `data.max_epochs`."""
+    limit, optimisation = recipe.data.max_epochs, recipe.optimisation
+    if limit is None:
+        return
+    epochs_a_step = [each.batches.batch_sequences / each.batches.stream.epoch_length(0) for each in stages]
+
+    def epochs(steps: int) -> float:
+        ends = optimisation.model_copy(update={"steps": steps}).stage_ends()
+        return sum((end - first) * each for first, end, each in zip([0, *ends], ends, epochs_a_step, strict=False))
+
+    asked = epochs(optimisation.steps)
+    if asked <= limit:
+        return
+    fitting = int(optimisation.steps * limit / asked)
+    while fitting >= len(stages) and epochs(fitting) > limit:
+        fitting -= 1
+    fewer = f"take --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
+    raise DataError(
+        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {asked:.2f}"
+        f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
+    )
+
+
+def restore_weights(model: PretrainingModel, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's weights into the model; parameters that are shared stay one tensor.
+
+    Raises:
+        DataError: if the checkpoint holds other weights than the model has.
+    """
+    weights = checkpoint.tensors["weights"]
+    parameters = dict(model.named_parameters())
+    if weights.keys() != parameters.keys():
+        differing = ", ".join(sorted(weights.keys() ^ parameters.keys())[:3])
+        raise DataError(
+            f"{checkpoint.path}: holds other weights than the recipe's model has, such as {differing}; resume with the"
+            " version of bertkit that began the run"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
 
 
 def _depth(recipe: Recipe) -> int:

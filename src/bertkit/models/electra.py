@@ -50,20 +50,6 @@ class ElectraConfig(BertLikeConfig):
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Electra:
         return Electra(self, vocab_size)
 
-    def generator(self, size: float) -> ElectraConfig:
-        """The settings of a generator for this discriminator.
-
-        Args:
-            size: its width, feed-forward width and heads as a share of the discriminator's; 1/4 to 1/2 in the paper.
-        """
-        return self.model_copy(
-            update={
-                "hidden_size": round(self.hidden_size * size),
-                "intermediate_size": round(self.intermediate_size * size),
-                "num_attention_heads": max(1, round(self.num_attention_heads * size)),
-            }
-        )
-
     def heads(self) -> dict[str, HeadPlan]:
         dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
         return {

@@ -24,6 +24,9 @@ from bertkit.models.recorder import Recorder
 from bertkit.models.weights import Layout, Names
 from bertkit.settings import Settings
 
+_SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
+"""What makes a model narrower; depth and the width of the embeddings stay."""
+
 
 class EncoderConfig(Settings, ABC):
     """A family's settings; the vocabulary's size comes from the tokenizer.
@@ -84,8 +87,23 @@ class EncoderConfig(Settings, ABC):
         """The family's heads, by their names in `bertkit.models.heads.HEAD_KINDS`."""
 
     def all_heads(self) -> dict[str, HeadPlan]:
-        """The family's heads and those that every family may have, which the family's own replace."""
-        return {**auxiliary_heads(pooled=self.pooler_hub_name is not None), **self.heads()}
+        """The family's heads, and behind them those that every family may have and it has none of its own for."""
+        own = self.heads()
+        shared = auxiliary_heads(pooled=self.pooler_hub_name is not None)
+        return own | {name: plan for name, plan in shared.items() if name not in own}
+
+    def generator(self, size: float) -> Self:
+        """The settings of a smaller model for replaced-token detection (Clark et al. 2020, arXiv:2003.10555, table 6).
+
+        Args:
+            size: width, feed-forward width and heads as a share of this model's; 1/4 to 1/2 in the paper.
+
+        Raises:
+            ValueError: if the scaled sizes do not fit together.
+        """
+        settings = self.model_dump()
+        scaled = {name: max(1, round(settings[name] * size)) for name in _SCALED if name in settings}
+        return type(self).model_validate({**settings, **scaled})
 
     def build_pooler(self, width: int) -> nn.Module:
         """The module before pooled heads."""

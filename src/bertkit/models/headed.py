@@ -3,11 +3,15 @@
 Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4. Which heads there can be, how they pool and what the Hub
 calls them is the family's to say; here they are put on the encoder and asked.
 
+A companion is a second model that trains beside the first and may share parameters with it: the generator of ELECTRA
+(Clark et al. 2020, arXiv:2003.10555, section 3.2). Its parameters are the model's, its files are its own.
+
 Shapes: T packed tokens, B sequences, M tokens asked for, D width, V vocabulary, K labels.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from typing import Any
 
@@ -23,6 +27,7 @@ from bertkit.models.recorder import Recorder
 from bertkit.models.weights import HubForm, prefixed, to_hub_names
 
 POOLER = "pooler"
+_COMPANIONS = "companions."
 
 
 class HeadedModel(nn.Module):
@@ -36,6 +41,7 @@ class HeadedModel(nn.Module):
     Attributes:
         head_names: the heads, in the family's order.
         extras: keys of the config.json that the model was read from and that nothing here interprets; saved again.
+        companions: models that train beside this one, by name.
 
     Raises:
         UsageError: if the family has no such head.
@@ -62,10 +68,29 @@ class HeadedModel(nn.Module):
             self.add_module(name, self.plans[name].build(shape))
         if POOLER in heads and not self.has_pooler:
             self.add_module(POOLER, encoder.config.build_pooler(encoder.width))
+        # Behind everything else: a parameter that both have goes by its name in this model.
+        self.companions = nn.ModuleDict()
 
     @property
     def has_pooler(self) -> bool:
         return hasattr(self, POOLER)
+
+    def named_companions(self) -> dict[str, HeadedModel]:
+        """The companions, as what they are."""
+        return {name: companion for name, companion in self.companions.items() if isinstance(companion, HeadedModel)}
+
+    def companion(self, name: str) -> HeadedModel | None:
+        """The companion of this name; None where there is none."""
+        return self.named_companions().get(name)
+
+    def unshared(self, name: str) -> dict[str, nn.Parameter]:
+        """What a companion has for itself alone, by its own names."""
+        own = {id(parameter) for key, parameter in self.named_parameters() if not key.startswith(_COMPANIONS)}
+        return {key: each for key, each in self.companions[name].named_parameters() if id(each) not in own}
+
+    def own_state(self) -> dict[str, Tensor]:
+        """The weights without those that only companions have, by name."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(_COMPANIONS)}
 
     def initialise(self, seed: int, *, only: Collection[str] | None = None) -> None:
         """Draw weights anew, by the family's initialisation.
@@ -74,9 +99,18 @@ class HeadedModel(nn.Module):
             seed: of the draws.
             only: names of parameters; all of them where None.
         """
-        initialise(self, self.encoder.config, seed=seed, only=only)
+        initialise(self, self.encoder.config, seed=seed, only=set(self.own_state()) if only is None else only)
         if only is None:
             self.encoder.finish_initialisation()
+            self.initialise_companions(seed)
+
+    def initialise_companions(self, seed: int) -> None:
+        """Draw anew what companions do not share with the model, each by its own family's rules."""
+        for name, companion in self.named_companions().items():
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            companion.initialise(int.from_bytes(digest[:8], "little"), only=set(self.unshared(name)))
+            if companion.encoder is not self.encoder:
+                companion.encoder.finish_initialisation()
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """Hidden states, (T, D)."""
@@ -122,8 +156,11 @@ class HeadedModel(nn.Module):
     def architectures(self) -> list[str]:
         """The Hub's classes that load this model whole, as config.json names them."""
         config = self.encoder.config
-        known = {name: self.plans[name].architecture for name in self.head_names}
-        known = {name: architecture for name, architecture in known.items() if architecture is not None}
+        known = {
+            name: architecture
+            for name in self.head_names
+            if (architecture := self.plans[name].architecture) is not None
+        }
         joint = config.joint_architectures.get(frozenset(known))
         if joint is not None:
             return [joint]
@@ -156,6 +193,36 @@ class HeadedModel(nn.Module):
             tied |= {f"{decoder}.{kind}": hub[name] for kind, name in present.items()}
         # A head whose own bias stands in the decoder on the Hub is not a copy of anything.
         return {name: source for name, source in tied.items() if name != source}
+
+
+def share_embeddings(encoder: Encoder, source: Encoder) -> None:
+    """Put the embeddings of one encoder in the place of another's: the part that holds the words, with all it has.
+
+    For BERT and its relations these are the tables of words, positions and segments with their norm.
+
+    Raises:
+        UsageError: if the two have other parameters or shapes.
+    """
+    name, part = _embedding_part(source)
+    shapes, wanted = (
+        {key: tuple(parameter.shape) for key, parameter in each.named_parameters()}
+        for each in (part, encoder.get_submodule(name))
+    )
+    if shapes != wanted:
+        differing = [key for key in wanted if shapes.get(key) != wanted[key]]
+        raise UsageError(
+            f"model.family {source.config.model_type!r} cannot share its embeddings with a smaller generator:"
+            f" {', '.join(f'{name}.{key} is {shapes.get(key)} and {wanted[key]}' for key in differing)}; write"
+            " objective.replaced_token.tie=none, or take a family with embedding_size, such as electra"
+        )
+    encoder.add_module(name, part)
+
+
+def _embedding_part(encoder: Encoder) -> tuple[str, nn.Module]:
+    words = encoder.word_embedding
+    return next(
+        (name, part) for name, part in encoder.named_children() if any(words is each for each in part.modules())
+    )
 
 
 def summarise(kind: Summary, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:

@@ -27,6 +27,7 @@ HEAD_KINDS: dict[str, Reads] = {
     "masked_lm": "vocabulary",
     "causal_lm": "vocabulary",
     "permutation_lm": "vocabulary",
+    "span_boundary": "vocabulary",
     "next_sentence": "sequences",
     "sentence_order": "sequences",
     "sentence_structure": "sequences",
@@ -41,6 +42,9 @@ or one state a sequence. Regression is sequence classification with one output."
 
 LABELLED = frozenset({"sequence_classification", "token_classification"})
 """Heads with as many outputs as there are labels."""
+
+SPAN_POSITIONS = 20
+"""Tokens of a span that the span-boundary head tells apart."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,44 @@ class MaskedLMHead(nn.Module):
         """Logits, (M, V)."""
         transformed_ME = self.norm(self.activation(self.dense(hidden_MD)))
         return functional.linear(transformed_ME, word_embedding_VE, self.bias)
+
+
+class SpanBoundaryHead(nn.Module):
+    """The states on both sides of a span and the number of a token in it, to the token: two layers, each with its
+    norm, then the transposed word embedding and a bias.
+
+    Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 3.2; widths and order as in the released pair_bert.py.
+    """
+
+    OFFSET_WIDTH = 200
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.offset_embedding = nn.Embedding(SPAN_POSITIONS, self.OFFSET_WIDTH)
+        self.dense_1 = nn.Linear(2 * shape.width + self.OFFSET_WIDTH, shape.width)
+        self.norm_1 = nn.LayerNorm(shape.width, eps=1e-12)
+        self.dense_2 = nn.Linear(shape.width, shape.embedding_width)
+        self.norm_2 = nn.LayerNorm(shape.embedding_width, eps=1e-12)
+        self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
+
+    def forward(
+        self,
+        left_MD: Tensor,
+        word_embedding_VE: Tensor,
+        right_MD: Tensor | None = None,
+        offset_M: Tensor | None = None,
+    ) -> Tensor:
+        """Logits, (M, V).
+
+        Without the rest, a state stands on both sides of the first token of a span: what can be asked of any token, as
+        when two copies of a model are compared.
+        """
+        right_MD = left_MD if right_MD is None else right_MD
+        offset_M = torch.zeros(len(left_MD), dtype=torch.int64, device=left_MD.device) if offset_M is None else offset_M
+        states = torch.cat([left_MD, right_MD, self.offset_embedding(offset_M).to(left_MD.dtype)], dim=-1)
+        states = self.norm_1(functional.gelu(self.dense_1(states)))
+        states = self.norm_2(functional.gelu(self.dense_2(states)))
+        return functional.linear(states, word_embedding_VE, self.bias)
 
 
 class Pooler(nn.Module):
@@ -172,9 +214,25 @@ def auxiliary_heads(*, pooled: bool) -> dict[str, HeadPlan]:
     Args:
         pooled: whether the family's sequence heads read a pooler.
     """
-    outputs = {"sentence_order": 2, "sentence_structure": 3}
-    return {name: _auxiliary_plan(name, number, pooled=pooled) for name, number in outputs.items()}
+    outputs = {"next_sentence": 2, "sentence_order": 2, "sentence_structure": 3}
+    plans = {name: _auxiliary_plan(name, number, pooled=pooled) for name, number in outputs.items()}
+    return {**plans, "replaced_token": _replaced_token_plan(), "span_boundary": _span_boundary_plan()}
 
 
 def _auxiliary_plan(name: str, outputs: int, *, pooled: bool) -> HeadPlan:
     return HeadPlan(None, lambda shape: nn.Linear(shape.width, outputs), {"": f"pretraining.{name}"}, pooled=pooled)
+
+
+def _replaced_token_plan() -> HeadPlan:
+    """ELECTRA's, one logit a token: Clark et al. 2020, arXiv:2003.10555, section 2."""
+    return HeadPlan(
+        None,
+        lambda shape: DenseClassifier(shape.width, 1, activation="gelu", input_dropout_rate=0.0, dropout_rate=0.0),
+        {"dense": "pretraining.replaced_token.dense", "output": "pretraining.replaced_token.output"},
+    )
+
+
+def _span_boundary_plan() -> HeadPlan:
+    modules = ("offset_embedding", "dense_1", "norm_1", "dense_2", "norm_2")
+    here = "pretraining.span_boundary"
+    return HeadPlan(None, SpanBoundaryHead, {**{name: f"{here}.{name}" for name in modules}, "": here})

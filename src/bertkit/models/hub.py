@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertkit.errors import DataError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.find import CONFIG_FILE, encoder_directory, find_model
+from bertkit.models.find import CONFIG_FILE, encoder_directory, find_model, is_model
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import LABELLED
 from bertkit.models.labels import Labels
@@ -31,6 +31,8 @@ from bertkit.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = SAFETENSORS
+_MODEL = "model"
+"""A run's model directory, beside which those of its companions lie."""
 _WRITTEN_ANEW = {
     *("architectures", "model_type", "vocab_size", "tie_word_embeddings", "dtype"),
     *("id2label", "label2id", "num_labels", "problem_type"),
@@ -67,7 +69,7 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
     (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-    state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.detach().cpu() for name, tensor in model.own_state().items()}
     # Copies are cloned: safetensors refuses tensors that share their memory.
     form = model.hub_form()
     tensors = {
@@ -165,6 +167,33 @@ load_pretraining_model = load_model
 """The name by which pretraining knows it."""
 
 
+def load_companions(model: HeadedModel, directory: Path) -> None:
+    """Fill a model's companions with what an earlier run wrote: RUN/generator beside RUN/model.
+
+    Args:
+        model: what it shares with a companion stays as it is, and so does a companion that has no directory there.
+        directory: where the model was read from.
+
+    Raises:
+        DataError: if a companion there has other settings.
+    """
+    for name, companion in model.named_companions().items():
+        beside = directory.parent / name
+        if directory.name != _MODEL or not is_model(beside):
+            continue
+        loaded, _ = load_model(beside, heads=companion.head_names)
+        if loaded.encoder.config != companion.encoder.config:
+            found, wanted = loaded.encoder.config.model_dump(), companion.encoder.config.model_dump()
+            differing = [
+                f"{key} is {found.get(key)}, wanted {wanted[key]}" for key in wanted if found.get(key) != wanted[key]
+            ]
+            raise DataError(f"{beside}: not the {name} that the recipe asks for: {', '.join(differing)}")
+        state = loaded.state_dict()
+        with torch.no_grad():
+            for key, parameter in model.unshared(name).items():
+                parameter.copy_(state[key])
+
+
 def check_vocabulary(model: HeadedModel, tokenizer: Tokenizer, *, source: str) -> None:
     """Compare a tokenizer with the embedding table.
 
@@ -236,4 +265,12 @@ def _with_prefix(tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str,
     return {renamed.get(name, name): tensor for name, tensor in tensors.items()}
 
 
-__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "find_model", "load_model", "load_pretraining_model", "save_model"]
+__all__ = [
+    "CONFIG_FILE",
+    "WEIGHTS_FILE",
+    "find_model",
+    "load_companions",
+    "load_model",
+    "load_pretraining_model",
+    "save_model",
+]

@@ -9,6 +9,7 @@ Shapes: T packed tokens, D width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -68,6 +69,10 @@ class Objective(Settings, ABC):
                 f"objective.{self.term} needs a label that data.layout {layout.choice!r} does not make;"
                 " take another layout, such as segment-pair, or leave the objective out"
             ]
+        return []
+
+    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+        """Why it cannot stand among these objectives, itself included: one sentence each, with key and remedy."""
         return []
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:

@@ -1,10 +1,14 @@
 """Masked language modelling: predict a few tokens that were hidden or replaced.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 and appendix A.1; counts and draws as in the released
-create_pretraining_data.py. Siblings mask whole words, n-grams or spans; here single pieces are masked.
+create_pretraining_data.py. Which tokens belong together is the units' business (units/): pieces here as in BERT, whole
+words, ALBERT's n-grams, SpanBERT's spans, ERNIE's phrases. ELECTRA's generator is `mask_share: 0.85, random_share: 0`.
 
 Quirks honoured: the rate is of the whole length, [CLS] and [SEP] included, though these two are never chosen; the
 count is exact, not a coin toss per token; a random word is drawn from the whole vocabulary, special tokens included.
+SpanBERT's released code draws random words by their frequency in the corpus: `random_from: corpus`. Quirks left:
+RoBERTa's can hide <s> and </s>, draws no special token at random, and rounds its count up or down by chance; ELECTRA's
+draws positions with replacement, so that some are fewer.
 Whether masks are static or drawn anew is the data's choice (`data.static_copies`).
 
 Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
@@ -12,23 +16,43 @@ Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
-from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.errors import UsageError
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.units import AnyUnits, Pieces
+from bertkit.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class CorpusFrequencies:
+    """How often each token occurs in the corpus, as the greatest uniform number that draws it."""
+
+    upper_V: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, shards: TokenShards) -> CorpusFrequencies:
+        return cls(np.cumsum(shards.token_counts_V) / shards.token_counts_V.sum())
+
+    def drawn(self, uniform_M: NDArray[np.float64]) -> Integers:
+        """Token ids, from uniform numbers in [0, 1)."""
+        return np.searchsorted(self.upper_V, uniform_M, side="right")
 
 
 class MaskedLM(Objective):
-    """Predict an exact count of tokens per sequence, chosen uniformly among its ordinary tokens."""
+    """Predict an exact count of tokens per sequence, or as many as whole units allow."""
 
     rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that is predicted.")
     max_predictions: int | None = Field(
@@ -36,6 +60,15 @@ class MaskedLM(Objective):
     )
     mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that [MASK] stands in for.")
     random_share: float = Field(0.1, ge=0, le=1, description="Share that a random token stands in for; the rest stays.")
+
+    random_from: Literal["vocabulary", "corpus"] = Field(
+        "vocabulary",
+        description="Where random tokens come from: all entries of the vocabulary are equally likely, or each by how"
+        " often it occurs in the corpus.",
+    )
+    units: AnyUnits = Field(default_factory=Pieces, description="What is predicted together.")
+
+    _frequencies: CorpusFrequencies | None = PrivateAttr(None)
 
     term: ClassVar[str] = "masked_lm"
 
@@ -47,38 +80,55 @@ class MaskedLM(Objective):
             )
         return self
 
-    def counts_B(self, lengths_B: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many tokens of a sequence of each length are predicted, if it has as many ordinary ones."""
-        counts_B: NDArray[np.int64] = np.maximum(1, np.rint(self.rate * lengths_B)).astype(np.int64)
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        if self.mask_share > 0 and "mask" not in tokenizer.roles:
+            raise UsageError(
+                f"objective.{self.term} needs a [MASK] token, and the tokenizer has none (it has:"
+                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); take another tokenizer, or write"
+                f" mask_share: 0 for {self.term}"
+            )
+        prepared = self.model_copy(update={"units": self.units.prepared(tokenizer, shards)})
+        if self.random_from == "corpus":
+            prepared._frequencies = CorpusFrequencies.of(shards)
+        return prepared
+
+    def counts_B(self, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+        """How many tokens of each sequence are predicted, if whole units allow.
+
+        Args:
+            lengths_B: tokens of each sequence.
+            ordinary_B: those among them that may be predicted.
+        """
+        counts_B = np.minimum(self.units.counts_B(self.rate, lengths_B, ordinary_B), ordinary_B)
         return counts_B if self.max_predictions is None else np.minimum(counts_B, self.max_predictions)
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        # The k smallest of one uniform number per candidate are a uniform choice of k without replacement.
-        order_T = np.lexsort(
-            (np.where(samples.special_T, 2.0, samples.uniform_T(draw, "mask/choose")), samples.sequence_T)
-        )
-        # Sequences stay in order under this sort, so a token's rank is its position among its sequence's tokens.
-        chosen_T = (samples.position_T < self.counts_B(samples.lengths_B)[samples.sequence_T]) & ~samples.special_T[
-            order_T
-        ]
-        target_index_M = np.sort(order_T[chosen_T])
-        target_id_M = samples.ids_T[target_index_M]
-        sequence_M = samples.sequence_T[target_index_M]
-        address = {
-            "epoch": samples.epoch_B[sequence_M],
-            "sample": samples.sample_B[sequence_M],
-            "position": samples.position_T[target_index_M],
-        }
-        action_M = draw.uniform("mask/action", **address)
-        random_id_M = draw.integers("mask/word", vocabulary.size, **address)
-        stands_in_M = np.where(action_M < self.mask_share + self.random_share, random_id_M, target_id_M)
+        """Choose the units and put other tokens in their place.
+
+        Where one draw decides for a whole unit, `places["unit"]` of the targets says where each token's begins.
+        """
+        ordinary_B = np.bincount(samples.sequence_T[~samples.fixed_T], minlength=samples.lengths_B.size)
+        counts_B = self.counts_B(samples.lengths_B, ordinary_B)
+        chosen = self.units.choose(samples, vocabulary, counts_B, draw)
+        index_M, first_M = chosen.index_M, chosen.first_M if self.units.replaced_as_one else None
+        id_M = samples.ids_T[index_M]
+        action_M = draw.uniform("mask/action", **_address(samples, index_M if first_M is None else first_M))
+        random_id_M = self._random_id_M(vocabulary, draw, _address(samples, index_M))
+        stands_in_M = np.where(action_M < self.mask_share + self.random_share, random_id_M, id_M)
         stands_in_M = np.where(action_M < self.mask_share, vocabulary.mask_id, stands_in_M)
         ids_T = samples.ids_T.copy()
-        ids_T[target_index_M] = stands_in_M
-        return samples.with_targets(self.term, Targets(target_index_M, target_id_M), ids_T=ids_T)
+        ids_T[index_M] = stands_in_M
+        places = {} if first_M is None else {"unit": first_M}
+        return samples.with_targets(self.term, Targets(index_M, id_M, places), ids_T=ids_T)
+
+    def _random_id_M(self, vocabulary: Vocabulary, draw: Draw, address: dict[str, Integers]) -> Integers:
+        if self.random_from == "vocabulary":
+            return draw.integers("mask/word", vocabulary.size, **address)
+        assert self._frequencies is not None, "prepared() counts the corpus"
+        return self._frequencies.drawn(draw.uniform("mask/word", **address))
 
     def expected_count(self, length: int) -> float:
-        return float(self.counts_B(np.array([length]))[0])
+        return float(self.counts_B(np.array([length]), np.array([max(1, length - 2)]))[0])
 
     def count(self, batch: PackedBatch) -> int:
         return batch.targets[self.term].count
@@ -90,3 +140,13 @@ class MaskedLM(Objective):
         loss = functional.cross_entropy(logits_MV, targets.id_M, reduction="sum")
         correct = (logits_MV.detach().argmax(dim=-1) == targets.id_M).sum()
         return LossSum(loss, self.count(batch), correct)
+
+
+def _address(samples: Samples, index_M: Integers) -> dict[str, Integers]:
+    """What the draws for these tokens are keyed by."""
+    sequence_M = samples.sequence_T[index_M]
+    return {
+        "epoch": samples.epoch_B[sequence_M],
+        "sample": samples.sample_B[sequence_M],
+        "position": samples.position_T[index_M],
+    }

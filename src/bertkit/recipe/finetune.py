@@ -31,7 +31,6 @@ SHORT_KEYS = {
     "warmup": "optimisation.warmup_share",
     "layer_decay": "optimisation.layer_decay",
     "max_length": "data.max_length",
-    "method": "method.name",
 }
 """What `--grid` and `--set` may call the keys that are searched over most."""
 
@@ -193,13 +192,14 @@ def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
     if recipe.model is None:
         raise UsageError("model: which one? Give --model MODEL")
     settings = spec.settings
+    plain_rule = given.optimizer == AdamWConfig()
     optimisation = given.model_copy(
         update={
             "learning_rate": settings.learning_rate if given.learning_rate is None else given.learning_rate,
             "epochs": settings.epochs if given.epochs is None else given.epochs,
             "batch_sequences": settings.batch_sequences if given.batch_sequences is None else given.batch_sequences,
             "warmup_share": settings.warmup_share if given.warmup_share is None else given.warmup_share,
-            "optimizer": given.optimizer or AdamWConfig(weight_decay=settings.weight_decay),
+            "weight_decay": settings.weight_decay if given.weight_decay is None and plain_rule else given.weight_decay,
             "select": "best" if given.keeps_best else "last",
         }
     )

@@ -20,6 +20,9 @@ from bertkit.settings import Settings
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.training.config import EngineConfig, OptimisationConfig
 
+INIT_TO_BE_GIVEN = "?"
+"""The value of `init` in a recipe that goes on from whatever model its user names."""
+
 
 class Term(Settings):
     """One objective with its settings, written as a mapping with one key: `masked_lm: {rate: 0.15}`."""
@@ -87,7 +90,14 @@ class Recipe(Settings):
     table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness.")
     init: str | None = Field(
-        None, description="Model to start from in place of random weights: a Hub id, a model or a run directory."
+        None,
+        description="Model to start from in place of random weights: a Hub id, a model or a run directory; '?': the one"
+        " that --init names, whose sizes are then taken, and its tokenizer unless the recipe has one.",
+    )
+    new_pieces: Literal["mean", "random"] = Field(
+        "mean",
+        description="Where the tokenizer is not the initial model's: how pieces begin that its vocabulary lacks: as the"
+        " mean of what its tokenizer cuts them into, or drawn anew.",
     )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
@@ -107,7 +117,9 @@ class Recipe(Settings):
                 f" ({self.model.max_tokens}); lower it, or raise model.max_position_embeddings"
             )
         for objective in self.objectives:
-            faults += objective.faults(self.data, self.model)
+            faults += objective.faults(self.data, self.model) + objective.faults_beside(self.objectives)
+        if not any(objective.weight for objective in self.objectives):
+            faults.append("objective: the weights sum to nothing; give one of them a weight above 0")
         if faults:
             raise ValueError("; ".join(faults))
         return self

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,7 +26,10 @@ from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.readers import HubReader, JsonLinesReader, Part, Reader, TableReader, TextReader
 
 BLOCK_CHARACTERS = 1 << 19
-KINDS = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+KINDS = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet", ".train": "text"}
+NAMED_ONLY = {".dev": "text", ".test": "text"}
+"""Read where a file or glob names them, but not as part of a directory: what BabyLM calls the texts that are not to be
+trained on."""
 log = logging.getLogger(__name__)
 
 
@@ -214,16 +217,16 @@ def _files(source: str) -> list[Path]:
     )
 
 
-def _kind(path: Path) -> str | None:
+def _kind(path: Path, kinds: Mapping[str, str] = KINDS) -> str | None:
     suffixes = path.suffixes
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes = suffixes[:-1]
-    kind = KINDS.get(suffixes[-1]) if suffixes else None
+    kind = kinds.get(suffixes[-1]) if suffixes else None
     return None if kind == "parquet" and path.suffix != ".parquet" else kind
 
 
 def _file_reader(path: Path, options: SourceOptions) -> Reader:
-    kind = _kind(path)
+    kind = _kind(path, {**KINDS, **NAMED_ONLY})
     if kind == "text":
         return TextReader(path, options.documents)
     if kind == "jsonl":

@@ -161,7 +161,7 @@ class Tokenizer:
         Raises:
             DataError: the vocabulary marks the ends of words only.
         """
-        marker, marks_start = self._word_marker()
+        marker, marks_start = self.word_marker()
         starts_V = np.zeros(self.vocab_size, dtype=np.bool_)
         for piece, i in self._vocabulary.items():
             starts_V[i] = piece.startswith(marker) == marks_start
@@ -216,8 +216,12 @@ class Tokenizer:
             )
         return int(self._vocabulary[self.roles[role]])
 
-    def _word_marker(self) -> tuple[str, bool]:
-        """The prefix that marks pieces, and whether it marks those that begin a word or those that continue one."""
+    def word_marker(self) -> tuple[str, bool]:
+        """The prefix that marks pieces, and whether it marks those that begin a word or those that continue one.
+
+        Raises:
+            DataError: the vocabulary marks the ends of words only.
+        """
         settings = json.loads(self.canonical_json)
         prefix = settings["model"].get("continuing_subword_prefix")
         if prefix:

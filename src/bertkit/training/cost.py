@@ -59,7 +59,9 @@ def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch]) -> f
             model,
             tokens=batch.num_tokens,
             squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
-            predictions=sum(targets.count for targets in batch.targets.values()),
+            predictions=sum(
+                targets.count for term, targets in batch.targets.items() if HEAD_KINDS.get(term) != "tokens"
+            ),
             sequences=batch.num_sequences,
         )
         for batch in batches
@@ -71,15 +73,32 @@ def step_flops(
 ) -> float:
     """Floating-point operations of one update.
 
-    Maps of relative positions are left out, for they are computed once a batch; so is the second stream of XLNet.
+    Maps of relative positions are left out, for they are computed once a batch; so is the second stream of XLNet. A
+    companion is a generator, whose vocabulary is projected to a second time, forward only, to draw from it.
 
     Args:
-        model: any encoder with heads.
+        model: any encoder with heads, and its companions.
         tokens: T.
         squared_lengths: the sum of squared sequence lengths, which attention's products grow with.
         predictions: M.
         sequences: B.
     """
+    products = _products(
+        model, tokens=tokens, squared_lengths=squared_lengths, predictions=predictions, sequences=sequences
+    )
+    drawing = 0.0
+    for companion in model.named_companions().values():
+        products += _products(
+            companion, tokens=tokens, squared_lengths=squared_lengths, predictions=predictions, sequences=sequences
+        )
+        drawing += predictions * sum(_vocabulary_weights(companion, head) for head in companion.head_names)
+    return 2.0 * (_BACKWARD_AND_FORWARD * products + drawing)
+
+
+def _products(
+    model: PretrainingModel, *, tokens: float, squared_lengths: float, predictions: float, sequences: float
+) -> float:
+    """Multiply-adds of a model's forward pass, without those of its companions."""
     attentions = _attentions(model)
     on_positions = sum(_map_weights(getattr(part, name, None)) for part in attentions for name in part.position_maps)
     linear = sum(_map_weights(part) for part in model.encoder.path()) - on_positions
@@ -90,13 +109,18 @@ def step_flops(
     for head in model.head_names:
         weights = _map_weights(model.get_submodule(head))
         if HEAD_KINDS[head] == "vocabulary":
-            products += predictions * (weights + model.encoder.embedding_width * model.encoder.vocab_size)
+            products += predictions * _vocabulary_weights(model, head)
         elif HEAD_KINDS[head] == "tokens":
             products += tokens * weights
         else:
             pooler = _map_weights(model.get_submodule(POOLER)) if model.plans[head].pooled else 0
             products += sequences * (weights + pooler)
-    return _BACKWARD_AND_FORWARD * 2.0 * products
+    return products
+
+
+def _vocabulary_weights(model: PretrainingModel, head: str) -> int:
+    """Of a vocabulary head, the tied projection included."""
+    return _map_weights(model.get_submodule(head)) + model.encoder.embedding_width * model.encoder.vocab_size
 
 
 def _attentions(model: PretrainingModel) -> list[SelfAttention | RelativeAttention]:
@@ -145,7 +169,7 @@ def training_memory_bytes(model: PretrainingModel, *, micro_batch_tokens: int, p
     vocabulary projection keeps its logits twice.
     """
     parameters = _size(model)
-    layers = len(_attentions(model))
-    activations = 4.0 * micro_batch_tokens * model.encoder.width * 20 * layers
+    widths = sum(len(_attentions(each)) * each.encoder.width for each in (model, *model.named_companions().values()))
+    activations = 4.0 * micro_batch_tokens * 20 * widths
     logits = 4.0 * predictions * model.encoder.vocab_size * 2
     return parameters * _ADAM_BYTES + activations + logits

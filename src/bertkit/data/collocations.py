@@ -1,0 +1,210 @@
+"""What a corpus says of phrases: which collocations it holds, and which entries of a lexicon occur in it.
+
+Bouma 2009, "Normalized (pointwise) mutual information in collocation extraction": a sequence of n words is a
+collocation where ln(p(w1..wn) / (p(w1)...p(wn))) is a large share of its greatest value, -(n - 1) ln p(w1..wn). Counts
+are kept in bounded memory by lossy counting (Manku and Motwani 2002, "Approximate frequency counts over data streams"):
+when too many sequences are known, the rarest are forgotten, so that a count may fall short by the number of times that
+this happened. Words are known by hashes of their pieces; the pieces are read again where a sequence first stood.
+
+Shapes: T tokens of a chunk, W words of it, N sequences of words.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from bertkit.data.shards import TokenShards
+from bertkit.settings import Settings
+from bertkit.text.lexicon import PhraseTable
+from bertkit.text.words import WordMarks
+
+log = logging.getLogger(__name__)
+
+Integers = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+
+CHUNK_TOKENS = 1 << 20
+KNOWN_SEQUENCES = 1 << 21
+_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(31)
+
+
+class Collocations(Settings):
+    """Which sequences of words are phrases."""
+
+    longest: int = Field(3, ge=2, le=5, description="Words of the longest collocation; the shortest has two.")
+    min_count: int = Field(10, ge=2, description="A collocation occurs at least this often.")
+    min_association: float = Field(
+        0.5, gt=-1, le=1, description="Least normalised pointwise mutual information; 1: its words never occur apart."
+    )
+    most: int = Field(100_000, ge=1, description="At most this many are kept, those of the strongest association.")
+
+    def mined(self, shards: TokenShards, marks: WordMarks, read_tokens: int) -> list[list[int]]:
+        """Token ids of the collocations, the strongest first; the same for the same shards.
+
+        Args:
+            shards: the corpus.
+            marks: where words begin; words with a sign or [UNK] in them take no part.
+            read_tokens: at most about this many tokens are read, evenly over the corpus.
+        """
+        words = _Counts()
+        sequences = {number: _Counts() for number in range(2, self.longest + 1)}
+        total = 0
+        for chunk in chunks(shards, marks, read_tokens):
+            total += chunk.count_into(words, sequences)
+        strengths, places = [], []
+        for number, counts in sequences.items():
+            if counts.forgotten >= self.min_count:
+                log.info("collocations of %d words: rarer ones than about %d were forgotten", number, counts.forgotten)
+            kept_N = counts.count_N >= self.min_count
+            association_N = _association(counts.count_N[kept_N], counts.parts_Nn[kept_N], words, total, number)
+            strong_N = association_N >= self.min_association
+            strengths.append(association_N[strong_N])
+            places.append(counts.place_N2[kept_N][strong_N])
+        strength_N, place_N2 = np.concatenate(strengths), np.concatenate(places)
+        order_N = np.lexsort((place_N2[:, 0], -strength_N))[: self.most]
+        return [shards.tokens_between(start, end).tolist() for start, end in place_N2[order_N].tolist()]
+
+
+def entries_seen(table: PhraseTable, shards: TokenShards, marks: WordMarks, read_tokens: int) -> NDArray[np.bool_]:
+    """Which entries of a list occur in the corpus, or in as much of it as is read.
+
+    Args:
+        table: the list's phrases.
+        shards: the corpus.
+        marks: where words begin.
+        read_tokens: at most about this many tokens are read, evenly over the corpus.
+    """
+    seen_E = np.zeros(table.found_as_E.size + 1, dtype=np.bool_)
+    for chunk in chunks(shards, marks, read_tokens):
+        seen_E[table.find(chunk.ids_T, chunk.begins_T, chunk.run_T).entry_P] = True
+    # What cannot be written is found as -1: the last, which is never seen.
+    return np.asarray(seen_E[table.found_as_E])
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stretch of whole segments.
+
+    Attributes:
+        ids_T: its tokens.
+        begins_T: tokens that begin a word.
+        run_T: the number of each token's segment.
+        start: the first token's place in the corpus.
+        marks: where words begin.
+    """
+
+    ids_T: Integers
+    begins_T: NDArray[np.bool_]
+    run_T: Integers
+    start: int
+    marks: WordMarks
+
+    def count_into(self, words: _Counts, sequences: dict[int, _Counts]) -> int:
+        """Count the words and the sequences of them; returns the number of words."""
+        start_W = np.flatnonzero(self.begins_T)
+        end_W = np.append(start_W[1:], self.ids_T.size)
+        opaque_V = self.marks.sign_V | self.marks.special_V
+        is_word_W = ~np.logical_or.reduceat(opaque_V[self.ids_T], start_W)
+        offset_T = np.arange(self.ids_T.size) - np.repeat(start_W, end_W - start_W)
+        hash_W = np.add.reduceat(_mixed(_mixed(self.ids_T.astype(np.uint64)) + offset_T.astype(np.uint64)), start_W)
+        run_W = self.run_T[start_W]
+        place_W2 = np.stack([start_W, end_W], axis=1) + self.start
+        words.add(hash_W[is_word_W], hash_W[is_word_W][:, None], place_W2[is_word_W])
+        for number, counts in sequences.items():
+            last = start_W.size - number + 1
+            if last <= 0:
+                continue
+            parts_Nn = np.lib.stride_tricks.sliding_window_view(hash_W, number)
+            inside_N = (run_W[:last] == run_W[number - 1 :]) & np.lib.stride_tricks.sliding_window_view(
+                is_word_W, number
+            ).all(axis=1)
+            parts_Nn = parts_Nn[inside_N]
+            hash_N = parts_Nn[:, 0]
+            for column in range(1, number):
+                hash_N = _mixed(hash_N) + parts_Nn[:, column]
+            place_N2 = np.stack([place_W2[:last, 0], place_W2[number - 1 :, 1]], axis=1)[inside_N]
+            counts.add(hash_N, parts_Nn, place_N2)
+        return int(is_word_W.sum())
+
+
+def chunks(shards: TokenShards, marks: WordMarks, read_tokens: int) -> Iterator[Chunk]:
+    """The corpus in stretches of about a million tokens; of a larger one than asked for, every so manieth stretch."""
+    segment_start_S1 = shards.segment_start_S1
+    number = max(1, -(-shards.tokens // CHUNK_TOKENS))
+    step = max(1, -(-shards.tokens // max(read_tokens, 1)))
+    edges = np.searchsorted(segment_start_S1, np.linspace(0, shards.tokens, number + 1).astype(np.int64))
+    for first, last in zip(edges[:-1:step].tolist(), edges[1::step].tolist(), strict=True):
+        if first == last:
+            continue
+        starts_S1 = segment_start_S1[first : last + 1]
+        ids_T = shards.tokens_between(int(starts_S1[0]), int(starts_S1[-1]))
+        run_T = np.repeat(np.arange(last - first), np.diff(starts_S1))
+        opens_T = np.concatenate([[True], run_T[1:] != run_T[:-1]])
+        yield Chunk(ids_T, marks.begins_T(ids_T, opens_T), run_T, int(starts_S1[0]), marks)
+
+
+class _Counts:
+    """Counts of sequences of words, in bounded memory.
+
+    Attributes:
+        hash_N: of each sequence, ascending.
+        count_N: how often it was seen.
+        parts_Nn: hashes of its n words.
+        place_N2: where it was seen first, from token to token.
+        forgotten: by how much counts may fall short.
+    """
+
+    def __init__(self) -> None:
+        self.hash_N: Hashes = np.zeros(0, np.uint64)
+        self.count_N: Integers = np.zeros(0, np.int64)
+        self.parts_Nn: Hashes = np.zeros((0, 0), np.uint64)
+        self.place_N2: Integers = np.zeros((0, 2), np.int64)
+        self.forgotten = 0
+
+    def add(self, hash_N: Hashes, parts_Nn: Hashes, place_N2: Integers) -> None:
+        """Count these, further on in the corpus than all before."""
+        if not self.parts_Nn.size:
+            self.parts_Nn = np.zeros((0, parts_Nn.shape[1]), np.uint64)
+        hashes = np.concatenate([self.hash_N, hash_N])
+        counts = np.concatenate([self.count_N, np.ones(hash_N.size, np.int64)])
+        self.hash_N, first_N, which = np.unique(hashes, return_index=True, return_inverse=True)
+        self.count_N = np.bincount(which, weights=counts, minlength=self.hash_N.size).astype(np.int64)
+        self.parts_Nn = np.concatenate([self.parts_Nn, parts_Nn])[first_N]
+        self.place_N2 = np.concatenate([self.place_N2, place_N2])[first_N]
+        while self.hash_N.size > KNOWN_SEQUENCES:
+            self.forgotten += 1
+            kept_N = self.count_N > self.forgotten
+            self.hash_N, self.count_N = self.hash_N[kept_N], self.count_N[kept_N]
+            self.parts_Nn, self.place_N2 = self.parts_Nn[kept_N], self.place_N2[kept_N]
+
+    def counts_of(self, hash_N: Hashes) -> Integers:
+        """How often these were seen; at least 1, for what was forgotten was seen."""
+        if not self.hash_N.size:
+            return np.ones(hash_N.size, np.int64)
+        at_N = np.minimum(np.searchsorted(self.hash_N, hash_N), self.hash_N.size - 1)
+        return np.where(self.hash_N[at_N] == hash_N, self.count_N[at_N], max(1, self.forgotten))
+
+
+def _association(count_N: Integers, parts_Nn: Hashes, words: _Counts, total: int, number: int) -> NDArray[np.float64]:
+    """Normalised pointwise mutual information of sequences, at most 1."""
+    log_p_N = np.log(count_N / max(1, total))
+    log_apart_N = sum(
+        (np.log(words.counts_of(part_N) / max(1, total)) for part_N in parts_Nn.T), np.zeros(count_N.size)
+    )
+    # A sequence that is the whole text has no room between its probability and 1.
+    room_N = np.maximum(-(number - 1) * log_p_N, np.finfo(np.float64).tiny)
+    association_N: NDArray[np.float64] = (log_p_N - log_apart_N) / room_N
+    return association_N
+
+
+def _mixed(hash_N: Hashes) -> Hashes:
+    """Bits spread so that sums of a few do not collide."""
+    mixed = (hash_N ^ (hash_N >> _SHIFT)) * _MULTIPLIER + _MULTIPLIER
+    return np.asarray(mixed ^ (mixed >> _SHIFT))

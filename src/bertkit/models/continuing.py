@@ -1,0 +1,248 @@
+"""Going on from a trained model with another configuration or another vocabulary.
+
+Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 5: RoBERTa becomes a Longformer by copying its projections
+into the global ones and its 512 positions over and over. Lee et al. 2020, BioBERT, arXiv:1901.08746, goes on with
+BERT's vocabulary; Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2, has its own, but begins from nothing. A
+new vocabulary on a trained model is this package's: pieces that both have keep their rows, the others begin as the mean
+of what the old tokenizer cuts them into, or are drawn anew. Sibling growth.py changes the depth.
+
+Shapes: V vocabulary, E width of the embeddings, P rows of the position table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bertkit.errors import UsageError
+from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.longformer import LongformerConfig
+from bertkit.text.pieces import Correspondence, correspondence
+from bertkit.text.tokenizer import Tokenizer
+
+NewPieces = Literal["mean", "random"]
+_FROM_THE_RECIPE = {"family", "attention_window", "max_position_embeddings", "sep_token_id"}
+"""What a Longformer made of a RoBERTa has of its own; all else is RoBERTa's."""
+_TABLE = "embeddings.position.weight"
+_POSITIONS = f"encoder.{_TABLE}"
+
+
+@dataclass(frozen=True)
+class Remade:
+    """What became of a model's vocabulary.
+
+    Attributes:
+        shared: pieces of the new vocabulary whose rows were copied.
+        cut: pieces whose rows are the mean of others.
+        drawn: pieces that were drawn anew.
+    """
+
+    shared: int
+    cut: int
+    drawn: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.shared + self.cut + self.drawn:,} pieces: {self.shared:,} are the old vocabulary's, {self.cut:,}"
+            f" begin as the mean of the pieces that it cuts them into, {self.drawn:,} are drawn anew"
+        )
+
+
+def continuing_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConfig:
+    """The configuration with which a recipe goes on from a model that its user gives.
+
+    Args:
+        found: the model's.
+        wanted: the recipe's; where both are of one family, its sizes give way to the model's.
+
+    Raises:
+        UsageError: the families differ, and no conversion is known.
+    """
+    if found.model_type == wanted.model_type:
+        return found
+    _conversion(found, wanted)
+    own = {key: value for key, value in wanted.model_dump().items() if key in _FROM_THE_RECIPE}
+    return type(wanted).model_validate({**found.model_dump(), **own})
+
+
+def continued(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
+    """The model under this configuration: as it is, with other rates and the like, or converted.
+
+    Args:
+        model: the trained one; stays as it is.
+        config: the recipe's.
+
+    Raises:
+        UsageError: the weights do not fit, or no conversion is known between the families.
+    """
+    found = model.encoder.config
+    if found == config:
+        return model
+    fill = _copied if found.model_type == config.model_type else _conversion(found, config)
+    # The padding's id is the tokenizer's, which stays.
+    new = _built(model, config, model.encoder.vocab_size, pad_id=_pad_id(model.encoder))
+    with torch.no_grad():
+        fill(model, new)
+    return new.eval()
+
+
+def with_vocabulary(
+    model: HeadedModel, old: Tokenizer, new: Tokenizer, *, new_pieces: NewPieces = "mean", seed: int = 0
+) -> tuple[HeadedModel, Remade | None]:
+    """The model with the embeddings and the head's bias of another vocabulary, and what became of its pieces.
+
+    With the same pieces under the same ids the model itself is returned, and None.
+
+    Args:
+        model: the trained one; stays as it is.
+        old: its tokenizer.
+        new: the one that it is to have.
+        new_pieces: how pieces begin that the old vocabulary lacks.
+        seed: of what is drawn anew.
+    """
+    if new.backend.get_vocab() == old.backend.get_vocab() and new.roles == old.roles:
+        return model, None
+    found = correspondence(new, old)
+    if new_pieces == "random":
+        found = Correspondence(found.same, {})
+    config = _with_separator(model.encoder.config, new)
+    remade = _built(model, config, new.vocab_size, pad_id=new.pad_id)
+    # Ids in a config.json are those of the old vocabulary.
+    remade.extras = {key: value for key, value in model.extras.items() if not key.endswith("_token_id")}
+    axes = vocabulary_axes(config, model.head_names)
+    remade.initialise(seed, only=set(axes))
+    source = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in remade.named_parameters():
+            if name in axes:
+                rows, old_rows = parameter.movedim(axes[name], 0), source[name].movedim(axes[name], 0)
+                _copy_pieces(rows, old_rows, found)
+            else:
+                parameter.copy_(source[name])
+        _move_positions(remade.encoder, model.encoder)
+    counts = Remade(len(found.same), len(found.parts), new.vocab_size - len(found.same) - len(found.parts))
+    return remade.eval(), counts
+
+
+def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, int]:
+    """The parameters that have a row or column a piece, and along which axis."""
+    with torch.device("meta"):
+        few, more = (dict(HeadedModel(config.build(size), heads).named_parameters()) for size in (11, 12))
+    return {
+        name: next(axis for axis, size in enumerate(few[name].shape) if size != parameter.shape[axis])
+        for name, parameter in more.items()
+        if parameter.shape != few[name].shape
+    }
+
+
+def _copy_pieces(rows: Tensor, old_rows: Tensor, found: Correspondence) -> None:
+    """Fill the rows of pieces that the old vocabulary has, or can put together."""
+    if found.same:
+        rows[list(found.same)] = old_rows[list(found.same.values())]
+    for number, parts in found.parts.items():
+        rows[number] = old_rows[parts].mean(dim=0)
+
+
+def _built(model: HeadedModel, config: EncoderConfig, vocab_size: int, *, pad_id: int) -> HeadedModel:
+    """A model of this configuration with the given one's heads, and weights of zero."""
+    with torch.device("meta"):
+        heads = [*model.head_names, *([POOLER] if model.has_pooler else [])]
+        new = HeadedModel(config.build(vocab_size, pad_id=pad_id), heads, labels=model.labels)
+    new.to_empty(device="cpu")
+    new.extras = dict(model.extras)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.zero_()
+    return new
+
+
+def _copied(model: HeadedModel, new: HeadedModel) -> None:
+    """Every weight as it is."""
+    source = dict(model.named_parameters())
+    for name, parameter in new.named_parameters():
+        if name not in source or source[name].shape != parameter.shape:
+            raise _does_not_fit(model.encoder.config, new.encoder.config)
+        parameter.copy_(source[name])
+    if len(source) != len(dict(new.named_parameters())):
+        raise _does_not_fit(model.encoder.config, new.encoder.config)
+
+
+def _does_not_fit(found: EncoderConfig, wanted: EncoderConfig) -> UsageError:
+    before, after = found.model_dump(exclude=_FROM_THE_RECIPE), wanted.model_dump()
+    differing = [
+        f"{key} {value!r} (recipe: {after.get(key)!r})" for key, value in before.items() if value != after.get(key)
+    ]
+    return UsageError(
+        f"init: the model's weights do not fit the recipe's model: it has {', '.join(differing)}; leave these settings"
+        " as the model has them"
+    )
+
+
+def _longformer_of_roberta(model: HeadedModel, new: HeadedModel) -> None:
+    """Section 5: what global tokens project with begins as the ordinary projections, positions are repeated."""
+    source = dict(model.named_parameters())
+    for name, parameter in new.named_parameters():
+        origin = source.get(name.replace("_global.", "."))  # attention.query_global.weight is attention.query.weight
+        if origin is not None and name == _POSITIONS:
+            _repeat_positions(parameter, origin, first=_pad_id(model.encoder) + 1)
+        elif origin is not None and origin.shape == parameter.shape:
+            parameter.copy_(origin)
+        else:
+            raise _does_not_fit(model.encoder.config, new.encoder.config)
+
+
+def _repeat_positions(new_PD: Tensor, old_PD: Tensor, *, first: int) -> None:
+    """Copy the rows before the first position, then all positions, as often as the new table holds them."""
+    position_P = torch.arange(len(new_PD))
+    period = len(old_PD) - first
+    new_PD.copy_(old_PD[torch.where(position_P < first, position_P, first + (position_P - first) % period)])
+
+
+def _move_positions(new: Encoder, old: Encoder) -> None:
+    """Where positions are counted from the padding's id, a new id moves them."""
+    before, after = _pad_id(old), _pad_id(new)
+    if "pad_token_id" in old.to_hub() and before != after:
+        new_PD, old_PD = new.get_parameter(_TABLE), old.get_parameter(_TABLE)
+        new_PD.copy_(old_PD[(torch.arange(len(new_PD)) - after + before).clamp(0, len(old_PD) - 1)])
+
+
+def _pad_id(encoder: Encoder) -> int:
+    """The padding's id, from which some families count positions."""
+    return int(encoder.to_hub().get("pad_token_id", encoder.config.default_pad_id))
+
+
+def _with_separator(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
+    """A Longformer knows its separator by the id."""
+    if isinstance(config, LongformerConfig) and "sep" in tokenizer.roles:
+        return config.model_copy(update={"sep_token_id": tokenizer.sep_id})
+    return config
+
+
+_Conversion = Callable[[HeadedModel, HeadedModel], None]
+_CONVERSIONS: dict[tuple[str, str], _Conversion] = {
+    ("camembert", "longformer"): _longformer_of_roberta,
+    ("roberta", "longformer"): _longformer_of_roberta,
+    ("xlm-roberta", "longformer"): _longformer_of_roberta,
+}
+"""What fills a model of the second family from one of the first."""
+
+
+def _conversion(found: EncoderConfig, wanted: EncoderConfig) -> _Conversion:
+    """How a family becomes another.
+
+    Raises:
+        UsageError: if that is not known.
+    """
+    pair = found.model_type, wanted.model_type
+    if pair not in _CONVERSIONS:
+        known = ", ".join(f"{first} to {second}" for first, second in _CONVERSIONS)
+        raise UsageError(
+            f"init: the model is of family {pair[0]!r}, the recipe's model.family is {pair[1]!r}; known conversions:"
+            f" {known}. Take a recipe of the model's own family, or domain-adapt, which goes on with any model"
+        )
+    return _CONVERSIONS[pair]

@@ -1,0 +1,162 @@
+"""Replaced-token detection: which tokens are the text's own, and which did a small masked LM put there?
+
+Clark et al. 2020, ELECTRA, arXiv:2003.10555, sections 2 and 3.2 and table 6; details as in google-research/electra.
+Beside it stands `masked_lm`, which belongs to the generator: a smaller model that trains with the first, reads the
+masked batch and fills its masks by drawing from its own predictions. The model itself reads the filled text, and is
+asked about every token of it. Sibling of masked_lm.py, whose loss is at the masked tokens alone.
+
+Quirks honoured: the loss is the mean over all tokens, [CLS] and [SEP] included, times 50; a token drawn that is the
+text's own counts as such; tokens that were chosen but not masked are drawn anew, too; no gradient passes the drawing,
+which is at temperature 1; the embeddings are shared with their norm (in the released code one scope holds them all).
+Quirks left: the released code chooses the masked positions with replacement, so that a few are chosen twice and fewer
+than 15% are masked; masked_lm chooses without. It draws by the Gumbel trick from the framework's generator; here one
+uniform number a target goes through the inverse of the distribution function, which gives the same distribution, and
+the number is the worker's, addressed by sample and position, so that evaluation and resumes change nothing.
+
+Shapes: T packed tokens, M masked tokens, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.errors import UsageError
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import share_embeddings
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.masked_lm import MaskedLM
+
+_ROWS_AT_ONCE = 256
+"""Targets whose distribution functions are held at a time: 60 MB with 30,522 words."""
+
+_NEEDS_MASKED_LM = "objective.replaced_token needs masked_lm beside it, for its generator; add `- masked_lm`"
+
+
+class ReplacedToken(Objective):
+    """Binary classification of every token: the text's own, or drawn by the generator?"""
+
+    weight: float = Field(50.0, ge=0, description="Factor of this term's mean in the total loss.")
+    generator_size: float = Field(
+        0.25, gt=0, le=1, description="Generator's width, feed-forward width and heads as a share of the model's."
+    )
+    tie: Literal["embeddings", "none", "all"] = Field(
+        "embeddings", description="What model and generator share; all needs generator_size 1."
+    )
+
+    term: ClassVar[str] = "replaced_token"
+    rank: ClassVar[int] = MaskedLM.rank + 1
+
+    def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        at = "objective.replaced_token"
+        if MaskedLM.term not in model.all_heads():
+            return [
+                f"{at} needs a generator with a masked-LM head, which model.family {model.model_type!r} cannot have"
+            ]
+        try:
+            generator = model.generator(self.generator_size)
+        except ValueError as error:
+            return [f"{at}.generator_size ({self.generator_size:g}) makes no generator: {error}; take another size"]
+        if self.tie == "all" and generator != model:
+            return [f"{at}.tie is all, which needs {at}.generator_size 1, not {self.generator_size:g}"]
+        return []
+
+    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+        """Why it cannot stand in a list of objectives: one sentence, with the key and the remedy."""
+        return [] if any(isinstance(objective, MaskedLM) for objective in objectives) else [_NEEDS_MASKED_LM]
+
+    def generator(self, model: PretrainingModel, *, pad_id: int = 0) -> PretrainingModel:
+        """The generator of a model: a masked LM with uninitialised weights, but for those that are the model's.
+
+        Raises:
+            UsageError: if its embeddings are to be the model's and have another shape.
+        """
+        encoder = model.encoder
+        if self.tie != "all":
+            encoder = encoder.config.generator(self.generator_size).build(encoder.vocab_size, pad_id=pad_id)
+        if self.tie == "embeddings":
+            share_embeddings(encoder, model.encoder)
+        return PretrainingModel(encoder, [MaskedLM.term])
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Give every masked token the uniform number by which the generator will draw; nothing is replaced yet.
+
+        Raises:
+            UsageError: if no masked LM chose tokens before.
+        """
+        masked = samples.targets.get(MaskedLM.term)
+        if masked is None:
+            raise UsageError(_NEEDS_MASKED_LM)
+        sequence_M = samples.sequence_T[masked.index_M]
+        uniform_M = draw.uniform(
+            "replace/draw",
+            epoch=samples.epoch_B[sequence_M],
+            sample=samples.sample_B[sequence_M],
+            position=samples.position_T[masked.index_M],
+        )
+        return samples.with_targets(self.term, Targets(masked.index_M, masked.id_M, columns={"uniform": uniform_M}))
+
+    @torch.no_grad()
+    def filled(self, generator: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
+        """The batch with its masked tokens drawn from the generator's predictions.
+
+        Args:
+            generator: whose vocabulary head is asked.
+            hidden_TD: its states of the masked batch.
+            batch: masked.
+        """
+        targets = batch.targets[self.term]
+        rows = zip(
+            torch.split(targets.index_M, _ROWS_AT_ONCE),
+            torch.split(targets.columns["uniform"], _ROWS_AT_ONCE),
+            strict=True,
+        )
+        drawn = [
+            drawn_ids(generator.masked_lm_logits(hidden_TD.index_select(0, index_M)), uniform_M)
+            for index_M, uniform_M in rows
+        ]
+        return replace(batch, ids_T=batch.ids_T.index_copy(0, targets.index_M, torch.cat(drawn)))
+
+    def expected_count(self, length: int) -> float:
+        return float(length)
+
+    def count(self, batch: PackedBatch) -> int:
+        return batch.num_tokens
+
+    def replaced_T(self, batch: PackedBatch) -> Tensor:
+        """Of a filled batch: whether each token is another than the text's own."""
+        targets = batch.targets[self.term]
+        replaced_M = batch.ids_T.index_select(0, targets.index_M) != targets.id_M
+        return torch.zeros_like(batch.ids_T, dtype=torch.bool).index_copy(0, targets.index_M, replaced_M)
+
+    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed binary cross-entropy over all tokens of a filled batch; a positive logit says replaced."""
+        logits_T = model.token_logits(self.term, hidden_TD).squeeze(-1).float()
+        replaced_T = self.replaced_T(batch)
+        loss = functional.binary_cross_entropy_with_logits(logits_T, replaced_T.to(logits_T.dtype), reduction="sum")
+        correct = ((logits_T.detach() > 0) == replaced_T).sum()
+        return LossSum(loss, self.count(batch), correct)
+
+
+def drawn_ids(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
+    """One id a row from the softmax of its logits, (M,): the first at which the distribution function exceeds u.
+
+    Args:
+        logits_MV: any floating-point type.
+        uniform_M: u, float64 in [0, 1).
+    """
+    # In float32 the function's rounding would be as large as the probability of a rare word.
+    reached_MV = logits_MV.float().softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    wanted_M1 = uniform_M[:, None] * reached_MV[:, -1:]
+    return torch.searchsorted(reached_MV, wanted_M1, right=True).squeeze(-1).clamp_max(logits_MV.shape[-1] - 1)

@@ -1,0 +1,110 @@
+"""Span boundary: predict each token of a hidden span from the two tokens beside the span.
+
+Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 3.2; as in the released pair_bert.py and masking.py. The spans
+are those that the masked LM chose, whose rank is lower; a token's prediction reads the states of the nearest tokens
+outside of its span and the token's number in it, and nothing inside. Its mean is added to the masked LM's with a weight
+of its own.
+
+Quirks honoured: spans that overlap or touch count as one; a span at the edge of the text, with a special token beside
+it, is not predicted; of a long one the first `max_targets` tokens are. Special tokens inside a sample, which the
+released code never has, are edges as well.
+
+Shapes: T packed tokens, M predicted tokens, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.errors import UsageError
+from bertkit.models.heads import SPAN_POSITIONS
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.masked_lm import MaskedLM
+
+_TYPICAL_RATE = 0.15
+
+
+class SpanBoundary(Objective):
+    """Predict the masked LM's spans once more, from outside."""
+
+    max_targets: int = Field(
+        20,
+        ge=1,
+        le=SPAN_POSITIONS,
+        description="Of each span at most this many tokens are predicted, the first ones.",
+    )
+
+    term: ClassVar[str] = "span_boundary"
+    rank: ClassVar[int] = MaskedLM.rank + 1
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Mark what is predicted, and where from: `places` `left` and `right`, and `columns` `offset`, the token's
+        number in its span.
+
+        Raises:
+            UsageError: if no masked LM chose spans before.
+        """
+        masked = samples.targets.get(MaskedLM.term)
+        if masked is None or "unit" not in masked.places:
+            raise UsageError(
+                "objective.span_boundary predicts the spans that masked_lm hides, and there are none; write"
+                " `masked_lm: {units: {name: spans}}` beside it"
+            )
+        index_M, first_M = masked.index_M, masked.places["unit"]
+        offset_M = index_M - first_M
+        begins_M = offset_M == 0
+        span_M = np.cumsum(begins_M) - 1
+        left_M = first_M - 1
+        right_M = (index_M[begins_M] + np.bincount(span_M, minlength=int(begins_M.sum())))[span_M]
+        predicted_M = _is_text(samples, left_M, index_M) & _is_text(samples, right_M, index_M)
+        predicted_M &= offset_M < self.max_targets
+        targets = Targets(
+            index_M[predicted_M],
+            masked.id_M[predicted_M],
+            {"left": left_M[predicted_M], "right": right_M[predicted_M]},
+            {"offset": offset_M[predicted_M]},
+        )
+        return samples.with_targets(self.term, targets)
+
+    def expected_count(self, length: int) -> float:
+        """At SpanBERT's rate, if no span were at an edge."""
+        return _TYPICAL_RATE * length
+
+    def count(self, batch: PackedBatch) -> int:
+        return batch.targets[self.term].count
+
+    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed cross-entropy of the spans' tokens over the whole vocabulary."""
+        targets = batch.targets[self.term]
+        logits_MV = span_boundary_logits(model, hidden_TD, batch).float()
+        loss = functional.cross_entropy(logits_MV, targets.id_M, reduction="sum")
+        correct = (logits_MV.detach().argmax(dim=-1) == targets.id_M).sum()
+        return LossSum(loss, self.count(batch), correct)
+
+
+def span_boundary_logits(model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+    """Logits of the batch's targets, (M, V)."""
+    targets = batch.targets[SpanBoundary.term]
+    left_MD = hidden_TD.index_select(0, targets.places["left"])
+    right_MD = hidden_TD.index_select(0, targets.places["right"])
+    head = model.get_submodule(SpanBoundary.term)
+    logits_MV: Tensor = head(left_MD, model.encoder.word_embedding.weight, right_MD, targets.columns["offset"])
+    return logits_MV
+
+
+def _is_text(samples: Samples, place_M: Integers, index_M: Integers) -> NDArray[np.bool_]:
+    """Whether a place is an ordinary token of the same sequence."""
+    inside_M = (place_M >= 0) & (place_M < samples.ids_T.size)
+    place_M = np.where(inside_M, place_M, index_M)
+    same_M = samples.sequence_T[place_M] == samples.sequence_T[index_M]
+    return np.asarray(inside_M & same_M & ~samples.fixed_T[place_M])

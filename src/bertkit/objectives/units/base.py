@@ -1,0 +1,125 @@
+"""What is masked together: the interface of a choice of target positions, and what the choices share.
+
+Siblings: pieces.py (BERT), words.py (whole-word masking), ngrams.py (ALBERT), spans.py (SpanBERT), phrases.py (ERNIE).
+Each follows the released procedure of its paper sequence by sequence, for all sequences of a batch at once. What stands
+in for the chosen tokens, and the loss, is masked_lm.py's.
+
+Shapes: T packed tokens, B sequences, M chosen tokens, C candidates, c those still waiting, K candidates of the
+sequence that has most, U chosen units.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.settings import Settings
+from bertkit.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The tokens to predict.
+
+    Attributes:
+        index_M: their packed positions, ascending.
+        first_M: the packed position of the first token of each one's unit; None where every token is its own.
+    """
+
+    index_M: Integers
+    first_M: Integers | None = None
+
+
+class Units(Settings, ABC):
+    """A way of choosing. It is its own settings: plain data that travels to workers."""
+
+    replaced_as_one: ClassVar[bool] = False
+    """Whether one draw decides for all tokens of a unit if they are hidden, replaced or kept."""
+
+    def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+        """How many tokens are to be chosen: BERT's rule, which counts special tokens in, and at least one.
+
+        Args:
+            rate: share of the tokens.
+            lengths_B: tokens of each sequence.
+            ordinary_B: those among them that may be chosen.
+        """
+        counts_B: Integers = np.maximum(1, np.rint(rate * lengths_B)).astype(np.int64)
+        return counts_B
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        """The same with what it must know of the vocabulary and the corpus.
+
+        Raises:
+            UsageError: if the tokenizer cannot serve it.
+            DataError: if a file that it names is at fault.
+        """
+        return self
+
+    @abstractmethod
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+        """The tokens to predict, at most `counts_B` of each sequence and none of `samples.fixed_T`."""
+
+
+def ranked(key_C: NDArray[np.float64], sequence_C: Integers, sequences: int) -> Integers:
+    """Candidates in the order of their keys, (K, B): row k holds the k-th of every sequence, -1 where it has no more.
+
+    Args:
+        key_C: what they are ordered by.
+        sequence_C: whose candidates they are.
+        sequences: B.
+    """
+    order_C = np.lexsort((key_C, sequence_C))
+    sorted_C = sequence_C[order_C]
+    counts_B = np.bincount(sequence_C, minlength=sequences)
+    starts_B = np.cumsum(counts_B) - counts_B
+    ranked_KB = np.full((int(counts_B.max(initial=0)), sequences), -1, dtype=np.int64)
+    ranked_KB[np.arange(order_C.size) - starts_B[sorted_C], sorted_C] = order_C
+    return ranked_KB
+
+
+def within_budget(length_C: Integers, sequence_C: Integers, counts_B: Integers) -> NDArray[np.bool_]:
+    """Which candidates are taken if each sequence takes its own in this order, and passes over what no longer fits.
+
+    Args:
+        length_C: tokens of each candidate, none of which overlap.
+        sequence_C: whose it is, ascending.
+        counts_B: tokens that each sequence may take.
+    """
+    left_B = counts_B.copy()
+    taken_C = np.zeros(length_C.size, dtype=np.bool_)
+    waiting_C = np.arange(length_C.size)
+    while True:
+        waiting_C = waiting_C[length_C[waiting_C] <= left_B[sequence_C[waiting_C]]]
+        if not waiting_C.size:
+            return taken_C
+        size_c, owner_c = length_C[waiting_C], sequence_C[waiting_C]
+        sum_c = np.cumsum(size_c)
+        first_c = np.concatenate([[True], owner_c[1:] != owner_c[:-1]])
+        before_c = (sum_c - size_c)[first_c][np.cumsum(first_c) - 1]
+        # Sums grow, so what fits is the beginning of each sequence's list; the next one is passed over for good.
+        fits_c = sum_c - before_c <= left_B[owner_c]
+        taken_C[waiting_C[fits_c]] = True
+        np.subtract.at(left_B, owner_c[fits_c], size_c[fits_c])
+        waiting_C = waiting_C[~fits_c]
+
+
+def spread(start_U: Integers, length_U: Integers) -> tuple[Integers, Integers]:
+    """The tokens of ranges, end to end, and the number of each one's range."""
+    range_M = np.repeat(np.arange(start_U.size), length_U)
+    offset_U = np.cumsum(length_U) - length_U
+    return np.arange(range_M.size) - offset_U[range_M] + start_U[range_M], range_M
+
+
+def chosen_units(start_U: Integers, length_U: Integers) -> Chosen:
+    """The tokens of units that do not overlap, given in any order."""
+    order_U = np.argsort(start_U, kind="stable")
+    index_M, unit_M = spread(start_U[order_U], length_U[order_U])
+    return Chosen(index_M, start_U[order_U][unit_M])

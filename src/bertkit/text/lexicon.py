@@ -1,0 +1,181 @@
+"""Phrases in token ids: read from a file, and found in text, whole words only, the longest first.
+
+Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, masks phrases and entities that chunkers and dictionaries
+found; a list of phrases is all that is asked for here. Own design: a phrase is known by hashes of its beginnings, so
+that a batch is searched without a loop over its tokens; every find is compared token by token, so no hash decides.
+
+Shapes: T tokens, E entries, N phrases (forms of entries), L their greatest length, W whole phrases of one length, C
+places that are looked at, P finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError
+from bertkit.text.lines import read_lines
+from bertkit.text.tokenizer import Tokenizer
+
+Integers = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+
+
+def read_lexicon(path: Path) -> list[str]:
+    """The phrases of a text file, one a line, each once; blank lines are nothing.
+
+    Raises:
+        DataError: if the file cannot be read, or holds no phrase.
+    """
+    lines = (line.strip() for part in read_lines(path) for line in part)
+    phrases = list(dict.fromkeys(line for line in lines if line))
+    if not phrases:
+        raise DataError(f"{path}: holds no phrase; write one a line")
+    return phrases
+
+
+@dataclass(frozen=True)
+class Finds:
+    """Phrases found in text.
+
+    Attributes:
+        start_P: where each begins, ascending.
+        length_P: its tokens.
+        entry_P: which entry of the list it is.
+    """
+
+    start_P: Integers
+    length_P: Integers
+    entry_P: Integers
+
+
+class PhraseTable:
+    """Phrases to look for. Plain data, so it travels to workers.
+
+    Args:
+        phrases: token ids; none empty.
+        entries: which entry of a list each one stands for, where an entry has several forms; left out, its own number.
+        found_as_E: as the attribute; left out, every phrase is found as itself.
+
+    Attributes:
+        found_as_E: for each entry of the list, the entry as which it is found: another one where both have the same
+            ids; -1 where the vocabulary cannot write it.
+    """
+
+    def __init__(
+        self,
+        phrases: Sequence[Sequence[int]],
+        entries: Sequence[int] | None = None,
+        found_as_E: Integers | None = None,
+    ) -> None:
+        length_N = np.array([len(phrase) for phrase in phrases], dtype=np.int64)
+        ids_NL = np.full((length_N.size, int(length_N.max(initial=0))), -1, dtype=np.int64)
+        for row, phrase in enumerate(phrases):
+            ids_NL[row, : len(phrase)] = phrase
+        self.entry_N = np.arange(length_N.size) if entries is None else np.asarray(entries, dtype=np.int64)
+        self.found_as_E = self.entry_N if found_as_E is None else found_as_E
+        self.ids_NL = ids_NL
+        self._firsts = np.unique(ids_NL[:, 0]) if ids_NL.size else np.zeros(0, np.int64)
+        self._beginnings: list[Hashes] = []
+        self._wholes: list[tuple[Hashes, Integers]] = []
+        hash_N = np.zeros(length_N.size, dtype=np.uint64)
+        for column in range(ids_NL.shape[1]):
+            hash_N = _extended(hash_N, ids_NL[:, column])
+            ends_N, goes_on_N = length_N == column + 1, length_N > column + 1
+            row_N = np.flatnonzero(ends_N)
+            row_N = row_N[np.argsort(hash_N[row_N], kind="stable")]
+            self._wholes.append((hash_N[row_N], row_N))
+            self._beginnings.append(np.unique(hash_N[goes_on_N]))
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str], tokenizer: Tokenizer) -> PhraseTable:
+        """Phrases as a tokenizer writes them at the beginning of a segment and inside one."""
+        phrases: dict[tuple[int, ...], int] = {}
+        found_as_E = np.full(len(texts), -1, dtype=np.int64)
+        unknown = tokenizer.unk_id if "unk" in tokenizer.roles else -1
+        for forms in ([f" {text}" for text in texts], texts):
+            ids_T, count_E = tokenizer.encode_plain(forms)
+            for entry, ids in enumerate(np.split(ids_T, np.cumsum(count_E)[:-1])):
+                if ids.size and unknown not in ids:
+                    found_as_E[entry] = phrases.setdefault(tuple(ids.tolist()), entry)
+        return cls(list(phrases), list(phrases.values()), found_as_E)
+
+    def find(self, ids_T: Integers, begins_T: NDArray[np.bool_], run_T: Integers) -> Finds:
+        """Phrases in text that do not overlap: longer ones before shorter ones, then from left to right.
+
+        Args:
+            ids_T: the text.
+            begins_T: tokens that begin a word; a phrase begins at one and ends before one, or with its run.
+            run_T: numbers, ascending, of the runs of tokens that a phrase may not reach out of; negative where no
+                phrase may stand.
+        """
+        if not ids_T.size:
+            return Finds(*(np.zeros(0, np.int64) for _ in range(3)))
+        border_T1 = np.concatenate([begins_T, [True]])
+        border_T1[1:-1] |= run_T[1:] != run_T[:-1]
+        place_C = np.flatnonzero(begins_T & (run_T >= 0) & _among(ids_T, self._firsts))
+        hash_C = np.zeros(place_C.size, dtype=np.uint64)
+        found: list[tuple[Integers, Integers]] = []
+        for column, (hash_W, row_W) in enumerate(self._wholes):
+            end_C = np.minimum(place_C + column, ids_T.size - 1)
+            inside_C = (end_C == place_C + column) & (run_T[end_C] == run_T[place_C])
+            place_C, end_C = place_C[inside_C], end_C[inside_C]
+            hash_C = _extended(hash_C[inside_C], ids_T[end_C])
+            whole_C = border_T1[end_C + 1] & _among(hash_C, hash_W)
+            row_P = row_W[np.searchsorted(hash_W, hash_C[whole_C])]
+            found.append(self._really_there(place_C[whole_C], row_P, ids_T, column + 1))
+            goes_on_C = _among(hash_C, self._beginnings[column])
+            place_C, hash_C = place_C[goes_on_C], hash_C[goes_on_C]
+        return self._not_overlapping(found, ids_T.size)
+
+    def _really_there(
+        self, place_P: Integers, row_P: Integers, ids_T: Integers, length: int
+    ) -> tuple[Integers, Integers]:
+        """Places and rows of the table without those that have only the hash in common."""
+        equal_P = (ids_T[place_P[:, None] + np.arange(length)] == self.ids_NL[row_P, :length]).all(axis=1)
+        return place_P[equal_P], row_P[equal_P]
+
+    def _not_overlapping(self, found: list[tuple[Integers, Integers]], tokens: int) -> Finds:
+        """The finds of each length, from 1, without those that a longer one, or one further left, stands in the way
+        of."""
+        taken_T = np.zeros(tokens, dtype=np.bool_)
+        kept: list[tuple[Integers, Integers, Integers]] = []
+        for length in range(len(found), 0, -1):
+            place_P, row_P = found[length - 1]
+            offset_L = np.arange(length)
+            free_P = ~taken_T[place_P[:, None] + offset_L].any(axis=1)
+            place_P, row_P = place_P[free_P], row_P[free_P]
+            while place_P.size:
+                # Nothing to the left reaches into the first of a cluster; what it reaches into is out.
+                leads_P = np.diff(place_P, prepend=-length) >= length
+                leader_P = place_P[leads_P][np.cumsum(leads_P) - 1]
+                kept.append((place_P[leads_P], np.full(int(leads_P.sum()), length), row_P[leads_P]))
+                taken_T[place_P[leads_P][:, None] + offset_L] = True
+                place_P, row_P = (part[place_P - leader_P >= length] for part in (place_P, row_P))
+        if not kept:
+            return Finds(*(np.zeros(0, np.int64) for _ in range(3)))
+        start_P, length_P, row_P = (np.concatenate(part) for part in zip(*kept, strict=True))
+        order_P = np.argsort(start_P)
+        return Finds(start_P[order_P], length_P[order_P], self.entry_N[row_P[order_P]])
+
+
+def _extended(hash_N: Hashes, id_N: Integers) -> Hashes:
+    """The hash of a sequence and one more token."""
+    mixed = (hash_N ^ (id_N + 1).astype(np.uint64)) * _MULTIPLIER
+    return np.asarray(mixed ^ (mixed >> _SHIFT))
+
+
+def _among(value_C: NDArray[Any], sorted_N: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which values occur in a sorted list."""
+    if not sorted_N.size:
+        return np.zeros(value_C.size, dtype=np.bool_)
+    at_C = np.minimum(np.searchsorted(sorted_N, value_C), sorted_N.size - 1)
+    return np.asarray(sorted_N[at_C] == value_C)

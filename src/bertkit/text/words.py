@@ -1,0 +1,100 @@
+"""Where words begin in token ids, for WordPiece, byte-level BPE and Unigram alike.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece: whatever begins without `##` begins a word,
+punctuation included, for the text was cut at punctuation before). Byte-level BPE and Unigram mark only what follows a
+space, so that `end.` would be one word, and the first word of a segment, which RoBERTa's vocabulary does not mark at
+all, would hang on to the full stop before it. So there a change between letters and signs begins a word, too; ALBERT's
+released code likewise lets pieces of punctuation begin words.
+
+Shapes: V vocabulary, T tokens.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError, UsageError
+from bertkit.text.tokenizer import Tokenizer
+
+_UNDECODED = "\ufffd"
+
+
+@dataclass(frozen=True, eq=False)
+class WordMarks:
+    """What a vocabulary tells of words; plain data, so it travels to workers.
+
+    Attributes:
+        start_V: pieces that begin a word.
+        sign_V: pieces of punctuation and other signs alone.
+        letters_V: other pieces of text; the mark of a space alone is neither.
+        special_V: pieces that are no text, [UNK] among them.
+        cuts_at_signs: whether a change between signs and letters begins a word: where the vocabulary marks what
+            follows a space, not where it marks what continues a word, for that says it all.
+    """
+
+    start_V: NDArray[np.bool_]
+    sign_V: NDArray[np.bool_]
+    letters_V: NDArray[np.bool_]
+    special_V: NDArray[np.bool_]
+    cuts_at_signs: bool
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> WordMarks:
+        """The marks of a tokenizer.
+
+        Raises:
+            UsageError: if its pieces do not tell where words begin.
+        """
+        try:
+            start_V = tokenizer.word_start_V
+        except DataError as fault:
+            raise UsageError(_no_words(str(fault))) from fault
+        special_V = np.zeros_like(start_V)
+        special_V[list(tokenizer.special_ids)] = True
+        text_starts = start_V[~special_V]
+        if text_starts.all() or not text_starts.any():
+            which = "every piece" if text_starts.all() else "no piece"
+            raise UsageError(_no_words(f"{which} of the vocabulary begins a word by its mark"))
+        sign_V, letters_V = np.zeros_like(start_V), np.zeros_like(start_V)
+        for i in np.flatnonzero(~special_V).tolist():
+            text = tokenizer.decode([i]).strip()
+            sign_V[i] = _is_sign(text)
+            letters_V[i] = bool(text) and not sign_V[i]
+        marks_continuing = bool(getattr(tokenizer.backend.model, "continuing_subword_prefix", None))
+        return cls(start_V, sign_V, letters_V, special_V, not marks_continuing)
+
+    @classmethod
+    def plain(cls, start_V: NDArray[np.bool_]) -> WordMarks:
+        """Where all that is known is which pieces begin a word."""
+        nothing_V = np.zeros_like(start_V)
+        return cls(start_V, nothing_V, ~nothing_V, nothing_V, cuts_at_signs=False)
+
+    def begins_T(self, ids_T: NDArray[np.int64], apart_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Tokens that begin a word.
+
+        Args:
+            ids_T: ids.
+            apart_T: tokens that do not belong to a word with the one before: the first of a sequence or segment,
+                special ones and those behind them.
+        """
+        begins_T: NDArray[np.bool_] = self.start_V[ids_T] | apart_T
+        if self.cuts_at_signs and ids_T.size:
+            sign_T, letters_T = self.sign_V[ids_T], self.letters_V[ids_T]
+            begins_T[1:] |= (sign_T[1:] & letters_T[:-1]) | (letters_T[1:] & sign_T[:-1])
+        return begins_T
+
+
+def _is_sign(text: str) -> bool:
+    """Punctuation and symbols alone, and at least one."""
+    return bool(text) and _UNDECODED not in text and all(unicodedata.category(c)[0] in "PS" for c in text)
+
+
+def _no_words(why: str) -> str:
+    return (
+        f"objective.masked_lm.units wants whole words, but {why}; take units pieces, or a tokenizer that marks words:"
+        " tokenizer.type wordpiece, byte-bpe or unigram"
+    )
