@@ -151,6 +151,17 @@ def test_the_paper_widths_make_the_papers_head() -> None:
     assert size == 20 * 200 + (1736 * 768 + 768) + (768 * 768 + 768) + 2 * 2 * 768 + 28_996
 
 
+def test_asked_of_any_token_it_takes_the_token_for_both_sides_of_a_span() -> None:
+    """As when an exported model is compared with its source, head by head."""
+    model = model_of(BertConfig(**SIZES))
+    batch = PackedBatch.from_samples(worded_samples([9, 4]))
+    hidden_TD = model(batch)
+    offset_T = torch.zeros(13, dtype=torch.int64)
+    expected = model.span_boundary(hidden_TD, model.encoder.word_embedding.weight, hidden_TD, offset_T)
+    assert torch.equal(model.logits("span_boundary", hidden_TD, batch), expected)
+    assert expected.shape == (13, VOCABULARY_SIZE)
+
+
 def test_every_family_can_have_the_head() -> None:
     for family, config in FAMILIES.items():
         assert "span_boundary" in config().all_heads(), family

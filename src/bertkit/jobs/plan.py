@@ -6,6 +6,8 @@ which is what training reaches where the matrices are large (docs/results.md); s
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,22 +46,21 @@ def pretraining_plan(recipe: Recipe) -> dict[str, Any]:
     tokens = flops = memory = 0.0
     for stage in stages:
         length = stage.recipe.data.sequence_length
-        predictions = sum(each.expected_count(length) for each in stage.recipe.objectives if _asks_for_words(each))
+        predictions = _predictions(stage.recipe.objectives, length)
+        in_all = sum(predictions.values())
         steps = stage.end_step - stage.first_step
         tokens += steps * sequences * length
         flops += steps * step_flops(
             model,
             tokens=sequences * length,
             squared_lengths=sequences * length**2,
-            predictions=sequences * predictions,
+            predictions={head: sequences * count for head, count in predictions.items()},
             sequences=sequences,
         )
         micro_batch = min(engine.micro_batch_tokens, sequences * length)
         memory = max(
             memory,
-            training_memory_bytes(
-                model, micro_batch_tokens=micro_batch, predictions=predictions * micro_batch / length
-            ),
+            training_memory_bytes(model, micro_batch_tokens=micro_batch, predictions=in_all * micro_batch / length),
         )
     rate = measured_peak_flops(engine.device, bf16=engine.bf16) * _REACHED_SHARE
     return {
@@ -75,8 +76,14 @@ def pretraining_plan(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _asks_for_words(objective: Objective) -> bool:
-    return any(HEAD_KINDS[head] == "vocabulary" for head in objective.heads)
+def _predictions(objectives: Sequence[Objective], length: int) -> dict[str, float]:
+    """What each vocabulary head predicts of a sequence of this many tokens."""
+    counts: dict[str, float] = defaultdict(float)
+    for objective in objectives:
+        for head in objective.heads:
+            if HEAD_KINDS[head] == "vocabulary":
+                counts[head] += objective.expected_count(length)
+    return counts
 
 
 def plan_in_words(plan: dict[str, Any]) -> list[tuple[str, str]]:

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.samples import Samples
 from bertkit.data.shards import TokenShards
-from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
 from bertkit.errors import UsageError
+from bertkit.jobs.batches import stage_batches
 from bertkit.jobs.launch import PretrainRequest, open_shards, requested_recipe
 from bertkit.progress import Progress
 from bertkit.recipe.load import load_recipe
 from bertkit.recipe.schema import Recipe
-from bertkit.recipe.stages import Stage, stages_of
+from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RECORD, RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 
@@ -94,7 +94,7 @@ def show_batch(request: PretrainRequest, *, step: int, sequences: int, progress:
         raise UsageError(f"--step {step}: {recipe.name} has steps 1 to {steps:,}")
     stage = next(each for each in stages_of(recipe) if step <= each.end_step)
     tokenizer = Tokenizer.load(shards.directory)
-    samples = _batches(stage, shards, tokenizer, request.cache).samples(step - 1 - stage.first_step)
+    samples = stage_batches(stage, shards, tokenizer, cache=request.cache).samples(step - 1 - stage.first_step)
     in_all = int(samples.lengths_B.size)
     few = next(samples.split(int(samples.cu_seqlens_B1[min(sequences, in_all)])))
     wanted = {objective.term for objective in stage.recipe.objectives}
@@ -119,21 +119,6 @@ def _recipe_and_shards(request: PretrainRequest, progress: Progress) -> tuple[Re
     if shards.is_dir():
         return recipe, TokenShards.open(shards)
     return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
-
-
-def _batches(stage: Stage, shards: TokenShards, tokenizer: Tokenizer, cache: Path) -> StepBatches:
-    recipe, data = stage.recipe, stage.recipe.data
-    training_N2, _ = split_documents(shards, data.held_out, recipe.seed)
-    spec = SampleSpec(recipe.seed, f"train/{stage.number}", data.layout, data.sequence_length, data.static_copies)
-    batches = StepBatches(
-        SampleStream(spec, shards, training_N2, cache / "plans"),
-        Vocabulary.of(tokenizer),
-        [objective.prepared(tokenizer, shards) for objective in recipe.objectives],
-        batch_sequences=recipe.optimisation.batch_sequences,
-        micro_batch_tokens=None,
-    )
-    batches.check_enough()
-    return batches
 
 
 def _sequence(one: Samples, tokenizer: Tokenizer) -> ShownSequence:

@@ -134,7 +134,7 @@ class SpanBoundaryHead(nn.Module):
         when two copies of a model are compared.
         """
         right_MD = left_MD if right_MD is None else right_MD
-        offset_M = torch.zeros(len(left_MD), dtype=torch.int64, device=left_MD.device) if offset_M is None else offset_M
+        offset_M = torch.zeros_like(left_MD[:, 0], dtype=torch.int64) if offset_M is None else offset_M
         states = torch.cat([left_MD, right_MD, self.offset_embedding(offset_M).to(left_MD.dtype)], dim=-1)
         states = self.norm_1(functional.gelu(self.dense_1(states)))
         states = self.norm_2(functional.gelu(self.dense_2(states)))

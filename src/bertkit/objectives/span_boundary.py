@@ -14,6 +14,7 @@ Shapes: T packed tokens, M predicted tokens, V vocabulary, D width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -46,6 +47,13 @@ class SpanBoundary(Objective):
 
     term: ClassVar[str] = "span_boundary"
     rank: ClassVar[int] = MaskedLM.rank + 1
+
+    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+        if any(isinstance(each, MaskedLM) and each.units.replaced_as_one for each in objectives):
+            return []
+        return [
+            "objective.span_boundary needs masked_lm beside it with spans; add `- masked_lm: {units: {name: spans}}`"
+        ]
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Mark what is predicted, and where from: `places` `left` and `right`, and `columns` `offset`, the token's

@@ -25,6 +25,9 @@ from bertkit.text.tokenizer import Tokenizer
 Integers = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
+LONGEST_PHRASE = 64
+"""Tokens of the longest phrase that is looked for; a longer line is a text."""
+
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
@@ -67,7 +70,7 @@ class PhraseTable:
 
     Attributes:
         found_as_E: for each entry of the list, the entry as which it is found: another one where both have the same
-            ids; -1 where the vocabulary cannot write it.
+            ids; -1 where the vocabulary cannot write it, or writes it with more than `LONGEST_PHRASE` tokens.
     """
 
     def __init__(
@@ -104,8 +107,9 @@ class PhraseTable:
         for forms in ([f" {text}" for text in texts], texts):
             ids_T, count_E = tokenizer.encode_plain(forms)
             for entry, ids in enumerate(np.split(ids_T, np.cumsum(count_E)[:-1])):
-                if ids.size and unknown not in ids:
-                    found_as_E[entry] = phrases.setdefault(tuple(ids.tolist()), entry)
+                if 0 < ids.size <= LONGEST_PHRASE and unknown not in ids:
+                    owner = phrases.setdefault(tuple(ids.tolist()), entry)
+                    found_as_E[entry] = owner if found_as_E[entry] < 0 else found_as_E[entry]
         return cls(list(phrases), list(phrases.values()), found_as_E)
 
     def find(self, ids_T: Integers, begins_T: NDArray[np.bool_], run_T: Integers) -> Finds:
@@ -114,8 +118,8 @@ class PhraseTable:
         Args:
             ids_T: the text.
             begins_T: tokens that begin a word; a phrase begins at one and ends before one, or with its run.
-            run_T: numbers, ascending, of the runs of tokens that a phrase may not reach out of; negative where no
-                phrase may stand.
+            run_T: a number for each run of tokens that a phrase may not reach out of; negative where no phrase may
+                stand.
         """
         if not ids_T.size:
             return Finds(*(np.zeros(0, np.int64) for _ in range(3)))

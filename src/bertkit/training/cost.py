@@ -9,7 +9,8 @@ Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,17 +60,31 @@ def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch]) -> f
             model,
             tokens=batch.num_tokens,
             squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
-            predictions=sum(
-                targets.count for term, targets in batch.targets.items() if HEAD_KINDS.get(term) != "tokens"
-            ),
+            predictions=_predictions(model, batch),
             sequences=batch.num_sequences,
         )
         for batch in batches
     )
 
 
+def _predictions(model: PretrainingModel, batch: PackedBatch) -> dict[str, float]:
+    """By vocabulary head, the targets that it predicts: an objective without a head of its own has the masked LM's."""
+    owners = [model, *model.named_companions().values()]
+    own = {head for owner in owners for head in owner.head_names}
+    counts: dict[str, float] = defaultdict(float)
+    for term, targets in batch.targets.items():
+        if HEAD_KINDS.get(term) != "tokens":
+            counts[term if term in own else "masked_lm"] += targets.count
+    return counts
+
+
 def step_flops(
-    model: PretrainingModel, *, tokens: float, squared_lengths: float, predictions: float, sequences: float
+    model: PretrainingModel,
+    *,
+    tokens: float,
+    squared_lengths: float,
+    predictions: float | Mapping[str, float],
+    sequences: float,
 ) -> float:
     """Floating-point operations of one update.
 
@@ -80,7 +95,7 @@ def step_flops(
         model: any encoder with heads, and its companions.
         tokens: T.
         squared_lengths: the sum of squared sequence lengths, which attention's products grow with.
-        predictions: M.
+        predictions: M of each vocabulary head, or by the head's name.
         sequences: B.
     """
     products = _products(
@@ -91,12 +106,23 @@ def step_flops(
         products += _products(
             companion, tokens=tokens, squared_lengths=squared_lengths, predictions=predictions, sequences=sequences
         )
-        drawing += predictions * sum(_vocabulary_weights(companion, head) for head in companion.head_names)
+        drawing += sum(
+            _asked(predictions, head) * _vocabulary_weights(companion, head) for head in companion.head_names
+        )
     return 2.0 * (_BACKWARD_AND_FORWARD * products + drawing)
 
 
+def _asked(predictions: float | Mapping[str, float], head: str) -> float:
+    return predictions.get(head, 0.0) if isinstance(predictions, Mapping) else predictions
+
+
 def _products(
-    model: PretrainingModel, *, tokens: float, squared_lengths: float, predictions: float, sequences: float
+    model: PretrainingModel,
+    *,
+    tokens: float,
+    squared_lengths: float,
+    predictions: float | Mapping[str, float],
+    sequences: float,
 ) -> float:
     """Multiply-adds of a model's forward pass, without those of its companions."""
     attentions = _attentions(model)
@@ -109,7 +135,7 @@ def _products(
     for head in model.head_names:
         weights = _map_weights(model.get_submodule(head))
         if HEAD_KINDS[head] == "vocabulary":
-            products += predictions * _vocabulary_weights(model, head)
+            products += _asked(predictions, head) * _vocabulary_weights(model, head)
         elif HEAD_KINDS[head] == "tokens":
             products += tokens * weights
         else:
