@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import save_model
+from bertkit.text.tokenizer import TokenizerConfig
+from bertkit.text.vocabulary import train_tokenizer
 
 RECIPE = """
 title: a run for tests
@@ -59,3 +66,15 @@ def write_recipe(directory: Path) -> tuple[Path, Path]:
     recipe = directory / "tiny.yaml"
     recipe.write_text(RECIPE, encoding="utf-8")
     return recipe, write_text(directory / "text.txt")
+
+
+def write_model(
+    config: EncoderConfig, text: Path, directory: Path, *, vocab_size: int = 300, heads: Sequence[str] = ("masked_lm",)
+) -> Path:
+    """A model directory with first weights and a WordPiece vocabulary learnt from a text."""
+    settings = TokenizerConfig(vocab_size=vocab_size, min_frequency=1)
+    tokenizer = train_tokenizer(settings, text.read_text(encoding="utf-8").split("\n"))
+    model = HeadedModel(config.build(tokenizer.vocab_size, pad_id=tokenizer.pad_id), heads)
+    model.initialise(1)
+    save_model(model, tokenizer, directory)
+    return directory

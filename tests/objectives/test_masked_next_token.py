@@ -68,9 +68,7 @@ def test_a_sample_is_masked_the_same_in_any_company_and_beside_causal_ones(max_t
     assert whole.causal_B is not None
     assert 0 < whole.causal_B.sum() < len(LENGTHS)
     assert not whole.causal_B[whole.sequence_T[whole.targets["masked_next_token"].index_M]].any()
-    alone = [
-        corrupted(part, objectives, VOCABULARY, Draw(3)) for part in worded_samples(LENGTHS).split(max_tokens)
-    ]
+    alone = [corrupted(part, objectives, VOCABULARY, Draw(3)) for part in worded_samples(LENGTHS).split(max_tokens)]
     for one, other in zip(whole.split(max_tokens), alone, strict=True):
         np.testing.assert_array_equal(one.ids_T, other.ids_T)
         for term in ("masked_next_token", "causal_lm"):

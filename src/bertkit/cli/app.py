@@ -32,7 +32,10 @@ from bertkit.errors import BertkitError, DataError, UsageError
 COMMANDS = {
     "tokenize": "bertkit.cli.tokenize",
     "pretrain": "bertkit.cli.pretrain",
+    "finetune": "bertkit.cli.finetune",
+    "show-batch": "bertkit.cli.show_batch",
     "fill": "bertkit.cli.fill",
+    "eval": "bertkit.cli.eval",
     "export": "bertkit.cli.export",
     "runs": "bertkit.cli.runs",
     "recipes": "bertkit.cli.recipes",

@@ -15,6 +15,7 @@ import typer
 from bertkit.cli.story import Story, duration, result, story
 
 __all__ = [
+    "DEFAULT_MODEL",
     "MANY_VALUES",
     "OPTIONAL_VALUE",
     "RESUME_NEWEST",
@@ -23,6 +24,7 @@ __all__ = [
     "Device",
     "MaxMinutes",
     "MaxSteps",
+    "Model",
     "Offline",
     "Plan",
     "Precision",
@@ -37,6 +39,7 @@ __all__ = [
     "cache_root",
     "command_app",
     "duration",
+    "model_or_default",
     "result",
     "runs_root",
     "spread_arguments",
@@ -52,6 +55,9 @@ OPTIONAL_VALUE = {"--resume": RESUME_NEWEST}
 MANY_VALUES = frozenset({"--data"})
 """Options that take several words, as a shell's glob makes them: `--data *.txt`."""
 
+DEFAULT_MODEL = "google-bert/bert-base-uncased"
+"""The model where neither the command line nor BERTKIT_MODEL names one."""
+
 COMMON_PANEL = "Options of every command"
 
 
@@ -63,6 +69,11 @@ def runs_root() -> Path:
 def cache_root() -> Path:
     """The directory of caches: BERTKIT_CACHE, else `~/.cache/bertkit`."""
     return Path(os.environ.get("BERTKIT_CACHE") or "~/.cache/bertkit").expanduser()
+
+
+def model_or_default(model: str | None) -> str:
+    """The model asked for: the one given, else BERTKIT_MODEL, else the usual one."""
+    return model or os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL
 
 
 def command_app(help: str | None = None) -> typer.Typer:
@@ -145,6 +156,15 @@ Offline = Annotated[bool, _flag("--offline", help="Use the network for nothing."
 AsJson = Annotated[bool, _flag("--json", help="Print one JSON document on stdout.")]
 Quiet = Annotated[bool, _flag("-q", "--quiet", help="Tell warnings and errors only.", callback=_quiet)]
 Verbose = Annotated[int, _flag("-v", "--verbose", help="Tell more.", count=True, callback=_verbose)]
+Model = Annotated[
+    str | None,
+    _option(
+        "--model",
+        metavar="MODEL",
+        panel=None,
+        help=f"A Hub id, a model or a run directory (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
+    ),
+]
 Data = Annotated[
     list[str] | None,
     _option(

@@ -6,7 +6,6 @@ its function here or in a module beside this one, and enter it in SUITES; `score
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.common import AsJson, Device, Offline, Quiet, RunDir, Verbose, command_app, result, runs_root, story
-from bertkit.cli.fill import DEFAULT_MODEL
+from bertkit.cli.common import (
+    AsJson,
+    Device,
+    Model,
+    Offline,
+    Quiet,
+    RunDir,
+    Verbose,
+    command_app,
+    model_or_default,
+    result,
+    runs_root,
+    story,
+)
 
 if TYPE_CHECKING:
     from bertkit.jobs.evaluation import EvalRequest, Evaluated
@@ -24,15 +35,6 @@ if TYPE_CHECKING:
 MOST_ROWS = 24
 """Paradigms are shown one by one up to so many, else by phenomenon; paradigms.csv has them all."""
 
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        show_default=False,
-        help=f"A Hub id, a model or a run directory (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
-    ),
-]
 BatchTokens = Annotated[
     int | None,
     typer.Option(
@@ -57,7 +59,7 @@ def blimp(
         ),
     ] = None,
     rule: Annotated[
-        Literal["original", "within_word_l2r", "left_to_right"] | None,
+        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right"] | None,
         typer.Option(
             "--rule",
             show_default=False,
@@ -169,7 +171,7 @@ def _request(
         story.log_file = run.log_file
 
     return EvalRequest(
-        model=model or os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL,
+        model=model_or_default(model),
         device=device or "auto",
         batch_tokens=batch_tokens,
         runs_root=runs_root(),

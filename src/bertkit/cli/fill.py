@@ -5,14 +5,11 @@ Nothing here follows a paper. The quickest look at what a pretrained model knows
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
-from bertkit.cli.common import AsJson, Offline, Quiet, Verbose, command_app, result, story
-
-DEFAULT_MODEL = "google-bert/bert-base-uncased"
+from bertkit.cli.common import AsJson, Model, Offline, Quiet, Verbose, command_app, model_or_default, result, story
 
 app = command_app()
 
@@ -22,15 +19,7 @@ def fill(
     texts: Annotated[
         list[str], typer.Argument(metavar="TEXT...", help="Texts with [MASK] where a word is to be filled in.")
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            show_default=False,
-            help=f"A Hub id, a model or a run directory (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
-        ),
-    ] = None,
+    model: Model = None,
     top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Words for each mask.")] = 5,
     offline: Offline = False,
     as_json: AsJson = False,
@@ -42,7 +31,7 @@ def fill(
     from bertkit.models.hub import find_model, load_pretraining_model
     from bertkit.text.tokenizer import Tokenizer
 
-    directory = find_model(model or os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL, offline=offline)
+    directory = find_model(model_or_default(model), offline=offline)
     loaded, report = load_pretraining_model(directory)
     story.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
     filled = fill_masks(loaded, Tokenizer.load(directory), texts, top=top)

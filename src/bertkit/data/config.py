@@ -5,6 +5,8 @@ Shared by every pretraining recipe; what a sample looks like is its layout's bus
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from bertkit.data.layouts import AnyLayout, SegmentPair
@@ -18,6 +20,18 @@ class DataConfig(Settings):
     sources: list[str] = Field(
         ["builtin:pydocs"], min_length=1, description="Files, directories, globs, hub:ORG/NAME or builtin:pydocs."
     )
+    languages: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="Sources by language, in place of `sources`: {en: [en.txt], de: [de.txt]}; small ones are read more"
+        " often than their share.",
+    )
+    language_smoothing: float = Field(
+        0.7,
+        ge=0,
+        le=1,
+        description="S in P^S, by which languages are drawn that have the share P of the text, for the vocabulary and"
+        " in training; 1: by their share, 0: all alike.",
+    )
     reading: SourceOptions = Field(default_factory=SourceOptions, description="How the sources are read.")
     layout: AnyLayout = Field(default_factory=SegmentPair, description="How text becomes samples.")
     sequence_length: int = Field(512, ge=8, description="Tokens of the longest sample, special tokens included.")
@@ -30,7 +44,7 @@ class DataConfig(Settings):
     max_epochs: float | None = Field(
         None,
         gt=0,
-        description="How often the text may be read, over all stages; a run of more steps is refused before it begins."
+        description="How often the text as a whole may be read, over all stages; a run of more steps is refused before it begins."
         " null: no limit.",
     )
     held_out: float = Field(

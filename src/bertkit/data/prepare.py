@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import heapq
 import json
 import logging
 import os
-import random
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bertkit.data.languages import LANGUAGES, LanguageCorpus, language_documents
 from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
 from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, VERSION, TokenShards, is_shards
+from bertkit.data.text_sample import TextSample
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
@@ -71,22 +71,38 @@ def prepare_shards(
         tokenizer, files = _tokenizer(corpus, config, given, directory, progress)
         workers = workers or _cores()
         with closing(ShardWriter(directory, identity, tokenizer.vocab_size, shard_tokens=shard_tokens)) as writer:
-            start = Position(*writer.position) if writer.position else None
+            start, language_ends = _resumed_at(writer.position)
+            if start is not None and isinstance(corpus, LanguageCorpus):
+                language_ends[corpus.language_before(start)] = writer.documents
             blocks = tokenize_blocks(corpus.blocks(start), tokenizer, corpus.options.segments, workers)
             done = 0
             with progress("tokenising", unit="characters") as meter, closing(blocks):
                 for block, end, characters in blocks:
-                    writer.append(block, [end.reader, end.parts])
+                    writer.append(block, [end.reader, end.parts, language_ends])
+                    if isinstance(corpus, LanguageCorpus):
+                        language_ends[corpus.language_before(end)] = writer.documents
                     done += characters
                     meter.update(done)
             if not writer.tokens:
                 raise _empty(corpus)
-            description = {
+            description: dict[str, Any] = {
                 "source": {"fingerprint": corpus.fingerprint, "read": corpus.describe()},
                 "options": corpus.options.model_dump(),
                 "tokenizer": {"fingerprint": tokenizer.fingerprint, "config": config.model_dump()},
             }
+            if isinstance(corpus, LanguageCorpus):
+                languages = language_documents(corpus.names, language_ends)
+                corpus.check_texts({name: end - first for name, first, end in languages})
+                description[LANGUAGES] = languages
             return writer.finish(description, files)
+
+
+def _resumed_at(position: Any) -> tuple[Position | None, dict[str, int]]:
+    """Where reading goes on, and the number of documents up to the end of each language that was read."""
+    if not position:
+        return None, {}
+    reader, parts, *more = position
+    return Position(reader, parts), dict(*more)
 
 
 def shards_identity(
@@ -187,25 +203,19 @@ def _names(directory: Path) -> list[str]:
 def sample_text(corpus: Corpus, megabytes: float, progress: Progress | None = None) -> Iterator[str]:
     """Lines of documents drawn evenly from the whole corpus, in its order, of about so many megabytes.
 
-    Each document gets a number from a fixed generator, and those with the smallest numbers are kept as far as they
-    fit: one pass, memory bounded, the same sample every time.
+    Several languages have their smoothed shares of it.
     """
-    room = int(megabytes * 1e6)
-    numbers = random.Random(0)
-    kept: list[tuple[float, int, list[str]]] = []
-    size = read = index = 0
+    if isinstance(corpus, LanguageCorpus):
+        yield from corpus.sample_text(megabytes, progress)
+        return
+    sample, read = TextSample(int(megabytes * 1e6)), 0
     with (progress or silent_progress)("reading a sample", unit="characters") as meter:
         for block in corpus.blocks():
             for _, lines in block.parts:
-                heapq.heappush(kept, (-numbers.random(), index, lines))
-                index += 1
-                size += sum(map(len, lines))
-                while size > room and len(kept) > 1:
-                    size -= sum(map(len, heapq.heappop(kept)[2]))
+                sample.add(lines)
             read += block.characters
             meter.update(read)
-    for _, _, lines in sorted(kept, key=lambda entry: entry[1]):
-        yield from lines
+    yield from sample.lines()
 
 
 @contextmanager

@@ -74,16 +74,25 @@ class SampleSpec:
         return epoch if self.static_copies is None else epoch % self.static_copies
 
 
-def split_documents(shards: TokenShards, held_out: float, seed: int) -> tuple[Ranges, Ranges]:
+def split_documents(
+    shards: TokenShards, held_out: float, seed: int, documents: range | None = None
+) -> tuple[Ranges, Ranges]:
     """Training and held-out documents, as ranges of segments, each of shape N x 2.
 
     Whole documents are held out, chosen by a draw on their number. A corpus of fewer than 50 documents gives the last
     segments of each document instead, so that a text without blank lines can be trained on too.
 
+    Args:
+        shards: the corpus.
+        held_out: share of the documents.
+        seed: of the draw.
+        documents: a stretch of the corpus that is a corpus of its own; all of it where None.
+
     Raises:
         DataError: if the corpus has fewer than two segments.
     """
-    starts_D1 = shards.document_start_D1
+    documents = range(shards.num_documents) if documents is None else documents
+    starts_D1 = shards.document_start_D1[documents.start : documents.stop + 1]
     documents_N2 = np.stack([starts_D1[:-1], starts_D1[1:]], axis=1).astype(np.int64)
     if len(documents_N2) < _FEW_DOCUMENTS:
         length_N = documents_N2[:, 1] - documents_N2[:, 0]
@@ -93,12 +102,12 @@ def split_documents(shards: TokenShards, held_out: float, seed: int) -> tuple[Ra
         held = np.stack([middle_N, documents_N2[:, 1]], axis=1)
         held = held[held[:, 0] < held[:, 1]]
     else:
-        uniform_N = Draw(seed).uniform("held-out", sample=np.arange(len(documents_N2)))
+        uniform_N = Draw(seed).uniform("held-out", sample=np.arange(documents.start, documents.stop))
         threshold = max(held_out, float(np.sort(uniform_N)[0]))
         held, training = documents_N2[uniform_N <= threshold], documents_N2[uniform_N > threshold]
     if not len(held) or not len(training):
         raise DataError(
-            f"{shards.directory}: the corpus has {shards.num_segments} segment(s) in {shards.num_documents}"
+            f"{shards.directory}: the corpus has {int(starts_D1[-1] - starts_D1[0])} segment(s) in {len(documents_N2)}"
             " document(s), too few to hold any out; give more text"
         )
     return training, held
@@ -134,6 +143,11 @@ class SampleStream:
     def samples(self, first: int, count: int, vocabulary: Vocabulary) -> Samples:
         """Samples `first` to `first + count` of the stream, uncorrupted, with the address that their draws are keyed
         by."""
+        plan_B, address = self.rows(first, count)
+        return self.spec.layout.assemble(self.shards, plan_B, vocabulary, address)
+
+    def rows(self, first: int, count: int) -> tuple[Plan, Address]:
+        """Samples `first` to `first + count` as rows of their plans, with their addresses."""
         plans: list[Plan] = []
         addresses: list[Address] = []
         for epoch, offset, taken in self._runs(first, count):
@@ -144,7 +158,7 @@ class SampleStream:
         address = Address(
             np.concatenate([part.epoch_B for part in addresses]), np.concatenate([part.sample_B for part in addresses])
         )
-        return self.spec.layout.assemble(self.shards, np.concatenate(plans), vocabulary, address)
+        return np.concatenate(plans), address
 
     def _runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
         """The stretch of the stream as (epoch, offset in it, number of samples)."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.errors import DataError, UsageError
@@ -19,12 +20,16 @@ from bertkit.files import sha256_of
 from bertkit.jobs.pretrain import Pretraining
 from bertkit.models.continuing import continuing_config
 from bertkit.models.hub import find_model, read_config
+from bertkit.models.registry import AnyEncoderConfig
 from bertkit.progress import Progress
+from bertkit.recipe.faults import validate
 from bertkit.recipe.hashing import differing_keys, what_hash
 from bertkit.recipe.load import dump_recipe, load_recipe, resolve_recipe, with_overrides
 from bertkit.recipe.schema import INIT_TO_BE_GIVEN, Recipe
 from bertkit.recipe.stages import stages_of
+from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory, RunIdentity, find_run, find_runs
+from bertkit.settings import Settings
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer
 
@@ -139,7 +144,7 @@ def requested_recipe(request: PretrainRequest) -> Recipe:
     overrides = [*_starting_from(request), *request.overrides]
     if request.sources:
         sources = [_absolute(source) for source in request.sources]
-        overrides.append(f"data.sources={json.dumps(sources)}")
+        overrides += [f"data.sources={json.dumps(sources)}", "data.languages={}"]
     recipe = load_recipe(request.recipe, overrides)
     if recipe.init == INIT_TO_BE_GIVEN:
         raise UsageError(
@@ -158,7 +163,10 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
         return recipe
 
     def shorter(settings: dict[str, Any], key: str) -> dict[str, Any]:
-        return {**settings, key: settings[key] * max_steps // optimisation.steps} if key in settings else settings
+        if not settings.get(key):
+            return settings
+        least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # it has no rate without
+        return {**settings, key: max(least, settings[key] * max_steps // optimisation.steps)}
 
     schedule = shorter(optimisation.schedule.model_dump(mode="json"), "warmup_steps")
     stages = [stage.model_dump(mode="json") for stage in optimisation.stages]
@@ -174,6 +182,9 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
 def open_shards(recipe: Recipe, *, cache: Path, offline: bool, progress: Progress) -> TokenShards:
     """The recipe's corpus as shards: those given, or those of its text, made now where the cache has none."""
     sources = recipe.data.sources
+    if recipe.data.languages:
+        languages = open_languages(recipe.data, offline=offline)
+        return prepare_shards(languages, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)
     if len(sources) == 1 and is_shards(sources[0]):
         return TokenShards.open(Path(sources[0]), verify=True)
     corpus = open_corpus(sources, recipe.data.reading, offline=offline)
@@ -222,6 +233,12 @@ def _run_to_resume(request: PretrainRequest) -> RunDirectory:
     return unfinished[0]
 
 
+class _ModelNoun(Settings):
+    """A recipe of which only the model is of interest."""
+
+    model: AnyEncoderConfig
+
+
 def _starting_from(request: PretrainRequest) -> list[str]:
     """Overrides that make a recipe go on from the model of `--init`: its sizes and its tokenizer.
 
@@ -236,15 +253,15 @@ def _starting_from(request: PretrainRequest) -> list[str]:
     assert request.recipe is not None
     directory = find_model(request.init, offline=request.offline)
     config, _ = read_config(directory)
-    keys = {override: override.partition("=")[0].strip().partition(".")[0] for override in request.overrides}
-    written = load_recipe(request.recipe, [override for override, key in keys.items() if key == "model"])
-    any_model = written.init == INIT_TO_BE_GIVEN
-    if not any_model:
-        config = continuing_config(config, written.model)
+    tree = resolve_recipe(request.recipe, request.overrides)
+    given, model = tree.child("init"), tree.child("model")
+    any_model = given is not None and given.value == INIT_TO_BE_GIVEN
+    if not any_model and model is not None:
+        config = continuing_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(request.init).exists() else request.init
     overrides = [f"init={json.dumps(name)}", f"model={json.dumps(config.model_dump(mode='json'))}"]
-    own_tokenizer = any_model and resolve_recipe(request.recipe).child("tokenizer") is not None
-    if not own_tokenizer and "tokenizer" not in keys.values():
+    changed = any(override.partition("=")[0].strip().partition(".")[0] == "tokenizer" for override in request.overrides)
+    if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(f"tokenizer={json.dumps({'path': name})}")
     return overrides
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.languages import training_and_held_out
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
+from bertkit.data.stream import StepBatches
 from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.jobs.fill import fill_masks
 from bertkit.jobs.held_out import HeldOut
@@ -299,20 +300,20 @@ class Pretraining:
         return model
 
     def _stage_run(self, stage: Stage, plans: Path) -> StageRun:
-        recipe, data = stage.recipe, stage.recipe.data
+        recipe = stage.recipe
         objectives = tuple(objective.prepared(self.tokenizer, self.shards) for objective in recipe.objectives)
-        training_N2, held_out_N2 = split_documents(self.shards, data.held_out, recipe.seed)
-        spec = SampleSpec(recipe.seed, f"train/{stage.number}", data.layout, data.sequence_length, data.static_copies)
+        training, held = training_and_held_out(
+            recipe.data, self.shards, seed=recipe.seed, stage=stage.number, plans=plans
+        )
         batches = StepBatches(
-            SampleStream(spec, self.shards, training_N2, plans),
+            training,
             self.vocabulary,
             objectives,
             batch_sequences=recipe.optimisation.batch_sequences,
             micro_batch_tokens=self.engine.micro_batch_tokens,
         )
-        held_spec = SampleSpec(recipe.seed, f"held-out/{stage.number}", data.layout, data.sequence_length, 1)
         held_out = HeldOut.prepare(
-            SampleStream(held_spec, self.shards, held_out_N2, None),
+            held,
             self.vocabulary,
             objectives,
             sequences=recipe.engine.evaluation_sequences,

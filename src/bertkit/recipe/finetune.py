@@ -8,6 +8,7 @@ task's own setting as the catalogue has it; `resolved` writes it in, so that a r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -16,8 +17,11 @@ from bertkit.errors import UsageError
 from bertkit.recipe.load import load_as, with_overrides
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
+from bertkit.tasks.choice import ChoiceSettings
 from bertkit.tasks.classification import TextSettings
 from bertkit.tasks.readers import Columns
+from bertkit.tasks.span import SpanSettings
+from bertkit.tasks.tagging import TaggingSettings
 from bertkit.training.finetune import FinetuneEngine, FinetuneOptimisation
 from bertkit.training.methods import AnyMethod, Full
 from bertkit.training.optimizers import AdamWConfig
@@ -38,6 +42,9 @@ _SECTIONS: dict[Kind, tuple[str, type[Settings]]] = {
     "classification": ("text", TextSettings),
     "multi_label": ("text", TextSettings),
     "regression": ("text", TextSettings),
+    "tagging": ("tagging", TaggingSettings),
+    "span": ("span", SpanSettings),
+    "choice": ("choice", ChoiceSettings),
 }
 """The section of a recipe that holds the settings of each kind of task, and their class."""
 
@@ -45,6 +52,9 @@ _SECTIONS: dict[Kind, tuple[str, type[Settings]]] = {
 class OwnTask(Settings):
     """A user's own data in place of a published task."""
 
+    name: str | None = Field(
+        None, pattern=r"^[\w.+-]+$", description="What results call it; the training file's name where left out."
+    )
     kind: Kind = Field("classification", description="What is predicted.")
     train: str = Field(description="File of the training examples, a table or the kind's own format.")
     dev: str = Field(description="File of the examples that results are measured on.")
@@ -90,6 +100,9 @@ class FinetuneRecipe(Settings):
     )
     data: FinetuneData = Field(default_factory=FinetuneData, description="The examples.")
     text: TextSettings | None = Field(None, description="Of classification, multi-label classification and regression.")
+    tagging: TaggingSettings | None = Field(None, description="Of tagging.")
+    span: SpanSettings | None = Field(None, description="Of questions that a span answers.")
+    choice: ChoiceSettings | None = Field(None, description="Of a choice among endings.")
     method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
     optimisation: FinetuneOptimisation = Field(
         default_factory=FinetuneOptimisation, description="How they are trained."
@@ -115,7 +128,7 @@ class FinetuneRecipe(Settings):
         """
         if self.task is None:
             raise UsageError("task: which one? Give --task TASK, or --train F --dev F and the columns of your own data")
-        return find_task(self.task) if isinstance(self.task, str) else own_spec(self.task, self.name)
+        return find_task(self.task) if isinstance(self.task, str) else own_spec(self.task)
 
     @property
     def task_settings(self) -> Any:
@@ -136,8 +149,9 @@ _OWN_SETTINGS = FinetuneDefaults(
 )
 
 
-def own_spec(task: OwnTask, name: str) -> TaskSpec:
+def own_spec(task: OwnTask) -> TaskSpec:
     """A user's own data as a task."""
+    name = task.name or Path(task.train).name.partition(".")[0]
     metrics = task.metrics or _OWN_METRICS[task.kind]
     return TaskSpec(
         name=name,
@@ -174,6 +188,17 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
 def changed(recipe: FinetuneRecipe, overrides: Sequence[str]) -> FinetuneRecipe:
     """A copy with `KEY=VALUE` overrides, whose keys may be short ones."""
     return with_overrides(recipe, long_keys(overrides)) if overrides else recipe
+
+
+def load_own_task(path: Path) -> OwnTask:
+    """A task of the user's own from a YAML file, named after the file; its files may lie beside it.
+
+    Raises:
+        UsageError: no such file, or faults in it.
+    """
+    task = load_as(OwnTask, str(path))
+    beside = {split: path.parent / file for split, file in files_of(task).items()}
+    return task.model_copy(update={split: str(file) for split, file in beside.items() if file.exists()})
 
 
 def long_keys(overrides: Sequence[str]) -> list[str]:

@@ -21,6 +21,8 @@ _MAY_CHANGE = (
     "optimisation.batch_sequences",
     "optimisation.schedule",
 )
+_SAME_TEXT = ("sources", "languages", "reading", "held_out")
+"""Of data, what all stages share: a document that one of them holds out, no other may train on."""
 _SCHEDULE = "optimisation.schedule"
 
 
@@ -68,7 +70,14 @@ def stages_of(recipe: Recipe) -> list[Stage]:
                 )
         overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
         own_schedule = any(_is_within(key, _SCHEDULE) for key in changes)
-        stages.append(Stage(number, first, end, with_overrides(recipe, overrides), own_schedule))
+        staged = with_overrides(recipe, overrides)
+        for key in _SAME_TEXT:
+            if getattr(staged.data, key) != getattr(recipe.data, key):
+                raise UsageError(
+                    f"optimisation.stages.{number}.set: data.{key} cannot change inside a run: all stages read the same"
+                    " text; go on with other text in a run of its own, with --init"
+                )
+        stages.append(Stage(number, first, end, staged, own_schedule))
         first = end
     return stages
 

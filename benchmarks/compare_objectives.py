@@ -1,0 +1,274 @@
+"""Pretraining objectives under one roof: one encoder, one text, one budget of training FLOPs, several seeds each.
+
+The encoder is the quickstart's (ModernBERT layers) at 256 x 4, because it leaves the unigram plateau well within the
+budget; where an objective tells two segments apart, the separator alone does it, since this encoder has no segment
+embeddings. Steps follow from the budget: an objective that costs more a step takes fewer. Each finished run is then
+asked what it knows: BLiMP by pseudo-log-likelihood, a linear probe of parts of speech, and two short fine-tunes.
+
+    python -m benchmarks.compare_objectives train masked_lm 0 --data TEXT --out DIR    about 20 CPU minutes
+    python -m benchmarks.compare_objectives score masked_lm 0 --tasks DATA --out DIR   about 8
+    python -m benchmarks.compare_objectives table --out DIR                            table and figure into DIR
+
+DATA is a folder with `blimp/`, `glue/` and `ud-english-ewt/`. What was broken off goes on; what is finished is not
+repeated. OUT/ARM-SEED is the run, OUT/ARM-SEED.json what it scored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from bertkit.cli.common import cache_root
+from bertkit.data.batch import PackedBatch
+from bertkit.jobs.batches import stage_batches
+from bertkit.jobs.blimp import BlimpSettings, evaluate_blimp
+from bertkit.jobs.evaluation import EvalRequest
+from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
+from bertkit.jobs.launch import PretrainRequest, open_shards, run_pretraining
+from bertkit.models.hub import find_model, load_model
+from bertkit.models.recorder import Recorder
+from bertkit.objectives.forward import pretraining_model
+from bertkit.progress import silent_progress
+from bertkit.recipe.load import load_recipe
+from bertkit.recipe.stages import stages_of
+from bertkit.tasks.examples import TaggedExample
+from bertkit.tasks.readers import load_split
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.cost import training_flops
+
+BUDGET_FLOPS = 4.2e13
+LAYERS = 4
+COMMON = [
+    *("model.hidden_size=256", f"model.num_hidden_layers={LAYERS}", "model.num_attention_heads=4"),
+    *("model.intermediate_size=384", "model.initializer_range=0.04", "data.sequence_length=128"),
+    *("optimisation.schedule.peak=1.5e-3", "engine.log_every_steps=25", "engine.evaluate_every_steps=250"),
+    *("engine.evaluation_sequences=512", "engine.examples=[]"),
+]
+_RUNS = "data.layout={name: doc-sentences}"
+_PAIRS = "data.layout={name: segment-pair, lone_segment: cut, random_partner_probability: %s, swap_probability: %s}"
+_APART = "{told_apart_by: separator}"
+ARMS = {
+    "masked_lm": [_RUNS, "objective=[masked_lm]"],
+    "whole_words": [_RUNS, "objective=[{masked_lm: {units: {name: words}}}]"],
+    "spans": [_RUNS, "objective=[{masked_lm: {units: {name: spans}}}, span_boundary]"],
+    "next_sentence": [_PAIRS % (0.5, 0.0), f"objective=[masked_lm, {{next_sentence: {_APART}}}]"],
+    "sentence_order": [_PAIRS % (0.0, 0.5), f"objective=[masked_lm, {{sentence_order: {_APART}}}]"],
+    "word_order": [_PAIRS % (0.3333, 0.5), f"objective=[masked_lm, word_order, {{sentence_structure: {_APART}}}]"],
+    "replaced_token": [
+        _RUNS,
+        "objective=[{masked_lm: {mask_share: 0.85, random_share: 0.0}}, {replaced_token: {tie: none}}]",
+    ],
+    "causal_lm": [_RUNS, "objective=[causal_lm]"],
+    "masked_and_causal": [_RUNS, "objective=[masked_lm, {causal_lm: {share: 0.5}}]"],
+}
+"""What is compared, in a recipe's words: a paper's objective each, on the common encoder and text."""
+
+FINETUNES = {
+    "sst2": ["data.train_examples=6000", "optimisation.epochs=2", "optimisation.learning_rate=2e-4"],
+    "mrpc": ["optimisation.epochs=3", "optimisation.learning_rate=2e-4"],
+}
+PRIMARY = {"sst2": "accuracy", "mrpc": "f1"}
+BLIMP_PAIRS = 50
+PROBE_SENTENCES = 2000
+COLUMNS = ("accuracy", "blimp", "pos", "sst2", "mrpc")
+
+
+def main() -> None:
+    options = arguments()
+    if options.command == "train":
+        train(options.arm, options.seed, options.data, options.out)
+    elif options.command == "score":
+        score(options.arm, options.seed, options.tasks, options.out)
+    else:
+        table(options.out)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("train", "score", "table"):
+        command = commands.add_parser(name)
+        command.add_argument("--out", type=Path, required=True)
+        if name != "table":
+            command.add_argument("arm", choices=ARMS)
+            command.add_argument("seed", type=int)
+        if name == "train":
+            command.add_argument("--data", nargs="+", required=True)
+        if name == "score":
+            command.add_argument("--tasks", type=Path, required=True)
+    return parser.parse_args()
+
+
+def train(arm: str, seed: int, data: Sequence[str], out: Path) -> None:
+    """Pretrain one arm up to the budget, or go on with it."""
+    run = out / f"{arm}-{seed}"
+    command = ["compare_objectives", arm, str(seed)]
+    if (run / "run.json").is_file():
+        request = PretrainRequest(None, resume=str(run), cache=cache_root(), command=command)
+    else:
+        overrides = [*COMMON, *ARMS[arm], f"seed={seed}"]
+        overrides.append(f"optimisation.steps={steps_within_budget(overrides, data)}")
+        request = PretrainRequest(
+            "quickstart", overrides, sources=data, run_dir=run, cache=cache_root(), command=command
+        )
+    run_pretraining(request, progress=silent_progress)
+    minutes = resource.getrusage(resource.RUSAGE_SELF).ru_utime / 60
+    print(f"{run}: {minutes:.1f} CPU minutes", flush=True)
+
+
+def steps_within_budget(overrides: Sequence[str], data: Sequence[str], *, sample: int = 48) -> int:
+    """The budget over the mean cost of a step, measured on the first batches."""
+    sources = json.dumps([str(Path(source).absolute()) for source in data])
+    recipe = load_recipe("quickstart", [*overrides, f"data.sources={sources}"])
+    shards = open_shards(recipe, cache=cache_root(), offline=True, progress=silent_progress)
+    tokenizer = Tokenizer.load(shards.directory)
+    batches = stage_batches(stages_of(recipe)[0], shards, tokenizer, cache=cache_root())
+    model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size, pad_id=tokenizer.pad_id)
+    return round(BUDGET_FLOPS / statistics.mean(training_flops(model, batches[step]) for step in range(sample)))
+
+
+def score(arm: str, seed: int, tasks: Path, out: Path) -> None:
+    """Ask a finished run what it knows."""
+    run = out / f"{arm}-{seed}"
+    record, results = (json.loads((run / name).read_text()) for name in ("run.json", "results.json"))
+    causal = arm == "causal_lm"
+    scores: dict[str, Any] = {"arm": arm, "seed": seed, "steps": record["steps"], "tokens": record["tokens"]}
+    scores["held_out"] = results["held_out"]
+    scores["pos"] = tagging_probe(run, tasks, causal=causal)
+    # The generator of replaced-token detection is the masked LM there; the model itself has no words to give.
+    speaker = run / "generator" if arm == "replaced_token" else run
+    scores["blimp"] = blimp(speaker, tasks, out / f"{arm}-{seed}-blimp", causal=causal)
+    for task, overrides in FINETUNES.items():
+        request = FinetuneRequest(
+            task=task,
+            model=str(run),
+            data_dir=str(tasks / "glue"),
+            overrides=overrides,
+            seeds=[seed],
+            runs_root=out / "finetuned",
+        )
+        outcome = finetune(request, progress=silent_progress)
+        scores[task] = outcome.results["tasks"][task][PRIMARY[task]]["mean"]
+    (out / f"{arm}-{seed}.json").write_text(json.dumps(scores, indent=2) + "\n")
+    print(json.dumps({name: value for name, value in scores.items() if name != "held_out"}), flush=True)
+
+
+def blimp(model: Path, tasks: Path, run: Path, *, causal: bool) -> float:
+    """Preference for the grammatical sentence over all paradigms, ties counted half."""
+    settings = BlimpSettings(pairs=BLIMP_PAIRS, rule="encoder_left_to_right" if causal else None)
+    if (run / "results.json").is_file():
+        return float(json.loads((run / "results.json").read_text())["average"])
+    request = EvalRequest(str(model), run_dir=run, command=["compare_objectives"])
+    return float(evaluate_blimp(request, tasks / "blimp", settings).results["average"])
+
+
+def tagging_probe(run: Path, tasks: Path, *, causal: bool) -> float:
+    """Accuracy on dev of the best layer's linear probe of universal parts of speech, first pieces of words."""
+    model, _ = load_model(find_model(str(run)))
+    tokenizer = Tokenizer.load(run / "model")
+    splits = {}
+    for split in ("train", "dev"):
+        examples = load_split("ud-pos", split, tasks).examples[:PROBE_SENTENCES]
+        splits[split] = word_states(model, tokenizer, examples, causal=causal)
+    best = 0.0
+    for layer in range(LAYERS):
+        (states_WD, tags_W), (dev_WD, dev_W) = (
+            (states[layer], tags) for states, tags in (splits["train"], splits["dev"])
+        )
+        probe = LogisticRegression(max_iter=200).fit(states_WD, tags_W)
+        best = max(best, float(probe.score(dev_WD, dev_W)))
+    return best
+
+
+@torch.inference_mode()
+def word_states(
+    model: Any, tokenizer: Tokenizer, examples: Sequence[Any], *, causal: bool, at_once: int = 64
+) -> tuple[list[NDArray[np.float32]], NDArray[np.str_]]:
+    """Each layer's states at the first piece of every word, and the words' tags."""
+    points = [f"blocks.{layer}.hook_resid_post" for layer in range(LAYERS)]
+    states: list[list[NDArray[np.float32]]] = [[] for _ in points]
+    tags: list[str] = []
+    for first in range(0, len(examples), at_once):
+        ids: list[list[int]] = []
+        places: list[int] = []
+        offset = 0
+        for example in examples[first : first + at_once]:
+            assert isinstance(example, TaggedExample)
+            assert example.tags is not None
+            sequence = [tokenizer.cls_id]
+            for word, tag in zip(tokenizer.encode_batch(example.words), example.tags, strict=True):
+                if word and len(sequence) + len(word) < model.encoder.max_tokens:
+                    places.append(offset + len(sequence))
+                    tags.append(tag)
+                    sequence += word
+            ids.append([*sequence, tokenizer.sep_id])
+            offset += len(ids[-1])
+        recorder = Recorder(points)
+        model(PackedBatch.from_ids(ids, causal=causal), recorder)
+        for kept, point in zip(states, points, strict=True):
+            kept.append(recorder.kept[point][places].numpy())
+    return [np.concatenate(kept) for kept in states], np.array(tags)
+
+
+def table(out: Path) -> None:
+    """Mean and spread by arm, as Markdown and as a figure."""
+    rows = [json.loads(path.read_text()) for path in sorted(out.glob("*-[0-9].json"))]
+    print("| objective | seeds | steps | tokens | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (4 + len(COLUMNS)))
+    figures: dict[str, dict[str, tuple[float, float]]] = {}
+    for arm in ARMS:
+        own = [row for row in rows if row["arm"] == arm]
+        if not own:
+            continue
+        figures[arm] = {column: spread([value_of(row, column) for row in own]) for column in COLUMNS}
+        cells = [f"{mean:.1%} ± {deviation:.1%}" for mean, deviation in figures[arm].values()]
+        tokens = statistics.mean(row["tokens"] for row in own) / 1e6
+        print(f"| {arm} | {len(own)} | {own[0]['steps']:,} | {tokens:.2f} M | " + " | ".join(cells) + " |")
+    draw(figures, out)
+
+
+def value_of(row: dict[str, Any], column: str) -> float:
+    """A column of a run's row; `accuracy` is that of its first term on held-out text."""
+    if column != "accuracy":
+        return float(row[column])
+    held_out = row["held_out"]
+    term = "masked_lm" if "accuracy/masked_lm" in held_out else "causal_lm"
+    return float(held_out[f"accuracy/{term}"])
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation; 0 for a single value."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def draw(figures: dict[str, dict[str, tuple[float, float]]], out: Path) -> None:
+    """One panel a column, one row an objective: mean and standard deviation over seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(COLUMNS), figsize=(13, 0.4 * len(figures) + 1.4), sharey=True)
+    arms = list(figures)[::-1]
+    for axis, column in zip(axes, COLUMNS, strict=True):
+        means, deviations = zip(*(figures[arm][column] for arm in arms), strict=True)
+        axis.errorbar(means, range(len(arms)), xerr=deviations, fmt="o", color="black", capsize=3)
+        axis.set_yticks(range(len(arms)), arms)
+        axis.set_xlabel(f"{column} (fraction)")
+        axis.grid(color="0.9")
+    figure.tight_layout()
+    for suffix in ("png", "svg"):
+        figure.savefig(out / f"objectives.{suffix}", dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""Fine-tuning: one recipe with one seed in, one run directory out.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Sibling of pretrain.py: an epoch is a permutation of the
+examples, a look at dev comes with each, and what is kept is the last look's weights or the best one's.
+finetune_suite.py runs several of these.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertkit.errors import DataError, DivergedError, StoppedError
+from bertkit.files import finite, write_text
+from bertkit.jobs.finetune_data import Prepared
+from bertkit.metrics.statistics import degenerate, summarise
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import check_vocabulary, load_model, save_model
+from bertkit.progress import Progress, ProgressMeter
+from bertkit.recipe.finetune import FinetuneRecipe
+from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
+from bertkit.run.directory import RunDirectory
+from bertkit.run.metrics import MetricsLog
+from bertkit.tasks.base import Prediction, Scores
+from bertkit.training.cost import measured_peak_flops
+from bertkit.training.finetune import EpochOrder, TaskStepper, predict, task_flops
+from bertkit.training.interrupt import StopRequest
+from bertkit.training.meters import Stopwatch, WindowMeter, peak_memory_mb
+from bertkit.training.methods import scale_rates
+from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+
+log = logging.getLogger(__name__)
+
+Look = dict[str, Any]
+"""One look at the watched splits: step, epoch, and under `scores` each split's metrics."""
+
+
+class Finetuning:
+    """One run, from its start or from its newest checkpoint to its end.
+
+    Args:
+        recipe: resolved.
+        prepared: its data.
+        run: the directory, whose lock the caller holds.
+    """
+
+    def __init__(self, recipe: FinetuneRecipe, prepared: Prepared, run: RunDirectory) -> None:
+        self.recipe = recipe
+        self.prepared = prepared
+        self.task = prepared.task
+        self.run = run
+        self.engine = recipe.engine.resolve()
+        optimisation = recipe.optimisation
+        assert optimisation.epochs is not None
+        assert optimisation.batch_sequences is not None
+        self.order = EpochOrder(prepared.train.features.num_items, optimisation.batch_sequences, recipe.seed)
+        self.steps = self.order.steps(optimisation.epochs, optimisation.max_steps)
+        self.schedule = optimisation.build_schedule(self.steps)
+        self.model = self._new_model().to(self.engine.device)
+        rule = optimisation.optimizer_config()
+        self.optimizer = rule.build(self.model)
+        scale_rates(self.model, self.optimizer, optimisation.layer_decay)
+        self.stepper = TaskStepper(self.model, self.task, self.optimizer, self.engine, rule.clip_norm)
+        self.meter = WindowMeter()
+        self.looks: list[Look] = []
+        self.best_weights: dict[str, Tensor] = {}
+        self._chosen: dict[str, list[Prediction]] = {}
+        self.step = self.tokens = self._skipped_in_a_row = 0
+
+    def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
+        """Train to the end, write model and predictions; returns the contents of results.json.
+
+        Raises:
+            StoppedError: a signal or the time limit came first; a checkpoint is saved.
+            DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
+            DataError: the disk is full.
+        """
+        torch.manual_seed(self.recipe.seed)
+        self._resume()
+        self._announce()
+        with (
+            StopRequest(max_minutes) as stop,
+            MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
+            progress(self.recipe.name, total=self.steps, unit="steps") as meter,
+        ):
+            meter.update(self.step)
+            watch = Stopwatch()
+            while self.step < self.steps and not self._gave_up():
+                self._take_step(watch)
+                self._after_step(meter)
+                if stop.reason is not None and self.step < self.steps:
+                    self._stop(stop.reason)
+                watch.lap()
+            return self._finish()
+
+    def _take_step(self, watch: Stopwatch) -> None:
+        features = self.prepared.train.features
+        self.recipe.method.set_trained(self.model, self.step // self.order.steps_per_epoch)
+        parts = features.cut(self.order.items(self.step), self.engine.micro_batch_tokens)
+        batches = [features.batch(items) for items in parts]
+        waited_seconds = watch.lap()
+        outcome = self.stepper.step(batches, self.schedule.rate(self.step, self.steps))
+        self.step += 1
+        self.tokens += outcome.tokens
+        self.meter.add(
+            outcome,
+            computed_seconds=watch.lap(),
+            waited_seconds=waited_seconds,
+            flops=task_flops(self.model, batches),
+        )
+        self._skipped_in_a_row = 0 if outcome.finite else self._skipped_in_a_row + 1
+        if outcome.finite:
+            return
+        log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
+        if self._skipped_in_a_row > self.recipe.optimisation.max_nonfinite_steps:
+            raise DivergedError(
+                f"training diverged: {self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or"
+                " gradient that is not finite; lower optimisation.learning_rate, or raise warmup_share"
+            )
+
+    def _after_step(self, meter: ProgressMeter) -> None:
+        engine = self.recipe.engine
+        if self.step == self.steps or self.step % engine.log_every_steps == 0:
+            line = self._line()
+            self._metrics.log(self.step, line)
+            loss = "-" if line["loss"] is None else f"{line['loss']:.3f}"
+            meter.update(self.step, note=f"loss {loss}, {line['tokens_per_s']:,.0f} tokens/s")
+            self.meter.reset()
+        else:
+            meter.update(self.step)
+        if self._look_is_due():
+            self._look()
+        if self.step < self.steps and self.step % engine.save_every_steps == 0:
+            self._save_checkpoint()
+
+    def _line(self) -> dict[str, Any]:
+        """The figures of one log line, under the names of metrics.jsonl."""
+        meter, term = self.meter, self.meter.terms.get("task")
+        seconds = max(meter.seconds, 1e-9)
+        return {
+            "tokens": self.tokens,
+            "lr": self.schedule.rate(self.step - 1, self.steps),
+            "loss": term.mean if term else None,
+            "accuracy/task": term.accuracy if term else None,
+            "grad_norm": meter.gradient_norm,
+            "tokens_per_s": meter.tokens / seconds,
+            "target_tokens_per_s": (term.count if term else 0) / seconds,
+            "mfu": meter.flops / seconds / _peak_flops(self.engine.device, bf16=self.engine.bf16),
+            "input_stall": meter.waited_seconds / seconds,
+            "peak_memory_mb": peak_memory_mb(),
+            **({"skipped_steps": meter.skipped} if meter.skipped else {}),
+        }
+
+    def _look_is_due(self) -> bool:
+        """At the end, and `evaluations_per_epoch` times an epoch, the last of them at the epoch's end."""
+        looks, per_epoch = self.recipe.optimisation.evaluations_per_epoch, self.order.steps_per_epoch
+        return self.step == self.steps or self.step * looks // per_epoch > (self.step - 1) * looks // per_epoch
+
+    def _look(self) -> None:
+        """Score the watched splits, and keep the weights where they are the best so far."""
+        scored = {name: self.prepared.others[name] for name in self.prepared.watched}
+        predictions = {name: self._predictions(name) for name in scored}
+        scores = {name: self.task.score(predictions[name], split.examples) for name, split in scored.items()}
+        self.looks.append({"step": self.step, "epoch": self.step / self.order.steps_per_epoch, "scores": scores})
+        flat = {f"{split}/{name}": value for split, found in scores.items() for name, value in found.items()}
+        self._metrics.log(self.step, flat)
+        log.info("step %d: %s", self.step, in_words(flat))
+        if not self.recipe.optimisation.keeps_best:
+            self._chosen = predictions
+        elif self.best_look() is self.looks[-1]:
+            self._chosen = predictions
+            state = self.model.state_dict()
+            self.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+    def _score_of(self, look: Look) -> float:
+        score = look["scores"][self.prepared.selecting][self.prepared.spec.primary]
+        return -float("inf") if score is None else float(score)
+
+    def best_look(self) -> Look:
+        """The look with the best score, the first of equal ones."""
+        return max(self.looks, key=self._score_of)
+
+    def _gave_up(self) -> bool:
+        """Whether the last looks were no better than the best one, as often as early stopping bears."""
+        patience = self.recipe.optimisation.early_stopping
+        if patience is None or not self.looks:
+            return False
+        return len(self.looks) - 1 - self.looks.index(self.best_look()) >= patience
+
+    def _predictions(self, split: str) -> list[Prediction]:
+        encoded = self.prepared.others[split]
+        outputs = predict(self.model, self.task, encoded.features, self.engine)
+        return self.task.predictions(encoded.examples, encoded.features, outputs)
+
+    def _stop(self, reason: str) -> None:
+        self._save_checkpoint()
+        raise StoppedError(
+            f"stopped by {reason} at step {self.step} of {self.steps}, checkpoint saved; go on with"
+            f" `bertkit finetune --resume {self.run.path}`"
+        )
+
+    def _finish(self) -> dict[str, Any]:
+        if self.best_weights:
+            self.model.load_state_dict(self.best_weights)
+        self.recipe.method.finish(self.model)
+        predictions = {name: self._chosen.get(name) or self._predictions(name) for name in self.prepared.others}
+        main = self.prepared.selecting
+        tuned = self.task.tune(predictions[main], self.prepared.others[main].examples)
+        predictions = {name: self.task.final(found, tuned) for name, found in predictions.items()}
+        self.model.extras |= tuned
+        self._write_model()
+        for name, found in predictions.items():
+            write_predictions(self.run.path / "predictions" / f"{self.prepared.spec.name}-{name}.jsonl", found)
+        results = self._results(predictions, tuned)
+        self.run.write_results(results)
+        self.run.update(steps=self.step, tokens=self.tokens)
+        if not self.recipe.engine.keep_checkpoints:
+            shutil.rmtree(self.run.checkpoints, ignore_errors=True)
+        return results
+
+    def _write_model(self) -> None:
+        writing = self.run.path / "model.writing"
+        shutil.rmtree(writing, ignore_errors=True)
+        try:
+            save_model(self.model, self.prepared.tokenizer, writing)
+        except OSError as error:
+            raise DataError(
+                f"{writing}: cannot write the model: {error}; free space and run again with --resume"
+            ) from error
+        shutil.rmtree(self.run.model, ignore_errors=True)
+        writing.rename(self.run.model)
+        self.run.seal_model()
+
+    def _results(self, predictions: dict[str, list[Prediction]], tuned: dict[str, Any]) -> dict[str, Any]:
+        prepared, optimisation = self.prepared, self.recipe.optimisation
+        splits = {
+            name: self.task.score(found, prepared.others[name].examples)
+            for name, found in predictions.items()
+            if prepared.others[name].scored
+        }
+        chosen = self.best_look() if optimisation.keeps_best else self.looks[-1]
+        encoded = {"train": prepared.train, **prepared.others}
+        return {
+            "tasks": {prepared.spec.name: seed_summaries({self.recipe.seed: by_name(splits, prepared.selecting)})},
+            "primary": prepared.spec.primary,
+            "seed": self.recipe.seed,
+            "splits": splits,
+            "selected": {"by": optimisation.select, "step": chosen["step"], "epoch": chosen["epoch"]},
+            "last": self._brief(self.looks[-1]),
+            "best": self._brief(self.best_look()),
+            "looks": self.looks,
+            "stopped_early": self.step < self.steps,
+            "degenerate": self._degenerate(predictions[prepared.selecting], splits[prepared.selecting]),
+            "examples": {name: len(split.examples) for name, split in encoded.items()},
+            "truncation": {name: split.features.account.to_json() for name, split in encoded.items()},
+            "notes": {name: split.split.notes for name, split in encoded.items() if split.split.notes},
+            **({"tuned": tuned} if tuned else {}),
+        }
+
+    def _brief(self, look: Look) -> dict[str, Any]:
+        primary = self.prepared.spec.primary
+        score = look["scores"][self.prepared.selecting][primary]
+        return {"step": look["step"], "epoch": look["epoch"], primary: score}
+
+    def _degenerate(self, predictions: list[Prediction], scores: Scores) -> str | None:
+        """Why the run counts as one that learnt nothing; None where it does not."""
+        examples = self.prepared.others[self.prepared.selecting].examples
+        guesses, references = self.task.comparable(predictions, examples)
+        majority = self.task.majority_score(self.prepared.spec.primary, predictions, examples)
+        return degenerate(guesses, references, scores[self.prepared.spec.primary], majority)
+
+    def _save_checkpoint(self) -> None:
+        self._metrics.sync()
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            "looks": self.looks,
+        }
+        generators = {"cpu": torch.get_rng_state()}
+        if self.engine.device.type == "cuda":
+            generators["cuda"] = torch.cuda.get_rng_state()
+        tensors = {
+            "weights": self.model.state_dict(),
+            "optimizer": optimizer_tensors(self.model, self.optimizer),
+            "generators": generators,
+            **({"best": self.best_weights} if self.best_weights else {}),
+        }
+        save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=1)
+        self.run.update(steps=self.step, tokens=self.tokens)
+
+    def _resume(self) -> None:
+        checkpoint = load_newest_checkpoint(self.run.checkpoints)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+            log.info("going on from %s", checkpoint.path)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.model.load_state_dict(checkpoint.tensors["weights"])
+        restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
+        self.best_weights = checkpoint.tensors.get("best", {})
+        torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
+        if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
+            torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])
+        self.looks = list(checkpoint.state["looks"])
+        self.step = int(checkpoint.state["step"])
+        self.tokens = int(checkpoint.state["tokens"])
+        self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
+
+    def _new_model(self) -> HeadedModel:
+        """The model with the task's head; what the checkpoint lacks is drawn by the recipe's seed."""
+        prepared, head = self.prepared, self.task.head
+        model, report = load_model(prepared.model_directory, heads=(head,), labels=self.task.labels)
+        check_vocabulary(model, prepared.tokenizer, source=str(prepared.model_directory))
+        hub_names = model.hub_form().hub_names(model.state_dict())
+        anew = set(report.drawn_anew)
+        names = {name for name, hub_name in hub_names.items() if hub_name in anew}
+        if self.recipe.new_head:
+            names |= {name for name in hub_names if name.startswith(f"{head}.")}
+        model.initialise(self.recipe.seed, only=names)
+        self.recipe.method.prepare(model, self.recipe.seed)
+        return model
+
+    def _announce(self) -> None:
+        train = self.prepared.train
+        self.recipe.method.set_trained(self.model, 0)
+        parameters = list(self.model.parameters())
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        log.info(
+            "%s, seed %d: %s examples, %s steps of %d, %s of %s parameters trained, %s on %s",
+            self.prepared.spec.name,
+            self.recipe.seed,
+            f"{len(train.examples):,}",
+            f"{self.steps:,}",
+            self.recipe.optimisation.batch_sequences,
+            f"{trained:,}",
+            f"{sum(parameter.numel() for parameter in parameters):,}",
+            self.engine.precision,
+            self.engine.device.type,
+        )
+
+
+def by_name(splits: dict[str, Scores], main: str) -> Scores:
+    """One score by name: the main split's under their own, others with their split behind a slash."""
+    others = {
+        f"{name}/{split}": value for split, found in splits.items() if split != main for name, value in found.items()
+    }
+    return splits[main] | others
+
+
+def seed_summaries(scores: dict[int, Scores]) -> dict[str, Any]:
+    """Each score over the seeds."""
+    names = dict.fromkeys(name for found in scores.values() for name in found)
+    return {name: summarise({seed: found.get(name) for seed, found in scores.items()}).as_json() for name in names}
+
+
+def write_predictions(path: Path, predictions: list[Prediction]) -> None:
+    """One JSON object a line, in the examples' order."""
+    path.parent.mkdir(exist_ok=True)
+    lines = (json.dumps(finite(each.to_json()), ensure_ascii=False, allow_nan=False) for each in predictions)
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def in_words(scores: Scores) -> str:
+    """Scores as a person reads them."""
+    return ", ".join(f"{name} {'undefined' if value is None else f'{value:.4f}'}" for name, value in scores.items())
+
+
+@cache
+def _peak_flops(device: torch.device, *, bf16: bool) -> float:
+    return measured_peak_flops(device, bf16=bf16)

@@ -1,0 +1,472 @@
+"""From a command line to fine-tuning runs: one, or several seeds and settings with a choice among them.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (several restarts, the rate chosen on dev) and appendix A.3 (the
+grid). A suite is a run directory that holds one for each seed and setting; the setting with the best mean on dev is
+chosen, and its best run's model stands for the suite. A run that is finished already, here or in another suite, is not
+repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import StoppedError, UsageError
+from bertkit.files import read_json, write_json
+from bertkit.jobs.finetune import Finetuning, seed_summaries
+from bertkit.jobs.finetune_data import Prepared, prepare
+from bertkit.progress import Progress
+from bertkit.recipe.finetune import (
+    FinetuneRecipe,
+    OwnTask,
+    changed,
+    load_finetune_recipe,
+    load_own_task,
+    own_spec,
+    resolved,
+)
+from bertkit.recipe.hashing import differing_keys, what_hash
+from bertkit.recipe.load import dump_recipe
+from bertkit.run.directory import RunDirectory, RunIdentity, find_run, find_runs
+
+NEWEST = "newest"
+"""In place of a run's name: the newest unfinished run of the recipe."""
+
+SUITE_FILE = "suite.json"
+_READ = {"name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice"}
+"""Parts of a recipe that decide how the data are read."""
+_RUNS = "runs"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FinetuneRequest:
+    """What the user asked for.
+
+    Attributes:
+        recipe: name or path; None where task and model say it all.
+        task: a published task, a task YAML, or the user's own data, in place of the recipe's.
+        model: to start from, in place of the recipe's.
+        data_dir: where the task's files lie, in place of the recipe's.
+        overrides: KEY=VALUE, on top of all that; keys may be short (`lr`).
+        seeds: one run for each; empty for the recipe's.
+        grid: the values to try of each key.
+        resume: a run's or a suite's name or path, NEWEST, or None for a new one.
+        runs_root: where runs lie.
+        run_dir: exactly where a new run or suite goes.
+        offline: ask no network.
+        max_minutes: stop after so long, with a checkpoint.
+        command: the command line, for the record.
+        default_model: to start from where nothing names one.
+    """
+
+    recipe: str | None = None
+    task: str | OwnTask | None = None
+    model: str | None = None
+    data_dir: str | None = None
+    overrides: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    resume: str | None = None
+    runs_root: Path = Path("runs")
+    run_dir: Path | None = None
+    offline: bool = False
+    max_minutes: float | None = None
+    command: Sequence[str] = ()
+    default_model: str | None = None
+
+
+@dataclass(frozen=True)
+class FinetuneOutcome:
+    """What came of it.
+
+    Attributes:
+        run: the run, or the suite.
+        results: the contents of its results.json.
+        runs: the runs of a suite, those that were finished before included; the run itself where it is alone.
+    """
+
+    run: RunDirectory
+    results: dict[str, Any]
+    runs: tuple[RunDirectory, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a suite: its recipe, and what sets it apart."""
+
+    recipe: FinetuneRecipe
+    setting: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Its directory below the suite's."""
+        parts = [f"{key}={value}" for key, value in self.setting.items()]
+        return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
+
+
+class _Data:
+    """Prepared data, kept as long as the next run reads the same."""
+
+    def __init__(self, *, offline: bool) -> None:
+        self._offline = offline
+        self._key: str | None = None
+        self._prepared: Prepared | None = None
+
+    def of(self, recipe: FinetuneRecipe) -> Prepared:
+        parts = recipe.model_dump(mode="json", include=_READ)
+        # A sample of the examples is drawn by the seed.
+        key = json.dumps([parts, recipe.seed if recipe.data.train_examples else None], sort_keys=True)
+        if self._prepared is None or key != self._key:
+            self._prepared = prepare(recipe, offline=self._offline)
+            self._key = key
+        return self._prepared
+
+
+def finetune(
+    request: FinetuneRequest, *, progress: Progress, begun: Callable[[RunDirectory], None] = lambda run: None
+) -> FinetuneOutcome:
+    """Start or resume a run, or a suite of runs, and see it to its end.
+
+    Args:
+        request: what the user asked for.
+        progress: the display.
+        begun: called with each run's directory before its training starts.
+
+    Raises:
+        UsageError: a faulty recipe, or a resume whose recipe decides on another result.
+        DataError: data, model or checkpoints at fault.
+        StoppedError, DivergedError: see `Finetuning.train`.
+    """
+    data = _Data(offline=request.offline)
+    if request.resume is not None:
+        run = _run_to_resume(request)
+        if (run.path / SUITE_FILE).exists():
+            return _Suite(request, data, progress, begun).resume(run)
+        recipe = _resumed_recipe(request, run)
+        if run.status == "done" and run.results is not None:
+            log.info("%s is done already", run.path)
+            return FinetuneOutcome(run, run.results, (run,))
+        return _train(recipe, data, run, request, progress, begun)
+    recipe = requested_recipe(request)
+    if len(request.seeds) > 1 or request.grid:
+        return _Suite(request, data, progress, begun).start(recipe)
+    recipe = changed(recipe, [f"seed={seed}" for seed in request.seeds])
+    run = RunDirectory.create(
+        request.runs_root, _identity(recipe, data.of(recipe).fingerprints, request), request.run_dir
+    )
+    return _train(recipe, data, run, request, progress, begun)
+
+
+def requested_recipe(request: FinetuneRequest) -> FinetuneRecipe:
+    """The recipe with everything that the command line changes in it, resolved.
+
+    Raises:
+        UsageError: all faults at once.
+    """
+    given = request.task
+    if isinstance(given, str) and given.endswith((".yaml", ".yml")):
+        given = load_own_task(Path(given))
+    if request.recipe is not None:
+        recipe = load_finetune_recipe(request.recipe)
+    elif given is None:
+        raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
+    else:
+        recipe = FinetuneRecipe(name=_name_of(given, request.model or request.default_model))
+    task = _absolute_files(given) if isinstance(given, OwnTask) else given
+    update: dict[str, Any] = {} if task is None else {"task": task}
+    if request.model is not None:
+        update["model"] = _absolute(request.model)
+    if request.data_dir is not None:
+        update["data"] = recipe.data.model_copy(update={"directory": _absolute(request.data_dir)})
+    recipe = changed(recipe.model_copy(update=update), list(request.overrides))
+    if recipe.model is None and request.default_model is not None:
+        recipe = recipe.model_copy(update={"model": _absolute(request.default_model)})
+    return resolved(recipe)
+
+
+def _train(
+    recipe: FinetuneRecipe,
+    data: _Data,
+    run: RunDirectory,
+    request: FinetuneRequest,
+    progress: Progress,
+    begun: Callable[[RunDirectory], None],
+    max_minutes: float | None = None,
+) -> FinetuneOutcome:
+    prepared = data.of(recipe)
+    changes = [name for name, digest in prepared.fingerprints.items() if run.record["fingerprints"][name] != digest]
+    if changes:
+        raise UsageError(
+            f"{run.path}: {' and '.join(changes)} changed since the run began; restore what it was, or start a new run"
+            " without --resume"
+        )
+    log.info("run directory %s", run.path)
+    begun(run)
+    started = time.monotonic()
+    with run.recording(request.command):
+        run.write_environment()
+        training = Finetuning(recipe, prepared, run)
+        results = training.train(
+            progress=progress, max_minutes=request.max_minutes if max_minutes is None else max_minutes
+        )
+        run.update(seconds=round(time.monotonic() - started, 1))
+    return FinetuneOutcome(run, results, (run,))
+
+
+class _Suite:
+    """Several runs and the choice among them."""
+
+    def __init__(
+        self,
+        request: FinetuneRequest,
+        data: _Data,
+        progress: Progress,
+        begun: Callable[[RunDirectory], None],
+    ) -> None:
+        self.request = request
+        self.data = data
+        self.progress = progress
+        self.begun = begun
+
+    def start(self, recipe: FinetuneRecipe) -> FinetuneOutcome:
+        """A new suite."""
+        seeds = list(dict.fromkeys(self.request.seeds)) or [recipe.seed]
+        grid = {key: list(values) for key, values in self.request.grid.items()}
+        members(recipe, seeds, grid)  # every setting is checked before anything is trained
+        plan = json.dumps([what_hash(changed(recipe, ["seed=0"])), seeds, grid])
+        identity = _identity(recipe, self.data.of(recipe).fingerprints, self.request)
+        identity = RunIdentity(
+            **{**vars(identity), "what_hash": hashlib.sha256(plan.encode()).hexdigest(), "seed": seeds[0]}
+        )
+        suite = RunDirectory.create(self.request.runs_root, identity, self.request.run_dir)
+        write_json(suite.path / SUITE_FILE, {"seeds": seeds, "grid": grid})
+        return self._run(suite, recipe, seeds, grid)
+
+    def resume(self, suite: RunDirectory) -> FinetuneOutcome:
+        """The rest of one that was begun."""
+        if suite.status == "done" and suite.results is not None:
+            log.info("%s is done already", suite.path)
+            runs = tuple(RunDirectory.open(Path(each["run"])) for each in suite.results["runs"])
+            return FinetuneOutcome(suite, suite.results, runs)
+        plan = read_json(suite.path / SUITE_FILE)
+        if (self.request.seeds and list(self.request.seeds) != plan["seeds"]) or (
+            self.request.grid and {key: list(values) for key, values in self.request.grid.items()} != plan["grid"]
+        ):
+            raise UsageError(
+                f"{suite.path}: the suite has seeds {plan['seeds']} and grid {plan['grid']}; resume it without --seeds"
+                " and --grid, or start a new one: what is finished of it is not repeated there"
+            )
+        recipe = _resumed_recipe(self.request, suite)
+        return self._run(suite, recipe, plan["seeds"], plan["grid"])
+
+    def _run(
+        self, suite: RunDirectory, recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]
+    ) -> FinetuneOutcome:
+        wanted = members(recipe, seeds, grid)
+        log.info("%s: %d runs in %s", recipe.name, len(wanted), suite.path)
+        deadline = None if self.request.max_minutes is None else time.monotonic() + self.request.max_minutes * 60
+        with suite.recording(self.request.command):
+            suite.write_environment()
+            finished: list[tuple[Member, RunDirectory]] = []
+            for number, member in enumerate(wanted, start=1):
+                log.info("run %d of %d: %s", number, len(wanted), member.name)
+                finished.append((member, self._member(suite, member, deadline)))
+            prepared = self.data.of(recipe)
+            results = suite_results(finished, prepared.spec.primary, prepared.selecting)
+            _link(suite.model, Path(results["chosen"]["run"]) / "model")
+            suite.write_results(results)
+            total = {key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")}
+            suite.update(**total)
+        return FinetuneOutcome(suite, results, tuple(run for _, run in finished))
+
+    def _member(self, suite: RunDirectory, member: Member, deadline: float | None) -> RunDirectory:
+        """The run, finished: one of before, one that was begun here, or a new one."""
+        recipe = member.recipe
+        prepared = self.data.of(recipe)
+        path = suite.path / _RUNS / member.name
+        done = finished_run(self.request.runs_root, suite.path, what_hash(recipe), prepared.fingerprints)
+        if done is not None:
+            log.info("finished already: %s", done.path)
+            return done
+        minutes = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
+        if (path / "run.json").exists():
+            run = RunDirectory.open(path)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            identity = _identity(recipe, prepared.fingerprints, self.request)
+            run = RunDirectory.create(self.request.runs_root, identity, path)
+        try:
+            return _train(recipe, self.data, run, self.request, self.progress, self.begun, minutes).run
+        except StoppedError as stopped:
+            told = str(stopped).partition("; go on")[0]
+            raise StoppedError(f"{told}; go on with `bertkit finetune --resume {suite.path}`") from stopped
+
+
+def members(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[Member]:
+    """The runs of a suite: every combination of the grid's values, each with every seed.
+
+    Raises:
+        UsageError: a value that its key does not take.
+    """
+    found = []
+    for values in itertools.product(*grid.values()):
+        setting = dict(zip(grid, values, strict=True))
+        overrides = [f"{key}={value}" for key, value in setting.items()]
+        with_setting = changed(recipe, overrides)
+        found += [Member(changed(with_setting, [f"seed={seed}"]), setting) for seed in seeds]
+    return found
+
+
+def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str]) -> RunDirectory | None:
+    """A finished run of this what-hash on the same data and model, under `root` or in a suite there."""
+    places = {*root.glob("*/run.json"), *root.glob(f"*/{_RUNS}/*/run.json"), *suite.glob(f"{_RUNS}/*/run.json")}
+    for place in sorted(places):
+        record = read_json(place)
+        same = record.get("what_hash") == digest and record.get("fingerprints") == dict(fingerprints)
+        if same and record.get("status") == "done" and (place.parent / "model").exists():
+            return RunDirectory.open(place.parent)
+    return None
+
+
+def suite_results(finished: Sequence[tuple[Member, RunDirectory]], primary: str, split: str) -> dict[str, Any]:
+    """The contents of a suite's results.json: every run, each setting over the seeds, and the choice.
+
+    Chosen is the setting whose mean of `primary` on `split` is best, the first of equal ones; of its runs the best one.
+    """
+    settings: dict[str, list[tuple[Member, RunDirectory, dict[str, Any]]]] = {}
+    for member, run in finished:
+        results = run.results
+        assert results is not None
+        settings.setdefault(json.dumps(dict(member.setting)), []).append((member, run, results))
+    tables = {setting: _table(runs) for setting, runs in settings.items()}
+    chosen = max(tables, key=lambda setting: _or_worst(tables[setting][primary]["mean"]))
+    task = next(iter(settings[chosen][0][2]["tasks"]))
+    best = max(settings[chosen], key=lambda each: _or_worst(_seed_scores(each[2])[primary]))
+    return {
+        "tasks": {task: tables[chosen]},
+        "primary": primary,
+        "chosen": {
+            "setting": json.loads(chosen),
+            "by": f"mean {primary} on {split}",
+            "run": str(best[1].path.resolve()),
+            "seed": best[0].recipe.seed,
+        },
+        "settings": [{"setting": json.loads(setting), "scores": table} for setting, table in tables.items()],
+        "runs": [
+            {
+                "run": str(run.path.resolve()),
+                "seed": member.recipe.seed,
+                "setting": dict(member.setting),
+                "scores": _seed_scores(results),
+                "degenerate": results["degenerate"],
+            }
+            for runs in settings.values()
+            for member, run, results in runs
+        ],
+        "degenerate": sum(results["degenerate"] is not None for runs in settings.values() for *_, results in runs),
+        "truncation": settings[chosen][0][2]["truncation"],
+    }
+
+
+def _table(runs: Sequence[tuple[Member, RunDirectory, dict[str, Any]]]) -> dict[str, Any]:
+    return seed_summaries({member.recipe.seed: _seed_scores(results) for member, _, results in runs})
+
+
+def _seed_scores(results: Mapping[str, Any]) -> dict[str, float | None]:
+    """A single run's scores by name."""
+    (scores,) = results["tasks"].values()
+    return {name: summary["seeds"][0] for name, summary in scores.items()}
+
+
+def _or_worst(score: float | None) -> float:
+    return -float("inf") if score is None else score
+
+
+def _link(link: Path, target: Path) -> None:
+    """Let the suite's model be the chosen run's."""
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.resolve(), target_is_directory=True)
+
+
+def _identity(recipe: FinetuneRecipe, fingerprints: Mapping[str, str], request: FinetuneRequest) -> RunIdentity:
+    return RunIdentity(
+        kind=recipe.kind,
+        recipe=recipe.name,
+        recipe_yaml=dump_recipe(recipe),
+        what_hash=what_hash(recipe),
+        seed=recipe.seed,
+        command=request.command,
+        fingerprints=dict(fingerprints),
+    )
+
+
+def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneRecipe:
+    """The run's recipe with the engine of the request.
+
+    Raises:
+        UsageError: the request decides on another result; the differing keys are listed.
+    """
+    recorded = load_finetune_recipe(str(run.path / "recipe.yaml"))
+    if request.recipe is None and request.task is None:
+        wanted = changed(recorded, list(request.overrides))
+    else:
+        wanted = requested_recipe(request)
+        wanted = changed(wanted, [f"seed={seed}" for seed in request.seeds[:1]])
+    differing = differing_keys(recorded, wanted)
+    if differing:
+        lines = [f"  {key}: the run has {old!r}, now {new!r}" for key, old, new in differing]
+        raise UsageError(
+            f"{run.path}: cannot resume with a recipe that decides on another result:\n"
+            + "\n".join(lines)
+            + "\nundo these, or start a new run without --resume"
+        )
+    return recorded.model_copy(update={"engine": wanted.engine})
+
+
+def _run_to_resume(request: FinetuneRequest) -> RunDirectory:
+    if request.run_dir is not None:
+        return RunDirectory.open(request.run_dir)
+    if request.resume != NEWEST:
+        assert request.resume is not None
+        run = find_run(request.resume, request.runs_root)
+        if run.record["kind"] != "finetune":
+            raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which resumes it")
+        return run
+    runs = [run for run in find_runs(request.runs_root) if run.record["kind"] == "finetune"]
+    if request.recipe is not None or request.task is not None:
+        name = requested_recipe(request).name
+        runs = [run for run in runs if run.record["recipe"] == name]
+    unfinished = [run for run in runs if run.status != "done"]
+    if not unfinished:
+        raise UsageError(f"no unfinished run to resume under {request.runs_root}; start one without --resume")
+    return unfinished[0]
+
+
+def _name_of(task: str | OwnTask, model: str | None) -> str:
+    """A recipe's name where none is given: the task's, or the training file's, and the model's."""
+    first = own_spec(task).name if isinstance(task, OwnTask) else task
+    last = "" if model is None else Path(model.rstrip("/")).name.partition("@")[0]
+    if last == "model":
+        last = Path(model or "").resolve().parent.name
+    name = "-".join(part for part in (first, last) if part)
+    return "".join(each if each.isalnum() or each in "_.+-" else "-" for each in name)
+
+
+def _absolute_files(task: OwnTask) -> OwnTask:
+    files = {split: getattr(task, split) for split in ("train", "dev", "test")}
+    found = {split: str(Path(file).expanduser().absolute()) for split, file in files.items() if file is not None}
+    return task.model_copy(update=found)
+
+
+def _absolute(path: str) -> str:
+    """A directory's full path, so that the recorded recipe runs from anywhere; a Hub id as it is."""
+    return str(Path(path).expanduser().absolute()) if Path(path).expanduser().exists() else path

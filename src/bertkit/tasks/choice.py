@@ -1,0 +1,111 @@
+"""Which of several endings is right: SWAG, RACE and their like.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.4: each ending makes a sequence with the context, a vector gives
+each one number, and a softmax over the endings chooses. Of a passage that is too long the end is cut, never the
+question (ALBERT's and XLNet's readers for RACE); a blank `_` in the question is filled with the ending.
+
+Shapes: T packed tokens, B sequences, I items (examples), C endings, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.metrics.classification import accuracy
+from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
+from bertkit.objectives.base import LossSum
+from bertkit.settings import Settings
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import ChoiceExample
+
+LABEL = "label"
+BLANK = "_"
+
+
+class ChoiceSettings(Settings):
+    """How endings are read."""
+
+    max_question_tokens: int = Field(128, ge=1, description="Tokens of question and ending together; the rest is cut.")
+
+
+class Choice(Task):
+    """One of an example's endings; examples may have different numbers of them."""
+
+    head: ClassVar[str] = "multiple_choice"
+
+    def __init__(self, metrics: Sequence[str], settings: ChoiceSettings) -> None:
+        super().__init__(Labels.unnamed(), metrics)
+        self.settings = settings
+
+    def encode(self, examples: Sequence[ChoiceExample], encoder: SequenceEncoder) -> Features:
+        contexts = encoder.ids([example.context for example in examples])
+        endings = encoder.ids([completed(example.question, end) for example in examples for end in example.endings])
+        writer = FeatureWriter()
+        room = encoder.room(2)
+        longest = min(self.settings.max_question_tokens, room - 1)
+        place = cut = dropped = 0
+        for number, example in enumerate(examples):
+            lost = 0
+            for ending in endings[place : place + len(example.endings)]:
+                second = ending[:longest]
+                first = contexts[number][: room - len(second)]
+                writer.add(*encoder.sequence(first, second, example=example.id))
+                lost += len(ending) - len(second) + len(contexts[number]) - len(first)
+            place += len(example.endings)
+            writer.close(number)
+            cut += lost > 0
+            dropped += lost
+        labelled = bool(examples) and all(example.label is not None for example in examples)
+        labels = {LABEL: np.asarray([example.label for example in examples], dtype=np.int64)} if labelled else {}
+        return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, labelled=labelled)
+
+    def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
+        """(I, C) in float32, minus infinity where an example has fewer endings than the largest."""
+        logits_B = model.logits(self.head, hidden_TD, batch.packed).float()[:, 0]
+        count_I = torch.bincount(batch.item_B)
+        first_I = torch.cumsum(count_I, 0) - count_I
+        place_B = torch.arange(batch.item_B.numel(), device=logits_B.device) - first_I[batch.item_B]
+        logits_IC = logits_B.new_full((count_I.numel(), int(count_I.max())), -torch.inf)
+        return logits_IC.index_put((batch.item_B, place_B), logits_B)
+
+    def count(self, batch: TaskBatch) -> int:
+        return batch.num_items
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
+        logits_IC, target_I = self.logits(model, hidden_TD, batch), batch.item_labels[LABEL]
+        with torch.no_grad():
+            correct = (logits_IC.argmax(dim=-1) == target_I).sum()
+        return LossSum(functional.cross_entropy(logits_IC, target_I, reduction="sum"), batch.num_items, correct)
+
+    def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
+        """(C,) of each example, its own endings only."""
+        rows = self.logits(model, hidden_TD, batch).cpu().numpy()
+        return [row[np.isfinite(row)] for row in rows]
+
+    def predictions(
+        self, examples: Sequence[ChoiceExample], features: Features, outputs: Sequence[NDArray[Any]]
+    ) -> list[Prediction]:
+        return [
+            Prediction(example.id, int(logits_C.argmax()), torch.softmax(torch.from_numpy(logits_C), 0).tolist())
+            for example, logits_C in zip(examples, outputs, strict=True)
+        ]
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[ChoiceExample]) -> Scores:
+        return accuracy(*self.comparable(predictions, examples))
+
+
+def completed(question: str, ending: str) -> str:
+    """The question with its blank filled in, or with the ending behind it."""
+    if BLANK in question:
+        return question.replace(BLANK, ending, 1)
+    return f"{question} {ending}" if question else ending

@@ -1,0 +1,330 @@
+"""One text or a pair of texts: one label, several labels, or a number.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1: the pooled first token, dropout, a linear layer; cross-entropy
+for labels, squared error for numbers (ALBERT's classifier_utils.py), a sigmoid per label where several may hold.
+
+A text that is too long is cut, or read in overlapping windows: its logits are then the mean of its windows' logits, in
+training as in prediction.
+
+Shapes: T packed tokens, B sequences, I items (examples), K labels, D width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.errors import DataError
+from bertkit.metrics import find_metric
+from bertkit.metrics.classification import multi_label
+from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
+from bertkit.objectives.base import LossSum
+from bertkit.settings import Settings
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.encoding import Ids, SequenceEncoder, cut_longer, windows
+from bertkit.tasks.examples import TextExample
+
+LABEL = "label"
+MEAN_SQUARED_ERROR = "mean_squared_error"
+_THRESHOLD = 0.5
+
+
+class TextSettings(Settings):
+    """How texts are read and what their labels weigh."""
+
+    window_stride: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens between the beginnings of two windows of a text that is too long (of a pair, the second);"
+        " null: it is cut.",
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target that is spread over all labels.")
+    class_weights: Literal["balanced"] | dict[str, float] | None = Field(
+        None,
+        description="Factor of each label's loss; balanced: examples / (labels x examples of the label); labels that a"
+        " mapping leaves out weigh 1.",
+    )
+
+    @model_validator(mode="after")
+    def _positive(self) -> TextSettings:
+        if isinstance(self.class_weights, dict) and any(weight < 0 for weight in self.class_weights.values()):
+            raise ValueError("class_weights must not be negative")
+        return self
+
+
+class TextTask(Task):
+    """What the three kinds have in common: how texts become sequences, and sequences one row of logits an example.
+
+    Args:
+        labels: names of the outputs.
+        metrics: names of the scores that are reported.
+        settings: see there.
+        positive: the label whose F1 is reported, where there are two.
+        class_weight_K: factor of each label's loss.
+    """
+
+    head: ClassVar[str] = "sequence_classification"
+
+    def __init__(
+        self,
+        labels: Labels,
+        metrics: Sequence[str],
+        settings: TextSettings,
+        *,
+        positive: str | None = None,
+        class_weight_K: NDArray[np.float32] | None = None,
+    ) -> None:
+        super().__init__(labels, metrics)
+        self.settings = settings
+        self.positive = positive
+        self.class_weight_K = None if class_weight_K is None else torch.from_numpy(class_weight_K)
+
+    def encode(self, examples: Sequence[TextExample], encoder: SequenceEncoder) -> Features:
+        first = encoder.ids([example.text for example in examples])
+        second = encoder.ids([example.text_pair or "" for example in examples])
+        writer = FeatureWriter()
+        cut = dropped = 0
+        for number, example in enumerate(examples):
+            has_pair = example.text_pair is not None
+            parts = (first[number], second[number]) if has_pair else (first[number],)
+            fitting, lost = self._fitting(parts, encoder)
+            for kept in fitting:
+                writer.add(*encoder.sequence(*kept, example=example.id))
+            writer.close(number)
+            cut += lost > 0
+            dropped += lost
+        known = all(example.label is not None for example in examples)
+        labels = {LABEL: self.label_array(examples)} if known and examples else {}
+        return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, labelled=bool(labels))
+
+    def _fitting(self, parts: tuple[Ids, ...], encoder: SequenceEncoder) -> tuple[list[tuple[Ids, ...]], int]:
+        """What each sequence of an example holds, and how many of the example's tokens none of them does."""
+        room = encoder.room(len(parts))
+        excess = sum(map(len, parts)) - room
+        if excess <= 0:
+            return [parts], 0
+        stride = self.settings.window_stride
+        if stride is not None:
+            *front, long = parts
+            # The text in front keeps at most half of the room, so that windows of the long one have the other half.
+            kept = front[0][: max(room - len(long), room // 2)] if front else []
+            lost = len(front[0]) - len(kept) if front else 0
+            pieces = windows(long, room - len(kept), stride)
+            return [(*([kept] if front else []), piece) for _, piece in pieces], lost
+        kept_parts = cut_longer(*parts, room) if len(parts) == 2 else (parts[0][:room],)
+        return [kept_parts], excess
+
+    def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
+        """The mean of an example's windows, (I, K), in float32."""
+        logits_BK = model.logits(self.head, hidden_TD, batch.packed).float()
+        if batch.num_items == logits_BK.shape[0]:
+            return logits_BK
+        windows_I1 = torch.bincount(batch.item_B, minlength=batch.num_items)[:, None]
+        sums_IK = logits_BK.new_zeros(batch.num_items, logits_BK.shape[1]).index_add(0, batch.item_B, logits_BK)
+        return sums_IK / windows_I1
+
+    def count(self, batch: TaskBatch) -> int:
+        return batch.num_items
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
+        logits_IK = self.logits(model, hidden_TD, batch)
+        target = batch.item_labels[LABEL]
+        with torch.no_grad():
+            correct = self.count_correct(logits_IK, target)
+        return LossSum(self.loss_sum(logits_IK, target), batch.num_items, correct)
+
+    def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
+        return list(self.logits(model, hidden_TD, batch).cpu().numpy())
+
+    def predictions(
+        self, examples: Sequence[TextExample], features: Features, outputs: Sequence[NDArray[Any]]
+    ) -> list[Prediction]:
+        return [self.prediction(example, logits_K) for example, logits_K in zip(examples, outputs, strict=True)]
+
+    def weight_K(self, logits_IK: Tensor) -> Tensor | None:
+        """The labels' factors, where the logits are."""
+        return None if self.class_weight_K is None else self.class_weight_K.to(logits_IK.device)
+
+    @abstractmethod
+    def label_array(self, examples: Sequence[TextExample]) -> NDArray[Any]:
+        """The labels as the loss wants them, one row an example."""
+
+    @abstractmethod
+    def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
+        """Summed over the examples."""
+
+    @abstractmethod
+    def count_correct(self, logits_IK: Tensor, target: Tensor) -> Tensor:
+        """How many examples are right."""
+
+    @abstractmethod
+    def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
+        """What the logits say of an example."""
+
+
+class Classification(TextTask):
+    """One of K labels.
+
+    The loss is divided by the number of examples whatever they weigh, so that an update does not depend on which
+    labels happen to be in a batch together (torch's mean divides by their weights).
+    """
+
+    def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.int64]:
+        return label_ids([(example.id, str(example.label)) for example in examples], self.labels.names)
+
+    def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(
+            logits_IK,
+            target,
+            weight=self.weight_K(logits_IK),
+            label_smoothing=self.settings.label_smoothing,
+            reduction="sum",
+        )
+
+    def count_correct(self, logits_IK: Tensor, target: Tensor) -> Tensor:
+        return (logits_IK.argmax(dim=-1) == target).sum()
+
+    def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
+        probability_K = _softmax(logits_K)
+        scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
+        return Prediction(example.id, self.labels.names[int(logits_K.argmax())], scores)
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> Scores:
+        guessed, gold = self.comparable(predictions, examples)
+        found: Scores = {}
+        for name in self.metrics:
+            positive = {"positive": self.positive} if name == "f1" and self.positive is not None else {}
+            found |= find_metric(name)(guessed, gold, **positive)
+        return found
+
+    def majority_score(
+        self, metric: str, predictions: Sequence[Prediction], examples: Sequence[TextExample]
+    ) -> float | None:
+        _, gold = self.comparable(predictions, examples)
+        commonest = Counter(gold).most_common(1)[0][0]
+        constant = [Prediction(each.id, commonest) for each in predictions]
+        return self.score(constant, examples)[metric]
+
+
+class MultiLabelClassification(TextTask):
+    """Any number of K labels: one sigmoid each, a label holds from one half on; the loss is the labels' mean."""
+
+    def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
+        label_IK = np.zeros((len(examples), self.labels.count), dtype=np.float32)
+        for row_K, example in zip(label_IK, examples, strict=True):
+            assert isinstance(example.label, tuple)
+            row_K[label_ids([(example.id, name) for name in example.label], self.labels.names)] = 1.0
+        return label_IK
+
+    def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
+        smoothing = self.settings.label_smoothing
+        smooth_IK = target * (1 - smoothing) + smoothing / 2
+        loss_IK = functional.binary_cross_entropy_with_logits(
+            logits_IK, smooth_IK, weight=self.weight_K(logits_IK), reduction="none"
+        )
+        return loss_IK.mean(dim=-1).sum()
+
+    def count_correct(self, logits_IK: Tensor, target: Tensor) -> Tensor:
+        return ((logits_IK >= 0) == (target > _THRESHOLD)).all(dim=-1).sum()
+
+    def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
+        probability_K = 1 / (1 + np.exp(-logits_K.astype(np.float64)))
+        scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
+        return Prediction(example.id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> Scores:
+        guessed, gold = self.comparable(predictions, examples)
+        found = multi_label(guessed, gold, self.labels.names)
+        return {name: found[name] for name in self.metrics}
+
+
+class Regression(TextTask):
+    """A number, by squared error on the scale of the data."""
+
+    def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
+        return np.asarray([_number(example) for example in examples], dtype=np.float32)
+
+    def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(logits_IK[:, 0], target, reduction="sum")
+
+    def count_correct(self, logits_IK: Tensor, target: Tensor) -> Tensor:
+        """None ever is; a count of 0 keeps the form of a loss."""
+        return target.new_zeros(())
+
+    def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
+        return Prediction(example.id, float(logits_K[0]))
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> Scores:
+        guessed, gold = self.comparable(predictions, examples)
+        found: Scores = {}
+        for name in self.metrics:
+            if name == MEAN_SQUARED_ERROR:
+                found[name] = float(np.mean((np.asarray(guessed) - np.asarray(gold)) ** 2))
+            else:
+                found |= find_metric(name)(guessed, gold)
+        return found
+
+
+def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:
+    """The number of each (example, label) by name; upper and lower case are told apart only if nothing else fits.
+
+    Raises:
+        DataError: a label that is none of `names`.
+    """
+    exact = {name: number for number, name in enumerate(names)}
+    folded = {name.casefold(): number for number, name in enumerate(names)}
+    ids = []
+    for example, label in labelled:
+        number = exact.get(label, folded.get(label.casefold()))
+        if number is None:
+            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+            raise DataError(
+                f"example {example}: the label {label!r} is none of the task's {len(names)} labels ({shown}); mend the"
+                " data, or let the training file have examples of it"
+            )
+        ids.append(number)
+    return np.asarray(ids, dtype=np.int64)
+
+
+def class_weights(
+    wanted: Literal["balanced"] | Mapping[str, float] | None, examples: Sequence[TextExample], names: Sequence[str]
+) -> NDArray[np.float32] | None:
+    """The factor of each label's loss.
+
+    Raises:
+        DataError: a weight for a label that the task has not.
+    """
+    if wanted is None:
+        return None
+    if wanted == "balanced":
+        labels = {example.id: example.label for example in examples}
+        each = {key: label if isinstance(label, tuple) else (str(label),) for key, label in labels.items()}
+        ids = label_ids([(key, name) for key, own in each.items() for name in own], names)
+        count_K = np.bincount(ids, minlength=len(names)).astype(np.float64)
+        # A label that never occurs has no loss to weigh.
+        weight_K = np.where(count_K > 0, ids.size / (len(names) * np.maximum(count_K, 1)), 1.0)
+        return weight_K.astype(np.float32)
+    weight_K = np.ones(len(names))
+    weight_K[label_ids([("of class_weights", name) for name in wanted], names)] = list(wanted.values())
+    return weight_K.astype(np.float32)
+
+
+def _number(example: TextExample) -> float:
+    if isinstance(example.label, int | float):
+        return float(example.label)
+    raise DataError(f"example {example.id}: the label is {example.label!r}; a regression needs a number")
+
+
+def _softmax(logits_K: NDArray[Any]) -> NDArray[np.float64]:
+    shifted_K = np.exp(logits_K.astype(np.float64) - logits_K.max())
+    return np.asarray(shifted_K / shifted_K.sum())

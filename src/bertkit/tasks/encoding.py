@@ -1,0 +1,191 @@
+"""Laying out sequences: the special tokens of one text or of two, and what is cut where both are too long.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (`[CLS] A [SEP] B [SEP]`), and the released run_classifier.py
+for the cut: of the two texts the longer loses its last token, until both fit. Where a family puts its special tokens is
+read off the tokenizer's own template, so that RoBERTa's `<s> A </s></s> B </s>` and XLNet's `A <sep> B <sep> <cls>`
+come out as their papers have them.
+
+A special token written out in a text is text: nobody's data can forge a separator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+
+from bertkit.errors import DataError, UsageError
+from bertkit.text.tokenizer import Tokenizer
+
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Template:
+    """The special tokens around the parts of a sequence: before the first, behind each, as ids and types.
+
+    Attributes:
+        frames: one list of (id, type) before the first part, then one behind each part.
+        types: the type of each part's own tokens.
+    """
+
+    frames: tuple[tuple[tuple[int, int], ...], ...]
+    types: tuple[int, ...]
+
+    @property
+    def special_tokens(self) -> int:
+        """How many tokens of a sequence are not text."""
+        return sum(map(len, self.frames))
+
+    @property
+    def before(self) -> int:
+        """Where the first part begins."""
+        return len(self.frames[0])
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer, parts: int) -> Template:
+        """As the tokenizer's post-processor frames one part or two."""
+        text = _some_text(backend)
+        encoding = backend.encode(text, text if parts == 2 else None, add_special_tokens=True)
+        frames: list[list[tuple[int, int]]] = [[] for _ in range(parts + 1)]
+        types = [0] * parts
+        seen = 0
+        for i, kind, part in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
+            if part is None:
+                frames[seen].append((i, kind))
+            else:
+                types[part] = kind
+                seen = part + 1
+        return cls(tuple(map(tuple, frames)), tuple(types))
+
+    def fill(self, *parts: Sequence[int]) -> tuple[Ids, list[int]]:
+        """Ids and types of a sequence with these parts."""
+        ids = [i for i, _ in self.frames[0]]
+        types = [kind for _, kind in self.frames[0]]
+        for part, kind, frame in zip(parts, self.types, self.frames[1:], strict=True):
+            ids += [*part, *(i for i, _ in frame)]
+            types += [*([kind] * len(part)), *(frame_kind for _, frame_kind in frame)]
+        return ids, types
+
+
+class SequenceEncoder:
+    """Texts to sequences that a model reads.
+
+    Args:
+        tokenizer: the model's.
+        max_tokens: of the longest sequence, special tokens included.
+        token_types: whether the model tells segments apart; else all types are 0.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, max_tokens: int, token_types: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self._token_types = token_types
+        if self.room(2) < 2:
+            raise UsageError(
+                f"data.max_length is {max_tokens}, which leaves {max(0, self.room(2))} tokens for two texts; raise it"
+            )
+
+    @cached_property
+    def single(self) -> Template:
+        return self._template(1)
+
+    @cached_property
+    def pair(self) -> Template:
+        return self._template(2)
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The same rules, to which a special token written out is text."""
+        backend = tokenizers.Tokenizer.from_str(self.tokenizer.backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
+    def room(self, parts: int) -> int:
+        """Tokens of text that fit in a sequence of one part or two."""
+        return self.max_tokens - (self.pair if parts == 2 else self.single).special_tokens
+
+    def ids(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text, nothing cut."""
+        ids_T, lengths = self.tokenizer.encode_plain(texts)
+        every, found, start = ids_T.tolist(), [], 0
+        for length in lengths.tolist():
+            found.append(every[start : start + length])
+            start += length
+        return found
+
+    def pieces(self, texts: Sequence[str]) -> list[Any]:
+        """`tokenizers.Encoding` of each text: ids with the characters that each stands for, nothing cut."""
+        return list(self._plain.encode_batch(list(texts), add_special_tokens=False))
+
+    def pieces_of_words(self, words: Sequence[Sequence[str]]) -> list[Any]:
+        """`tokenizers.Encoding` of each sentence that is cut into words: ids with the word that each belongs to."""
+        sentences = [list(each) for each in words]
+        return list(self._words.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False))
+
+    @cached_property
+    def _words(self) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer.from_str(self._plain.to_str())
+        backend.encode_special_tokens = True
+        rules = backend.pre_tokenizer
+        if isinstance(rules, tokenizers.pre_tokenizers.ByteLevel):
+            # A word of its own is a word behind a space: without it GPT-2's vocabulary would take it for a part of one.
+            backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+                add_prefix_space=True, use_regex=getattr(rules, "use_regex", True)
+            )
+        return backend
+
+    def sequence(self, *parts: Sequence[int], example: str) -> tuple[Ids, list[int]]:
+        """Ids and types of one or two parts that fit.
+
+        Raises:
+            DataError: there is not a single token.
+        """
+        ids, types = (self.pair if len(parts) == 2 else self.single).fill(*parts)
+        if not ids:
+            raise DataError(f"example {example}: its text has no tokens at all, and the tokenizer adds none")
+        return ids, types
+
+    def _template(self, parts: int) -> Template:
+        template = Template.of(self.tokenizer.backend, parts)
+        if self._token_types:
+            return template
+        frames = tuple(tuple((i, 0) for i, _ in frame) for frame in template.frames)
+        return Template(frames, (0,) * parts)
+
+
+def cut_longer(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
+    """Both texts without the last tokens of the longer one, so that they fit; of two equal ones the second is cut."""
+    excess = len(first) + len(second) - room
+    if excess <= 0:
+        return first, second
+    gap = len(first) - len(second)
+    from_longer = min(excess, abs(gap))
+    keep_first = len(first) - (from_longer if gap > 0 else 0)
+    keep_second = len(second) - (from_longer if gap < 0 else 0)
+    rest = excess - from_longer
+    # From here on they are equal, and lose tokens in turn, the second first.
+    keep_first -= rest // 2
+    keep_second -= rest - rest // 2
+    return first[:keep_first], second[:keep_second]
+
+
+def windows(ids: Ids, room: int, stride: int) -> Iterator[tuple[int, Ids]]:
+    """Overlapping pieces of a long text: `room` tokens each, beginning every `stride` tokens; where each begins."""
+    start = 0
+    while True:
+        yield start, ids[start : start + room]
+        if start + room >= len(ids):
+            return
+        start += min(stride, room)
+
+
+def _some_text(backend: tokenizers.Tokenizer) -> str:
+    """Some text of at least one token."""
+    for text in ("a", "the", *list(backend.get_vocab())[:1000]):
+        if backend.encode(text, add_special_tokens=False).ids:
+            return str(text)
+    raise DataError("the tokenizer makes no token of any text")

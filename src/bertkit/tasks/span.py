@@ -1,0 +1,265 @@
+"""The span of a context that answers a question, or that there is none: SQuAD 1.1 and 2.0.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, sections 4.2 and 4.3, and the released run_squad.py: chunks of a long
+context overlap, a token counts in the chunk that shows the most around it, a chunk without the answer has it at [CLS],
+the score of a span is the sum of two logits, and that of no answer is the smallest over all chunks. The answer is cut
+out of the context itself, by the pieces' characters, where the original aligns two tokenisations.
+
+Differs from the released code in that the softmax is over a chunk's own tokens, since there is no padding.
+
+Shapes: T packed tokens, B sequences, S longest sequence, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.errors import UsageError
+from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold, squad, squad_v2
+from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
+from bertkit.objectives.base import LossSum
+from bertkit.settings import Settings
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.encoding import SequenceEncoder, windows
+from bertkit.tasks.examples import QuestionExample
+
+START, END = "start", "end"
+THRESHOLD = "null_score_threshold"
+"""The key of config.json that keeps the tuned threshold."""
+
+
+class SpanSettings(Settings):
+    """How contexts are cut and answers found; defaults are the released code's."""
+
+    doc_stride: int = Field(128, ge=1, description="Tokens between the beginnings of two chunks of a context.")
+    max_query_tokens: int = Field(64, ge=1, description="Tokens of the question; the rest is cut.")
+    max_answer_tokens: int = Field(30, ge=1, description="Longest answer.")
+    n_best: int = Field(20, ge=1, description="Starts and ends that are combined.")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where a chunk's tokens lie.
+
+    Attributes:
+        example: number of the question.
+        first: position in the sequence of the chunk's first context token.
+        offsets: characters of the context that each of its tokens stands for.
+        has_most_context: whether no other chunk shows more around it, by token.
+        null: position of [CLS].
+    """
+
+    example: int
+    first: int
+    offsets: list[tuple[int, int]]
+    has_most_context: NDArray[np.bool_]
+    null: int
+
+
+class Span(Task):
+    """A start and an end among the tokens of each chunk.
+
+    Args:
+        metrics: names of the scores that are reported.
+        settings: see there.
+        may_be_impossible: whether some questions have no answer.
+    """
+
+    head: ClassVar[str] = "span"
+
+    def __init__(self, metrics: Sequence[str], settings: SpanSettings, *, may_be_impossible: bool) -> None:
+        super().__init__(Labels.unnamed(), metrics)
+        self.settings = settings
+        self.may_be_impossible = may_be_impossible
+
+    def encode(self, examples: Sequence[QuestionExample], encoder: SequenceEncoder) -> Features:
+        limit = self.settings.max_query_tokens
+        if encoder.room(2) - limit < 1:
+            raise UsageError(
+                f"span.max_query_tokens is {limit} and data.max_length {encoder.max_tokens}: no room for a context"
+            )
+        questions = encoder.ids([example.question for example in examples])
+        contexts = list(dict.fromkeys(example.context for example in examples))
+        pieces = dict(zip(contexts, encoder.pieces(contexts), strict=True))
+        writer = FeatureWriter()
+        starts: list[int] = []
+        ends: list[int] = []
+        cut = dropped = answers_lost = 0
+        for number, example in enumerate(examples):
+            query, piece = questions[number][:limit], pieces[example.context]
+            cut += len(questions[number]) > limit
+            dropped += len(questions[number]) - len(query)
+            wanted = answer_tokens(example, piece.offsets)
+            found = False
+            for chunk, sequence, types, begin in self._chunks(number, example, query, piece, encoder):
+                inside = wanted is not None and begin <= wanted[0] and wanted[1] < begin + len(chunk.offsets)
+                found |= inside
+                starts.append(chunk.first + wanted[0] - begin if inside and wanted else chunk.null)
+                ends.append(chunk.first + wanted[1] - begin if inside and wanted else chunk.null)
+                writer.add(sequence, types)
+                writer.close(number)
+                writer.extra.append(chunk)
+            answers_lost += bool(example.answers) and not found
+        labels = {START: np.asarray(starts, dtype=np.int64), END: np.asarray(ends, dtype=np.int64)}
+        labelled = bool(examples) and all(example.answers or example.impossible for example in examples)
+        account = Account(len(examples), 0, 0, cut, dropped, {"answers": answers_lost})
+        return writer.finish(account, labels, labelled=labelled)
+
+    def _chunks(
+        self, number: int, example: QuestionExample, query: list[int], piece: Any, encoder: SequenceEncoder
+    ) -> list[tuple[Chunk, list[int], list[int], int]]:
+        """The chunks of a context, each with its sequence, its types and where in the context it begins."""
+        room = encoder.room(2) - len(query)
+        cut = list(windows(piece.ids, room, self.settings.doc_stride))
+        most = most_context([(start, len(ids)) for start, ids in cut], len(piece.ids))
+        first = encoder.pair.before + len(query) + len(encoder.pair.frames[1])
+        chunks = []
+        for row, (start, ids) in enumerate(cut):
+            sequence, types = encoder.sequence(query, ids, example=example.id)
+            null = sequence.index(encoder.tokenizer.cls_id)
+            offsets = piece.offsets[start : start + len(ids)]
+            chunk = Chunk(number, first, offsets, most[start : start + len(ids)] == row, null)
+            chunks.append((chunk, sequence, types, start))
+        return chunks
+
+    def count(self, batch: TaskBatch) -> int:
+        return batch.num_items
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
+        """The mean of the two cross-entropies, summed over chunks."""
+        logits_BS2 = self._logits(model, hidden_TD, batch)
+        start_B, end_B = batch.item_labels[START], batch.item_labels[END]
+        start_loss = functional.cross_entropy(logits_BS2[..., 0], start_B, reduction="sum")
+        end_loss = functional.cross_entropy(logits_BS2[..., 1], end_B, reduction="sum")
+        with torch.no_grad():
+            best_B2 = logits_BS2.argmax(dim=1)
+            correct = ((best_B2[:, 0] == start_B) & (best_B2[:, 1] == end_B)).sum()
+        return LossSum((start_loss + end_loss) / 2, batch.num_items, correct)
+
+    def _logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
+        """(B, S, 2) in float32, minus infinity behind a sequence's end."""
+        logits_T2 = model.token_logits(self.head, hidden_TD).float()
+        sequences = batch.packed.sequences
+        lengths_B = sequences.cu_seqlens_B1.diff().long()
+        row_T = torch.repeat_interleave(lengths_B, output_size=batch.packed.num_tokens)
+        logits_BS2 = logits_T2.new_full((lengths_B.numel(), sequences.max_length, 2), -torch.inf)
+        return logits_BS2.index_put((row_T, batch.packed.positions_T), logits_T2)
+
+    def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
+        """(tokens, 2) of each chunk."""
+        logits_T2 = model.token_logits(self.head, hidden_TD).float().cpu().numpy()
+        return np.split(logits_T2, batch.packed.sequences.cu_seqlens_B1.cpu().numpy()[1:-1])
+
+    def predictions(
+        self, examples: Sequence[QuestionExample], features: Features, outputs: Sequence[NDArray[Any]]
+    ) -> list[Prediction]:
+        """The best text of every question; where it may have none, `scores.null_odds` says how much better none is."""
+        best: list[tuple[float, str]] = [(-np.inf, "")] * len(examples)
+        null = [np.inf] * len(examples)
+        for chunk, logits_S2 in zip(features.extra, outputs, strict=True):
+            null[chunk.example] = min(null[chunk.example], float(logits_S2[chunk.null].sum()))
+            score, span = self._best_span(chunk, logits_S2)
+            if span is not None and score > best[chunk.example][0]:
+                first, last = chunk.offsets[span[0]][0], chunk.offsets[span[1]][1]
+                best[chunk.example] = score, examples[chunk.example].context[first:last].strip()
+        found = []
+        for number, example in enumerate(examples):
+            score, text = best[number]
+            odds = null[number] - score if np.isfinite(score) else float(np.finfo(np.float32).max)
+            scores = {"score": score, "null_odds": odds, "text": text} if self.may_be_impossible else {"score": score}
+            found.append(Prediction(example.id, "" if self.may_be_impossible and odds > 0 else text, scores))
+        return found
+
+    def _best_span(self, chunk: Chunk, logits_S2: NDArray[Any]) -> tuple[float, tuple[int, int] | None]:
+        """The best of the allowed spans of the `n_best` starts and ends, in the chunk's own tokens."""
+        own = logits_S2[chunk.first : chunk.first + len(chunk.offsets)]
+        count = self.settings.n_best
+        starts = np.argsort(-own[:, 0], kind="stable")[:count]
+        ends = np.argsort(-own[:, 1], kind="stable")[:count]
+        length = ends[None, :] - starts[:, None] + 1
+        allowed = (length >= 1) & (length <= self.settings.max_answer_tokens) & chunk.has_most_context[starts][:, None]
+        if not allowed.any():
+            return -np.inf, None
+        score = np.where(allowed, own[starts, 0][:, None] + own[ends, 1][None, :], -np.inf)
+        row, column = np.unravel_index(int(score.argmax()), score.shape)
+        return float(score[row, column]), (int(starts[row]), int(ends[column]))
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]) -> Scores:
+        """SQuAD's scores; where questions may have no answer, at the threshold that is best on these examples unless
+        the predictions carry a tuned one."""
+        references = references_of(examples)
+        texts = {each.id: each.prediction for each in predictions if each.id in references}
+        if not self.may_be_impossible:
+            found = squad(texts, references)
+        else:
+            if not all(THRESHOLD in each.scores for each in predictions):
+                texts = self._thresholded(predictions, self.tune(predictions, examples)[THRESHOLD])
+            v2 = squad_v2({name: text for name, text in texts.items() if name in references}, references)
+            found = {"f1": v2["f1"], "exact_match": v2["exact"]}
+        return {name: found[name] for name in self.metrics}
+
+    def comparable(
+        self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]
+    ) -> tuple[list[Any], list[Any]]:
+        references = references_of(examples)
+        guesses = [each.prediction for each in predictions if each.id in references]
+        return guesses, [answers[0] if answers else "" for answers in references.values()]
+
+    def tune(self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]) -> dict[str, Any]:
+        """The threshold on the odds of no answer with the best F1."""
+        if not self.may_be_impossible:
+            return {}
+        texts = {each.id: each.scores["text"] for each in predictions}
+        odds = {each.id: each.scores["null_odds"] for each in predictions}
+        threshold, _ = choose_null_threshold(texts, references_of(examples), odds)
+        return {THRESHOLD: threshold}
+
+    def final(self, predictions: Sequence[Prediction], tuned: Mapping[str, Any]) -> list[Prediction]:
+        """The predictions at the tuned threshold."""
+        if THRESHOLD not in tuned:
+            return list(predictions)
+        texts = self._thresholded(predictions, tuned[THRESHOLD])
+        return [replace(each, prediction=texts[each.id], scores={**each.scores, **tuned}) for each in predictions]
+
+    @staticmethod
+    def _thresholded(predictions: Sequence[Prediction], threshold: float) -> dict[str, str]:
+        texts = {each.id: each.scores["text"] for each in predictions}
+        return apply_null_threshold(texts, {each.id: each.scores["null_odds"] for each in predictions}, threshold)
+
+
+def references_of(examples: Sequence[QuestionExample]) -> dict[str, list[str]]:
+    """The accepted answers of every question whose answers are known."""
+    known = [example for example in examples if example.answers or example.impossible]
+    return {example.id: [answer.text for answer in example.answers] for example in known}
+
+
+def answer_tokens(example: QuestionExample, offsets: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """The first and last token of the first accepted answer; None where there is none, or no token stands for it."""
+    if not example.answers:
+        return None
+    answer = example.answers[0]
+    end = answer.start + len(answer.text)
+    inside = [i for i, (first, last) in enumerate(offsets) if first < end and last > answer.start and last > first]
+    return (inside[0], inside[-1]) if inside else None
+
+
+def most_context(chunks: Sequence[tuple[int, int]], length: int) -> NDArray[np.int64]:
+    """For each token the chunk, of those given by start and length, that shows the most around it.
+
+    min(left, right) + 0.01 * chunk length, the first of equal ones: run_squad.py's rule.
+    """
+    scores = np.full((len(chunks), max(1, length)), -1.0)
+    for row, (start, size) in enumerate(chunks):
+        place = np.arange(size)
+        scores[row, start : start + size] = np.minimum(place, size - 1 - place) + 0.01 * size
+    return np.asarray(scores.argmax(axis=0))

@@ -1,0 +1,222 @@
+"""A tag for every word: named entities, chunks, parts of speech.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3: the first piece of a word is tagged, its other pieces are read
+only; for named entities a sequence holds as much of the document as fits. Sibling of classification.py, which says one
+thing of a whole text.
+
+A sentence that is too long is read in overlapping windows, and each of its words is tagged, and learnt, in the one
+window that shows the most around it. So there is exactly one tag for every word of the file.
+
+Shapes: T packed tokens, I items (sequences), W tagged words of one, K tags, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.metrics.tagging import conlleval, strict_iob2
+from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
+from bertkit.objectives.base import LossSum
+from bertkit.settings import Settings
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.classification import label_ids
+from bertkit.tasks.encoding import Ids, SequenceEncoder
+from bertkit.tasks.examples import TaggedExample
+
+TAG = "tag"
+FIRST = "first"
+_NO_TAG = -100
+_CHUNK_METRICS = ("precision", "recall", "f1")
+
+
+class TaggingSettings(Settings):
+    """What a sequence holds."""
+
+    context: Literal["sentence", "document"] = Field(
+        "sentence", description="document: sentences of one document stand together as far as they fit."
+    )
+    window_overlap: float = Field(
+        0.5, ge=0, lt=1, description="Share of a window that the next one of the same long sentence shows again."
+    )
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word on its way into a sequence: whose it is, and its pieces."""
+
+    example: int
+    number: int
+    pieces: Ids
+
+
+class Tagging(Task):
+    """One of K tags for every word."""
+
+    head: ClassVar[str] = "token_classification"
+
+    def __init__(self, labels: Labels, metrics: Sequence[str], settings: TaggingSettings) -> None:
+        super().__init__(labels, metrics)
+        self.settings = settings
+
+    def encode(self, examples: Sequence[TaggedExample], encoder: SequenceEncoder) -> Features:
+        labelled = bool(examples) and all(example.tags is not None for example in examples)
+        ids = [
+            label_ids([(example.id, tag) for tag in example.tags or ()], self.labels.names) if labelled else None
+            for example in examples
+        ]
+        writer = FeatureWriter()
+        first: list[int] = []
+        tags: list[int] = []
+        room, before = encoder.room(1), encoder.single.before
+        cut: set[int] = set()
+        dropped = 0
+        for words, tagged in self._sequences(self._words(examples, encoder), examples, room):
+            kept = [word.pieces[:room] for word in words]
+            all_ids = [i for pieces in kept for i in pieces]
+            sequence, types = encoder.sequence(all_ids, example=examples[words[0].example].id)
+            starts = before + np.cumsum([0, *map(len, kept)])[:-1]
+            marks, targets = np.zeros(len(sequence), int), np.full(len(sequence), _NO_TAG)
+            for word, start, is_tagged in zip(words, starts, tagged, strict=True):
+                own = ids[word.example]
+                marks[start] = is_tagged
+                if is_tagged and own is not None:
+                    targets[start] = own[word.number]
+                if is_tagged and len(word.pieces) > room:
+                    cut.add(word.example)
+                    dropped += len(word.pieces) - room
+            writer.add(sequence, types)
+            writer.close(words[0].example)
+            writer.extra.append([(word.example, word.number) for word, own in zip(words, tagged, strict=True) if own])
+            first += marks.tolist()
+            tags += targets.tolist()
+        return writer.finish(
+            Account(len(examples), 0, 0, len(cut), dropped),
+            token_labels={FIRST: np.asarray(first, dtype=np.bool_), TAG: np.asarray(tags, dtype=np.int64)},
+            labelled=labelled,
+        )
+
+    def _words(self, examples: Sequence[TaggedExample], encoder: SequenceEncoder) -> list[list[Word]]:
+        """The pieces of every word; a word of which nothing is left is an unknown one."""
+        found: list[list[Word]] = []
+        for number, encoding in enumerate(encoder.pieces_of_words([example.words for example in examples])):
+            pieces: list[Ids] = [[] for _ in examples[number].words]
+            for i, word in zip(encoding.ids, encoding.word_ids, strict=True):
+                pieces[word].append(i)
+            unknown = encoder.tokenizer.unk_id if not all(pieces) else 0
+            found.append([Word(number, place, own or [unknown]) for place, own in enumerate(pieces)])
+        return found
+
+    def _sequences(
+        self, sentences: Sequence[list[Word]], examples: Sequence[TaggedExample], room: int
+    ) -> Iterator[tuple[list[Word], list[bool]]]:
+        """The words of each sequence, and which of them it tags."""
+        group: list[Word] = []
+        for number, words in enumerate(sentences):
+            joined = self.settings.context == "document" and bool(group)
+            same = joined and examples[group[-1].example].document == examples[number].document
+            if group and not (same and _size(group) + _size(words) <= room):
+                yield from self._cut(group, room)
+                group = []
+            group = [*group, *words]
+        if group:
+            yield from self._cut(group, room)
+
+    def _cut(self, words: list[Word], room: int) -> Iterator[tuple[list[Word], list[bool]]]:
+        """Windows of words; each word is tagged in the window where the smaller of its two sides is largest."""
+        sizes = [min(len(word.pieces), room) for word in words]
+        windows: list[tuple[int, int]] = []
+        start = 0
+        while True:
+            end, tokens = start, 0
+            while end < len(words) and tokens + sizes[end] <= room:
+                tokens += sizes[end]
+                end += 1
+            windows.append((start, end))
+            if end == len(words):
+                break
+            kept = int((end - start) * self.settings.window_overlap)
+            start = max(start + 1, end - kept)
+        sides = np.full((len(windows), len(words)), -1)
+        for row, (first, last) in enumerate(windows):
+            place = np.arange(first, last)
+            # The text's own ends hide nothing.
+            left = np.where(first == 0, len(words), place - first)
+            right = np.where(last == len(words), len(words), last - 1 - place)
+            sides[row, first:last] = np.minimum(left, right)
+        best = sides.argmax(axis=0)
+        for row, (first, last) in enumerate(windows):
+            yield words[first:last], (best[first:last] == row).tolist()
+
+    def count(self, batch: TaskBatch) -> int:
+        return int((batch.token_labels[TAG] != _NO_TAG).sum())
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
+        """Summed over the words."""
+        index_W = (batch.token_labels[TAG] != _NO_TAG).nonzero()[:, 0]
+        logits_WK = model.token_logits(self.head, hidden_TD[index_W]).float()
+        target_W = batch.token_labels[TAG][index_W]
+        with torch.no_grad():
+            correct = (logits_WK.argmax(dim=-1) == target_W).sum()
+        return LossSum(functional.cross_entropy(logits_WK, target_W, reduction="sum"), target_W.numel(), correct)
+
+    def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
+        """(W, K) of each sequence."""
+        first_T = batch.token_labels[FIRST]
+        logits_WK = model.token_logits(self.head, hidden_TD[first_T.nonzero()[:, 0]]).float().cpu().numpy()
+        before_T1 = np.concatenate([[0], np.cumsum(first_T.cpu().numpy())])
+        ends = before_T1[batch.packed.sequences.cu_seqlens_B1.cpu().numpy()]
+        return [logits_WK[start:end] for start, end in pairwise(ends)]
+
+    def predictions(
+        self, examples: Sequence[TaggedExample], features: Features, outputs: Sequence[NDArray[Any]]
+    ) -> list[Prediction]:
+        tags: list[list[str]] = [[""] * len(example.words) for example in examples]
+        for words, logits_WK in zip(features.extra, outputs, strict=True):
+            for (example, place), best in zip(words, logits_WK.argmax(axis=-1).tolist(), strict=True):
+                tags[example][place] = self.labels.names[best]
+        assert all(all(own) for own in tags), "every word is tagged in exactly one window"
+        return [Prediction(example.id, own) for example, own in zip(examples, tags, strict=True)]
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[TaggedExample]) -> Scores:
+        guessed, gold = self._sentences(predictions, examples)
+        found: Scores = {}
+        if any(name in _CHUNK_METRICS for name in self.metrics):
+            found |= conlleval(guessed, gold)
+        if any(name.startswith("strict_") for name in self.metrics):
+            found |= strict_iob2(guessed, gold)
+        right = [a == b for own, true in zip(guessed, gold, strict=True) for a, b in zip(own, true, strict=True)]
+        found["accuracy"] = sum(right) / len(right)
+        return {name: found[name] for name in self.metrics}
+
+    def comparable(
+        self, predictions: Sequence[Prediction], examples: Sequence[TaggedExample]
+    ) -> tuple[list[Any], list[Any]]:
+        """The tags of all words in one list."""
+        guessed, gold = self._sentences(predictions, examples)
+        return [tag for own in guessed for tag in own], [tag for own in gold for tag in own]
+
+    @staticmethod
+    def _sentences(
+        predictions: Sequence[Prediction], examples: Sequence[TaggedExample]
+    ) -> tuple[list[list[str]], list[list[str]]]:
+        pairs = [
+            (list(prediction.prediction), list(example.tags))
+            for prediction, example in zip(predictions, examples, strict=True)
+            if example.tags is not None
+        ]
+        return [guess for guess, _ in pairs], [tags for _, tags in pairs]
+
+
+def _size(words: Sequence[Word]) -> int:
+    return sum(len(word.pieces) for word in words)

@@ -1,0 +1,173 @@
+"""Texts with labels: the loss and its parts against plain formulas, windows, labels by name, the cut accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from bertkit.errors import DataError
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import load_model
+from bertkit.models.labels import Labels
+from bertkit.tasks.base import Features, Prediction
+from bertkit.tasks.classification import (
+    Classification,
+    MultiLabelClassification,
+    Regression,
+    TextSettings,
+    TextTask,
+    class_weights,
+    label_ids,
+)
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import TextExample
+from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_model
+
+NAMES = Labels(("bad", "good", "so-so"))
+
+
+def examples(count: int = 9, seed: int = 0) -> list[TextExample]:
+    return [TextExample(str(number), text, None, label) for number, (text, label) in enumerate(reviews(count, seed))]
+
+
+def encoder(max_tokens: int = 40) -> SequenceEncoder:
+    return SequenceEncoder(tiny_tokenizer(), max_tokens=max_tokens)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> HeadedModel:
+    directory = write_model(tmp_path_factory.mktemp("model"), dropout=0.0)
+    return load_model(directory, heads=("sequence_classification",), labels=NAMES)[0].eval()
+
+
+def logits_of(task: TextTask, model: HeadedModel, features: Features, items: Sequence[int]) -> torch.Tensor:
+    batch = features.batch(np.asarray(items))
+    with torch.no_grad():
+        return task.logits(model, model(batch.packed), batch)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [None, {"good": 3.0}])
+def test_the_loss_is_cross_entropy_summed_over_examples(
+    model: HeadedModel, smoothing: float, weights: dict[str, float] | None
+) -> None:
+    settings = TextSettings(label_smoothing=smoothing, class_weights=weights)
+    weight_K = class_weights(weights, examples(), NAMES.names)
+    task = Classification(NAMES, ["accuracy"], settings, class_weight_K=weight_K)
+    features = task.encode(examples(), encoder())
+    batch = features.batch(np.arange(9))
+    with torch.no_grad():
+        part = task.loss(model, model(batch.packed), batch)
+    logits = logits_of(task, model, features, range(9))
+    targets = torch.tensor([NAMES.names.index(str(example.label)) for example in examples()])
+    factors = torch.tensor([1.0, 1.0 if weights is None else 3.0, 1.0])
+    log_probability = functional.log_softmax(logits, -1)
+    smooth = functional.one_hot(targets, 3) * (1 - smoothing) + smoothing / 3
+    expected = -(smooth * factors * log_probability).sum()
+    torch.testing.assert_close(part.sum, expected, rtol=1e-5, atol=1e-5)
+    assert part.count == task.count(batch) == 9
+    assert int(part.correct) == int((logits.argmax(-1) == targets).sum())
+
+
+def test_balanced_weights_give_every_label_the_same_share() -> None:
+    names = ("bad", "good")
+    some = [TextExample(str(i), "the cat", None, "bad" if i < 6 else "good") for i in range(8)]
+    weight_K = class_weights("balanced", some, names)
+    assert weight_K is not None
+    np.testing.assert_allclose(weight_K * np.array([6, 2]), [4, 4])
+    with pytest.raises(DataError, match="'fine' is none"):
+        class_weights({"fine": 2.0}, some, names)
+
+
+def test_windows_of_a_long_text_are_averaged_and_lose_nothing(model: HeadedModel) -> None:
+    long = TextExample("long", " ".join(f"cat {word}" for word, _ in reviews(6, 1)), None, "good")
+    settings = TextSettings(window_stride=7)
+    task = Classification(NAMES, ["accuracy"], settings)
+    features = task.encode([*examples(2), long], encoder(16))
+    assert features.num_items == 3
+    assert features.account.sequences > 3
+    assert features.account.tokens_dropped == features.account.examples_cut == 0
+    first = int(features.item_starts_I1[2])
+    alone = []
+    for number in range(first, features.account.sequences):
+        ids = features.ids_T[features.starts_S1[number] : features.starts_S1[number + 1]].tolist()
+        assert len(ids) <= 16
+        alone.append(ids)
+    from bertkit.data.batch import PackedBatch
+
+    batch = PackedBatch.from_ids(alone)
+    with torch.no_grad():
+        windows = model.logits(task.head, model(batch), batch)
+    together = logits_of(task, model, features, [0, 2, 1])
+    torch.testing.assert_close(together[1], windows.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_without_windows_the_cut_is_accounted_for() -> None:
+    task = Classification(NAMES, ["accuracy"], TextSettings())
+    text = "cat " * 30
+    some = [TextExample("0", text), TextExample("1", "cat", text), TextExample("2", "cat")]
+    features = task.encode(some, encoder(20))
+    account = features.account.to_json()
+    room_of_one, room_of_two = 18, 17
+    assert account == {
+        "examples": 3,
+        "sequences": 3,
+        "tokens": 20 + 20 + 3,
+        "examples_cut": 2,
+        "tokens_dropped": (30 - room_of_one) + (31 - room_of_two),
+    }
+
+
+def test_a_prediction_names_labels_whatever_their_order() -> None:
+    outputs = [np.array([2.0, -1.0, 0.5])]
+    for names in (("bad", "good", "so-so"), ("so-so", "bad", "good")):
+        task = Classification(Labels(names), ["accuracy"], TextSettings())
+        order = [names.index(name) for name in ("bad", "good", "so-so")]
+        logits = np.empty(3)
+        logits[order] = outputs[0]
+        found = task.prediction(TextExample("7", "x"), logits)
+        assert found.prediction == "bad"
+        assert found.scores["good"] == pytest.approx(np.exp(-1) / np.exp(outputs[0]).sum())
+
+
+def test_labels_are_found_by_name_and_strange_ones_refused() -> None:
+    assert label_ids([("0", "Good"), ("1", "bad")], ("bad", "good")).tolist() == [1, 0]
+    assert label_ids([("0", "A"), ("1", "a")], ("a", "A")).tolist() == [1, 0]
+    with pytest.raises(DataError, match=r"example 3: the label 'worse' is none of the task's 2 labels \(bad, good\)"):
+        label_ids([("3", "worse")], ("bad", "good"))
+
+
+def test_several_labels_are_sigmoids_with_a_threshold_of_one_half(model: HeadedModel) -> None:
+    task = MultiLabelClassification(NAMES, ["micro_f1"], TextSettings())
+    some = [TextExample("0", "the cat", None, ("bad", "so-so")), TextExample("1", "a list of words", None, ())]
+    features = task.encode(some, encoder())
+    np.testing.assert_array_equal(features.item_labels["label"], [[1, 0, 1], [0, 0, 0]])
+    batch = features.batch(np.arange(2))
+    with torch.no_grad():
+        part = task.loss(model, model(batch.packed), batch)
+    logits = logits_of(task, model, features, range(2))
+    expected = functional.binary_cross_entropy_with_logits(logits, batch.item_labels["label"]) * 2
+    torch.testing.assert_close(part.sum, expected, rtol=1e-5, atol=1e-6)
+    assert task.prediction(some[0], np.array([0.1, -0.1, 3.0])).prediction == ["bad", "so-so"]
+    scores = task.score([Prediction("0", ["bad"]), Prediction("1", [])], some)
+    assert scores == {"micro_f1": pytest.approx(2 / 3)}
+
+
+def test_a_number_is_learnt_by_squared_error(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, dropout=0.0)
+    own, _ = load_model(directory, heads=("sequence_classification",), labels=Labels.unnamed(1, "regression"))
+    task = Regression(Labels.unnamed(1, "regression"), ["pearson", "mean_squared_error"], TextSettings())
+    some = [TextExample(str(i), text, None, float(i)) for i, (text, _) in enumerate(reviews(5, 2))]
+    features = task.encode(some, encoder())
+    batch = features.batch(np.array([3, 0, 4]))
+    with torch.no_grad():
+        part = task.loss(own, own(batch.packed), batch)
+    logits = logits_of(task, own, features, [3, 0, 4])[:, 0]
+    torch.testing.assert_close(part.sum, ((logits - torch.tensor([3.0, 0.0, 4.0])) ** 2).sum())
+    guesses = [Prediction(str(i), 2.0 * i) for i in range(5)]
+    assert task.score(guesses, some) == {"pearson": pytest.approx(1.0), "mean_squared_error": pytest.approx(6.0)}
