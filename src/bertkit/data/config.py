@@ -44,8 +44,8 @@ class DataConfig(Settings):
     max_epochs: float | None = Field(
         None,
         gt=0,
-        description="How often the text as a whole may be read, over all stages; a run of more steps is refused before it begins."
-        " null: no limit.",
+        description="How often the text as a whole may be read, over all stages; a run of more steps is refused before"
+        " it begins. null: no limit.",
     )
     held_out: float = Field(
         0.01, gt=0, lt=1, description="Share of the documents that is never trained on, for the held-out figures."
