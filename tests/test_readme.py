@@ -32,6 +32,9 @@ def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeyp
     """Pretraining is shrunk as the shipped recipes are; RUN stands for the run that the first command leaves."""
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "my.txt", documents=300)
+    for name in ("train.csv", "dev.csv"):
+        rows = [f"the {noun} reads a list,{stars}" for noun, stars in (("cat", 5), ("word", 1)) for _ in range(6)]
+        (tmp_path / name).write_text("\n".join(["review,stars", *rows]) + "\n")
     small = [word for key, value in SHRUNK.items() for word in ("--set", f"{key}={value}")]
     run = None
     ran = 0
