@@ -42,10 +42,10 @@ def pretraining_plan(recipe: Recipe) -> dict[str, Any]:
     with torch.device("meta"):
         model = pretraining_model(recipe.model, objectives, recipe.tokenizer.vocab_size)
     parameters = count_parameters(model)
-    sequences = recipe.optimisation.batch_sequences
     tokens = flops = memory = 0.0
     for stage in stages:
         length = stage.recipe.data.sequence_length
+        sequences = stage.recipe.optimisation.batch_sequences
         predictions = _predictions(stage.recipe.objectives, length)
         in_all = sum(predictions.values())
         steps = stage.end_step - stage.first_step

@@ -78,7 +78,7 @@ class Pretraining:
         self.vocabulary = Vocabulary.of(self.tokenizer)
         self.steps = recipe.optimisation.steps
         self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
-        self._use(self._new_model(recipe.model if recipe.init else self.stages[0].stage.recipe.model))
+        self._use(self._new_model(self.stages[0].stage.recipe.model))
         if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
             raise UsageError(
                 "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"
