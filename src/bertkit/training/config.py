@@ -21,8 +21,8 @@ class StageConfig(Settings):
     share: float = Field(gt=0, le=1, description="Share of the run's steps that this stage takes.")
     set: dict[str, Any] = Field(
         default_factory=dict,
-        description="Settings that differ, by dotted key: data.sequence_length: 128. Of objective any; of data any but its text;"
-        " model.num_hidden_layers; optimisation.batch_sequences and optimisation.schedule.",
+        description="Settings that differ, by dotted key: data.sequence_length: 128. Of objective any; of data any but"
+        " its text; model.num_hidden_layers; optimisation.batch_sequences and optimisation.schedule.",
     )
 
 
