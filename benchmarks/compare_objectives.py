@@ -134,7 +134,8 @@ def steps_within_budget(overrides: Sequence[str], data: Sequence[str], *, sample
     tokenizer = Tokenizer.load(shards.directory)
     batches = stage_batches(stages_of(recipe)[0], shards, tokenizer, cache=cache_root())
     model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size, pad_id=tokenizer.pad_id)
-    return round(BUDGET_FLOPS / statistics.mean(training_flops(model, batches[step]) for step in range(sample)))
+    costs = (training_flops(model, batches[step], recipe.objectives) for step in range(sample))
+    return round(BUDGET_FLOPS / statistics.mean(costs))
 
 
 def score(arm: str, seed: int, tasks: Path, out: Path) -> None:

@@ -146,7 +146,7 @@ def main() -> None:
         if step:  # the first step of each warms up
             for name, rate in rates.items():
                 rate.append(samples.ids_T.size / seconds[name])
-        flops = training_flops(model, parts) / samples.ids_T.size
+        flops = training_flops(model, parts, OBJECTIVES) / samples.ids_T.size
     medians = {name: statistics.median(rate) for name, rate in rates.items()}
     document: dict[str, Any] = {
         "model": f"{width} x {layers}",

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,7 +35,7 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.replaced_token import ReplacedToken, drawn_ids
 from bertkit.objectives.sentence_order import SentenceOrder
 from bertkit.training.config import EngineConfig
-from bertkit.training.cost import step_flops
+from bertkit.training.cost import training_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig
 from bertkit.training.step import Stepper, evaluate, losses
@@ -227,8 +228,12 @@ def test_both_models_agree_with_transformers_on_the_same_batch(tie: Tie, tmp_pat
         attention_mask=real_BS,
         labels=padded(list(label_T.split(lengths)), -100),
     )
-    ours_MV = generator_of(model).masked_lm_logits(readings["masked_lm"].hidden_TD)
-    torch.testing.assert_close(ours_MV, expected.logits[real_BS.bool()], rtol=1e-5, atol=1e-5)
+    hidden_TD = generator_of(model)(batch)
+    ours_TV = generator_of(model).masked_lm_logits(hidden_TD)
+    torch.testing.assert_close(
+        readings["masked_lm"].hidden_TD[targets.index_M], hidden_TD[targets.index_M], rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(ours_TV, expected.logits[real_BS.bool()], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(parts["masked_lm"].sum / parts["masked_lm"].count, expected.loss, rtol=1e-5, atol=1e-5)
 
     expected = oracles["model"](
@@ -387,11 +392,10 @@ def test_the_generator_s_products_are_counted_with_those_of_the_drawing() -> Non
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         losses(model, of, batch)
     predictions = batch.targets["masked_lm"].count
-    asked = {"tokens": 240, "squared_lengths": 6 * 40**2, "predictions": predictions, "sequences": 6}
     generator = generator_of(model)
     drawing = 2 * predictions * (generator.encoder.width + VOCABULARY) * generator.encoder.embedding_width
-    backward = 2 / 3 * (step_flops(model, **asked) - drawing)
-    assert step_flops(model, **asked) - backward == pytest.approx(float(counter.get_total_flops()), rel=1e-12)
+    backward = 2 / 3 * (training_flops(model, [batch], of) - drawing)
+    assert training_flops(model, [batch], of) - backward == pytest.approx(float(counter.get_total_flops()), rel=1e-12)
 
 
 GPT = Gpt2Config(hidden_size=30, num_hidden_layers=2, num_attention_heads=3, intermediate_size=44)
@@ -419,6 +423,42 @@ def test_embeddings_of_another_width_cannot_be_shared() -> None:
 def test_two_generators_are_refused() -> None:
     with pytest.raises(UsageError, match="the same in all stages"):
         pretraining_model(CONFIG, (*objectives(size=0.5), *objectives(size=0.25)), VOCABULARY)
+
+
+def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
+    """Over all micro-batches, as an evaluation reports them beside accuracy."""
+    of = objectives()
+    model = made_model(of)
+    with torch.no_grad():  # so that about half of the tokens are called replaced
+        reading = read(model.eval(), of, batch_of(of))["replaced_token"]
+        median = model.token_logits("replaced_token", reading.hidden_TD).median()
+        model.get_parameter("replaced_token.output.bias").sub_(median)
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    batches = [PackedBatch.from_samples(part) for part in corrupted(of).split(60)]
+    assert len(batches) > 1
+    total = evaluate(model, of, batches, engine)["replaced_token"]
+    replaced, called = [], []
+    for batch in batches:
+        reading = read(model.eval(), of, batch)["replaced_token"]
+        replaced += of[1].replaced_T(reading.batch).tolist()
+        called += (model.token_logits("replaced_token", reading.hidden_TD).squeeze(-1) > 0).tolist()
+    precision, recall, _, _ = precision_recall_fscore_support(replaced, called, average="binary")
+    assert 0 < precision < 1 > recall > 0
+    assert of[1].figures(total.tallies, total.count) == pytest.approx(
+        {
+            "baseline/replaced_token": accuracy_score(replaced, np.zeros(len(replaced))),
+            "precision/replaced_token": precision,
+            "recall/replaced_token": recall,
+        }
+    )
+    assert total.accuracy == pytest.approx(accuracy_score(replaced, called))
+
+
+def test_who_never_calls_a_token_replaced_has_the_accuracy_of_the_baseline_and_no_recall() -> None:
+    tallies = {"replaced": 13, "called": 0, "found": 0}
+    figures = ReplacedToken().figures(tallies, 100)
+    assert list(figures.values()) == [0.87, 0.0, 0.0]
+    assert ReplacedToken().figures({"replaced": 70, "called": 100, "found": 70}, 100)["baseline/replaced_token"] == 0.7
 
 
 def test_without_a_masked_lm_beside_it_there_is_nothing_to_detect() -> None:

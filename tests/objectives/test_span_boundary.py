@@ -21,7 +21,7 @@ from bertkit.models.hub import find_model, load_pretraining_model, save_model
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.registry import FAMILIES
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.span_boundary import SpanBoundary, span_boundary_logits
+from bertkit.objectives.span_boundary import SpanBoundary, span_boundary_projection
 from bertkit.objectives.units import Ngrams, Pieces, Spans
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
@@ -98,15 +98,15 @@ def test_a_prediction_depends_on_nothing_inside_its_span() -> None:
     after = corrupted(worded_samples(LENGTHS), rate=0.3)
     batch = PackedBatch.from_samples(after)
     hidden_TD = model(batch)
-    logits_MV = span_boundary_logits(model, hidden_TD, batch)
+    logits_MV = span_boundary_projection(model, hidden_TD, batch).logits()
     inside = torch.from_numpy(after.targets["masked_lm"].index_M)
     perturbed_TD = hidden_TD.clone()
     perturbed_TD[inside] = torch.randn(inside.numel(), hidden_TD.shape[1])
-    assert torch.equal(span_boundary_logits(model, perturbed_TD, batch), logits_MV)
+    assert torch.equal(span_boundary_projection(model, perturbed_TD, batch).logits(), logits_MV)
     for side in ("left", "right"):
         perturbed_TD = hidden_TD.clone()
         perturbed_TD[batch.targets["span_boundary"].places[side]] += 1
-        assert not (span_boundary_logits(model, perturbed_TD, batch) == logits_MV).all(dim=1).any()
+        assert not (span_boundary_projection(model, perturbed_TD, batch).logits() == logits_MV).all(dim=1).any()
 
 
 @pytest.mark.parametrize("config", [BertConfig(**SIZES), AlbertConfig(**SIZES, embedding_size=14)])
@@ -157,7 +157,8 @@ def test_asked_of_any_token_it_takes_the_token_for_both_sides_of_a_span() -> Non
     batch = PackedBatch.from_samples(worded_samples([9, 4]))
     hidden_TD = model(batch)
     offset_T = torch.zeros(13, dtype=torch.int64)
-    expected = model.span_boundary(hidden_TD, model.encoder.word_embedding.weight, hidden_TD, offset_T)
+    words_VE = model.encoder.word_embedding.weight
+    expected = model.span_boundary.project_span(hidden_TD, hidden_TD, offset_T, words_VE).logits()
     assert torch.equal(model.logits("span_boundary", hidden_TD, batch), expected)
     assert expected.shape == (13, VOCABULARY_SIZE)
 

@@ -182,12 +182,47 @@ def attend_openly(
     """Softmax of the scores where the mask has true, dropout, and the mean of the values: (b, N, S, H)."""
     scores_bNSS = scope.tap("hook_attn_scores", scores_bNSS)
     if mask is not None:
-        scores_bNSS = scores_bNSS.masked_fill(~mask, -math.inf)
+        # One pass, and none in backward, where masked_fill takes two and two.
+        hidden = torch.zeros(mask.shape, dtype=scores_bNSS.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+        scores_bNSS = scores_bNSS + hidden
     pattern_bNSS = torch.softmax(scores_bNSS, dim=-1)
     if block.mask_b11S is not None and scope.needs("hook_pattern"):
         pattern_bNSS = pattern_bNSS * block.mask_b11S.transpose(-1, -2)
     pattern_bNSS = scope.tap("hook_pattern", pattern_bNSS)
     return dropout(pattern_bNSS, dropout_rate, training=True).to(value.dtype) @ value
+
+
+def attend_from_one(
+    query_BNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    token_B: Tensor,
+    *,
+    dropout_rate: float,
+) -> Tensor:
+    """One token of every sequence attends to all of its sequence; returns (B, N, H).
+
+    Args:
+        query_BNH: of these tokens, in the order of the sequences.
+        sequences: none of which is causal.
+        token_B: where they stand among the packed tokens.
+        dropout_rate: rate of dropout on the attention probabilities; 0 outside training.
+    """
+    # Every row of the blocks holds one of these tokens, so the order of their cells is the order of the rows.
+    row_order_B = None if sequences.scatter_T is None else sequences.scatter_T[token_B].argsort()
+    rows_BNH = query_BNH if row_order_B is None else query_BNH.index_select(0, row_order_B)
+    queries = torch.split(rows_BNH[:, :, None], [block.sequences for block in sequences.blocks])
+    keys, values = to_blocks(key_TNH, sequences), to_blocks(value_TNH, sequences)
+    mixed = []
+    for query, key, value, block in zip(queries, keys, values, sequences.blocks, strict=True):
+        if dropout_rate > 0:
+            scores_bN1S = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
+            mixed.append(attend_openly(scores_bN1S, value, block.mask_b11S, block, dropout_rate, Scope(None, "")))
+        else:
+            mixed.append(functional.scaled_dot_product_attention(query, key, value, attn_mask=block.mask_b11S))
+    mixed_BNH = torch.cat(mixed)[:, :, 0]
+    return mixed_BNH if row_order_B is None else mixed_BNH.index_select(0, row_order_B.argsort())
 
 
 class SelfAttention(nn.Module):
@@ -223,16 +258,36 @@ class SelfAttention(nn.Module):
         """How many tokens on either side are seen; all where None."""
         return None
 
-    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points: those of `project`."""
+    def forward(
+        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
+    ) -> Tensor:
+        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`."""
 
         def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
             return self.mix(query_TNH, key_TNH, value_TNH, sequences, scope)
 
-        return self.project(hidden_TD, mix, scope)
+        return self.project(hidden_TD, mix, scope, index_M)
 
-    def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope) -> Tensor:
-        """The linear maps around `mix`: (T, D) to (T, D).
+    def at(self, states_BD: Tensor, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
+        """What `forward` gives one token of every sequence, (B, D); right only where `mix` is not overridden.
+
+        Args:
+            states_BD: of these tokens.
+            hidden_TD: of all tokens.
+            sequences: none of which is causal.
+            token_B: where they stand among the packed tokens.
+        """
+        query_BNH = self.query(states_BD).view(states_BD.shape[0], self.heads, -1)
+        key_TNH, value_TNH = (
+            each(hidden_TD).view(hidden_TD.shape[0], self.heads, -1) for each in (self.key, self.value)
+        )
+        rate = self.dropout_rate if self.training else 0.0
+        mixed_BNH = attend_from_one(query_BNH, key_TNH, value_TNH, sequences, token_B, dropout_rate=rate)
+        output: Tensor = self.output(mixed_BNH.flatten(1))
+        return output
+
+    def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
+        """The linear maps around `mix`: (T, D) to (T, D), or to (M, D) where only these tokens' outputs are asked for.
 
         Points, each (T, N, H): `hook_q`, `hook_k`, `hook_v`, and `hook_z`, the heads' outputs.
         """
@@ -240,8 +295,9 @@ class SelfAttention(nn.Module):
         query_TNH = scope.tap("hook_q", self.query(hidden_TD).view(heads_TNH))
         key_TNH = scope.tap("hook_k", self.key(hidden_TD).view(heads_TNH))
         value_TNH = scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
-        mixed_TNH = mix(query_TNH, key_TNH, value_TNH)
-        output: Tensor = self.output(scope.tap("hook_z", mixed_TNH).flatten(1))
+        mixed_TNH = scope.tap("hook_z", mix(query_TNH, key_TNH, value_TNH))
+        asked = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
+        output: Tensor = self.output(asked.flatten(1))
         return output
 
     def mix(

@@ -13,7 +13,7 @@ Shapes: T packed tokens, D width, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -213,8 +213,49 @@ class BertStack(Encoder):
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
         scope = Scope(recorder, "")
+        return self.finish(self._through(len(self.layers), batch, scope), scope)
+
+    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """What becomes of the last layer's states: nothing in most families."""
+        return hidden_TD
+
+    def at(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
+        """As in `Encoder`; the last layer computes keys and values of all tokens, and all else of these alone."""
+        last = self.spared_layer
+        # A layer that somebody looks into is asked for all tokens.
+        seen = recorder is not None and recorder.needs_within(f"blocks.{len(self.layers) - 1}.")
+        if last is None or seen or batch.sequences.causal_B is not None:
+            return super().at(batch, token_B, recorder)
+        scope = Scope(recorder, "")
+        hidden_TD = self._through(len(self.layers) - 1, batch, scope)
+        return self.finish(last.at(hidden_TD, batch.sequences, token_B), scope)
+
+    @property
+    def spared_layer(self) -> PostNormLayer | PreNormLayer | None:
+        # An attention that mixes in its own way is asked for all tokens.
+        return self._last if self._last is not None and type(self._last.attention) is SelfAttention else None
+
+    def rows(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+        last = self._last
+        if last is None:
+            return super().rows(batch, index_M)
+        scope = Scope(None, "")
+        states_MD: Tensor = last(self._through(len(self.layers) - 1, batch, scope), batch.sequences, scope, index_M)
+        return self.finish(states_MD, scope)
+
+    def narrowed(self) -> Iterable[nn.Module]:
+        return () if self._last is None else (self._last.attention.output, self._last.feed_forward)
+
+    @property
+    def _last(self) -> PostNormLayer | PreNormLayer | None:
+        """The last layer, where tokens meet in its attention alone."""
+        last = self.layers[-1] if len(self.layers) else None
+        return last if isinstance(last, PostNormLayer | PreNormLayer) else None
+
+    def _through(self, layers: int, batch: PackedBatch, scope: Scope) -> Tensor:
+        """The states behind so many layers, (T, D)."""
         hidden_TD = self.embed(batch, scope)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers[:layers]):
             hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."))
         return hidden_TD
 
@@ -265,6 +306,5 @@ class MegatronBert(BertStack):
         self.layers = bert_layers(PreNormLayer, config, norm_eps=config.layer_norm_eps)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        normed_TD: Tensor = self.norm(super().forward(batch, recorder))
-        return Scope(recorder, "").tap("ln_final.hook_normalized", normed_TD)
+    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))

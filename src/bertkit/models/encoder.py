@@ -205,6 +205,35 @@ class Encoder(nn.Module, ABC):
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states, (T, D)."""
 
+    def at(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
+        """The last layer's hidden states of one token a sequence, (B, D), for a head that reads no others.
+
+        Args:
+            token_B: where they stand among the packed tokens.
+        """
+        hidden_TD: Tensor = self(batch, recorder)
+        return hidden_TD.index_select(0, token_B)
+
+    def rows(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+        """The last layer's hidden states of these tokens, (M, D), for heads that read no others.
+
+        A family whose layers mix tokens in attention alone has the rest of its last layer computed for these alone.
+
+        Args:
+            index_M: where they stand among the packed tokens.
+        """
+        hidden_TD: Tensor = self(batch)
+        return hidden_TD.index_select(0, index_M)
+
+    def narrowed(self) -> Iterable[nn.Module]:
+        """The parts that `rows` puts through the asked tokens alone."""
+        return ()
+
+    @property
+    def spared_layer(self) -> nn.Module | None:
+        """The layer of which `at` computes keys and values of all tokens, and all else of the one token alone."""
+        return None
+
     def path(self) -> Iterable[nn.Module]:
         """The parts that tokens go through; a part that they go through several times comes as often."""
         return (self,)

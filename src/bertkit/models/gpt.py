@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention, attend, causal
@@ -27,6 +26,7 @@ from bertkit.models.encoder import TransformerConfig
 from bertkit.models.heads import Classifier, HeadPlan
 from bertkit.models.layers import FeedForward, PostNormLayer
 from bertkit.models.recorder import Scope
+from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Layout, Names, stacked, transposed
 
 _FEED_FORWARD_FACTOR = 4
@@ -145,12 +145,11 @@ class GptConfig(GptLikeConfig):
         return Gpt(self, vocab_size)
 
 
-class Decoder(nn.Module):
+class Decoder(VocabularyHead):
     """The transposed word embedding and nothing else."""
 
-    def forward(self, hidden_MD: Tensor, word_embedding_VD: Tensor) -> Tensor:
-        """Logits, (M, V)."""
-        return functional.linear(hidden_MD, word_embedding_VD)
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        return VocabularyProjection(hidden_MD, word_embedding_VE, None)
 
 
 class GptEmbeddings(WordEmbeddings):

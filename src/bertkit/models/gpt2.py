@@ -16,11 +16,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.data.batch import PackedBatch
 from bertkit.models.gpt import LAYER_NAMES, CausalSelfAttention, GptLikeConfig, GptStack
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PreNormLayer
-from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
 
 _FEED_FORWARD_FACTOR = 4
@@ -107,9 +106,8 @@ class Gpt2(GptStack):
         self.layers = nn.ModuleList(_layer(config, number) for number in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        normed_TD: Tensor = self.norm(super().forward(batch, recorder))
-        return Scope(recorder, "").tap("ln_final.hook_normalized", normed_TD)
+    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))
 
 
 def _layer(config: Gpt2Config, number: int) -> PreNormLayer:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,13 @@ from bertkit.models.encoder import Encoder, initialise
 from bertkit.models.heads import HEAD_KINDS, HeadShape, Summary
 from bertkit.models.labels import Labels
 from bertkit.models.recorder import Recorder
+from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import HubForm, prefixed, to_hub_names
 
 POOLER = "pooler"
+SCORING_RULE = "scoring_rule"
+"""Key of config.json: the rule of `bertkit.probes.pseudo_likelihood` that asks the vocabulary head as it was trained,
+where that cannot be told from the heads. It is one of a model's `extras`."""
 _COMPANIONS = "companions."
 
 
@@ -117,6 +121,20 @@ class HeadedModel(nn.Module):
         hidden_TD: Tensor = self.encoder(self.encoder.marked(batch, self.head_names), recorder)
         return hidden_TD
 
+    def states(self, head: str, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """The hidden states that a head reads: of all tokens, (T, D), or of one token a sequence, (B, D), where it
+        reads no other."""
+        summary = self.plans[head].summary
+        if summary == "mean" or not self.reads_one_token(head):
+            hidden_TD: Tensor = self(batch, recorder)
+            return hidden_TD
+        token_B = summarised_token(summary, batch)
+        return self.encoder.at(self.encoder.marked(batch, self.head_names), token_B, recorder)
+
+    def reads_one_token(self, head: str) -> bool:
+        """Whether a head reads one token of every sequence and no other."""
+        return HEAD_KINDS[head] == "sequences" and self.plans[head].summary != "mean"
+
     def token_logits(self, head: str, hidden_MD: Tensor) -> Tensor:
         """States of the tokens asked for, (M, D), to (M, V) of a vocabulary head or (M, K) of another token head."""
         module = self.get_submodule(head)
@@ -139,10 +157,16 @@ class HeadedModel(nn.Module):
         return summarise(self.plans[head].summary, hidden_TD, batch)
 
     def logits(self, head: str, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """A head's logits for every token, (T, K), or every sequence, (B, K)."""
+        """A head's logits for every token, (T, K), or every sequence, (B, K), from all states or those of `states`."""
         if HEAD_KINDS[head] == "sequences":
             return self.sequence_logits(head, self.summary(head, hidden_TD, batch))
         return self.token_logits(head, hidden_TD)
+
+    def projection(self, head: str, hidden_MD: Tensor) -> VocabularyProjection:
+        """The logits that a vocabulary head gives these states, (M, D), not computed yet."""
+        module = self.get_submodule(head)
+        assert isinstance(module, VocabularyHead), f"{head} has no logits of words"
+        return module.project(hidden_MD, self.encoder.word_embedding.weight)
 
     def masked_lm_logits(self, hidden_MD: Tensor) -> Tensor:
         """(M, D) to (M, V)."""
@@ -225,13 +249,17 @@ def _embedding_part(encoder: Encoder) -> tuple[str, nn.Module]:
     )
 
 
+def summarised_token(kind: Literal["first", "last"], batch: PackedBatch) -> Tensor:
+    """Where each sequence's token stands, (B,)."""
+    return batch.first_token_B if kind == "first" else batch.sequences.cu_seqlens_B1[1:].long() - 1
+
+
 def summarise(kind: Summary, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-    """One state a sequence, (B, D)."""
-    if kind == "first":
-        return hidden_TD.index_select(0, batch.first_token_B)
-    ends_B = batch.sequences.cu_seqlens_B1[1:].long()
-    if kind == "last":
-        return hidden_TD.index_select(0, ends_B - 1)
+    """One state a sequence, (B, D), of all states or of those that are one a sequence already."""
+    if hidden_TD.shape[0] == batch.num_sequences:
+        return hidden_TD
+    if kind != "mean":
+        return hidden_TD.index_select(0, summarised_token(kind, batch))
     lengths_B = batch.sequences.cu_seqlens_B1.diff().long()
     sequence_T = torch.repeat_interleave(lengths_B, output_size=batch.num_tokens)
     sums_BD = hidden_TD.new_zeros(lengths_B.numel(), hidden_TD.shape[1]).index_add(0, sequence_T, hidden_TD)

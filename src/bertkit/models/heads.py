@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from bertkit.models.dropout import Dropout
 from bertkit.models.layers import ACTIVATIONS, Activation
+from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 
 Reads = Literal["vocabulary", "tokens", "sequences"]
 Summary = Literal["first", "last", "mean"]
@@ -78,7 +79,7 @@ class HeadPlan:
     decoder: str | None = None
 
 
-class MaskedLMHead(nn.Module):
+class MaskedLMHead(VocabularyHead):
     """Dense, activation, norm, then the transposed word embedding and a bias."""
 
     def __init__(
@@ -97,13 +98,12 @@ class MaskedLMHead(nn.Module):
         self.norm = nn.LayerNorm(embedding_width, eps=norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> Tensor:
-        """Logits, (M, V)."""
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         transformed_ME = self.norm(self.activation(self.dense(hidden_MD)))
-        return functional.linear(transformed_ME, word_embedding_VE, self.bias)
+        return VocabularyProjection(transformed_ME, word_embedding_VE, self.bias)
 
 
-class SpanBoundaryHead(nn.Module):
+class SpanBoundaryHead(VocabularyHead):
     """The states on both sides of a span and the number of a token in it, to the token: two layers, each with its
     norm, then the transposed word embedding and a bias.
 
@@ -121,24 +121,20 @@ class SpanBoundaryHead(nn.Module):
         self.norm_2 = nn.LayerNorm(shape.embedding_width, eps=1e-12)
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
 
-    def forward(
-        self,
-        left_MD: Tensor,
-        word_embedding_VE: Tensor,
-        right_MD: Tensor | None = None,
-        offset_M: Tensor | None = None,
-    ) -> Tensor:
-        """Logits, (M, V).
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        """The same state on both sides of the first token of a span: what can be asked of any token, as when two
+        copies of a model are compared."""
+        offset_M = torch.zeros_like(hidden_MD[:, 0], dtype=torch.int64)
+        return self.project_span(hidden_MD, hidden_MD, offset_M, word_embedding_VE)
 
-        Without the rest, a state stands on both sides of the first token of a span: what can be asked of any token, as
-        when two copies of a model are compared.
-        """
-        right_MD = left_MD if right_MD is None else right_MD
-        offset_M = torch.zeros_like(left_MD[:, 0], dtype=torch.int64) if offset_M is None else offset_M
+    def project_span(
+        self, left_MD: Tensor, right_MD: Tensor, offset_M: Tensor, word_embedding_VE: Tensor
+    ) -> VocabularyProjection:
+        """Tokens of spans, from the states on both sides and their numbers in the span."""
         states = torch.cat([left_MD, right_MD, self.offset_embedding(offset_M).to(left_MD.dtype)], dim=-1)
         states = self.norm_1(functional.gelu(self.dense_1(states)))
         states = self.norm_2(functional.gelu(self.dense_2(states)))
-        return functional.linear(states, word_embedding_VE, self.bias)
+        return VocabularyProjection(states, word_embedding_VE, self.bias)
 
 
 class Pooler(nn.Module):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bertkit.errors import DataError
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.find import CONFIG_FILE, encoder_directory, find_model, is_model
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import LABELLED
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 WEIGHTS_FILE = SAFETENSORS
 _MODEL = "model"
 """A run's model directory, beside which those of its companions lie."""
+_KINDS: dict[str, type[EncoderConfig]] = {**FAMILIES, FeatureLstmConfig.model_type: FeatureLstmConfig}
+"""By model_type, all that can be read: the families, and what is made of one."""
 _WRITTEN_ANEW = {
     *("architectures", "model_type", "vocab_size", "tie_word_embeddings", "dtype"),
     *("id2label", "label2id", "num_labels", "problem_type"),
@@ -101,11 +104,9 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(contents, dict):
         raise DataError(f"{path}: expected a JSON object, found {type(contents).__name__}")
-    kind = FAMILIES.get(str(contents.get("model_type")))
+    kind = _KINDS.get(str(contents.get("model_type")))
     if kind is None:
-        raise DataError(
-            f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(FAMILIES))}"
-        )
+        raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")
     if not isinstance(contents.get("vocab_size"), int):
         raise DataError(f"{path}: vocab_size is {contents.get('vocab_size')!r}; expected a whole number")
     try:
@@ -119,7 +120,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
 
 
 def load_model(
-    directory: Path, *, heads: Collection[str] | None = None, labels: Labels | None = None
+    directory: Path, *, heads: Collection[str] | None = None, labels: Labels | None = None, new: Collection[str] = ()
 ) -> tuple[HeadedModel, WeightReport]:
     """A model with its heads.
 
@@ -129,6 +130,7 @@ def load_model(
             warning names its weights, and they are in the report's `missing`.
         labels: of the classification heads; the ones that config.json names where None. A classifier of the checkpoint
             with another number of labels is drawn anew.
+        new: heads that are expected to be drawn anew, for which there is no warning.
 
     Raises:
         DataError: if a file is damaged, a weight of the encoder is missing, or a shape disagrees.
@@ -158,8 +160,9 @@ def load_model(
         raise DataError(f"{path}: the encoder lacks {len(lacking)} weights, such as {', '.join(lacking[:3])}")
     anew = set(report.drawn_anew)
     model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in anew})
-    if anew:
-        log.warning("%s: newly initialised: %s", path, ", ".join(sorted(anew)))
+    unexpected = anew - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
+    if unexpected:
+        log.warning("%s: newly initialised: %s", path, ", ".join(sorted(unexpected)))
     return model.eval(), report
 
 

@@ -79,10 +79,11 @@ class _Layer(nn.Module):
 class PostNorm(_Layer):
     """norm(x + sublayer(x)), as in the original Transformer and BERT; what attention reads is the subclass's."""
 
-    def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope) -> Tensor:
-        """(T, D) to (T, D), with `attention` in its place."""
+    def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
+        """(T, D) to (T, D), with `attention` in its place; to (M, D) of these tokens where it gives no others."""
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
         attended_TD = scope.tap("hook_attn_out", attention(hidden_TD))
+        hidden_TD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
         hidden_TD = scope.tap("hook_resid_mid", self.attention_norm(hidden_TD + self.dropout(attended_TD)))
         fed_TD = scope.tap("hook_mlp_out", self.feed_forward(hidden_TD, scope.within("mlp.")))
         return scope.tap("hook_resid_post", self.feed_forward_norm(hidden_TD + self.dropout(fed_TD)))
@@ -91,20 +92,35 @@ class PostNorm(_Layer):
 class PostNormLayer(PostNorm):
     """A layer whose attention reads nothing but the states."""
 
-    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
-        return self.around(
-            hidden_TD, lambda states_TD: self.attention(states_TD, sequences, scope.within("attn.")), scope
-        )
+    def forward(
+        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
+    ) -> Tensor:
+        """(T, D) to (T, D), or (M, D) of these tokens alone."""
+
+        def attention(states_TD: Tensor) -> Tensor:
+            attended: Tensor = self.attention(states_TD, sequences, scope.within("attn."), index_M)
+            return attended
+
+        return self.around(hidden_TD, attention, scope, index_M)
+
+    def at(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
+        """What `forward` gives one token of every sequence, (B, D); see `SelfAttention.at`."""
+
+        def attention(states_BD: Tensor) -> Tensor:
+            return self.attention.at(states_BD, hidden_TD, sequences, token_B)
+
+        return self.around(hidden_TD.index_select(0, token_B), attention, Scope(None, ""))
 
 
 class PreNorm(_Layer):
     """x + sublayer(norm(x)): the residual stream is never normalised, which trains at higher rates without long
     warm-up. What attention reads is the subclass's."""
 
-    def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope) -> Tensor:
-        """(T, D) to (T, D), with `attention` in its place."""
+    def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
+        """(T, D) to (T, D), with `attention` in its place; to (M, D) of these tokens where it gives no others."""
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
         attended_TD = attention(self.attention_norm(hidden_TD))
+        hidden_TD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
         hidden_TD = hidden_TD + self.dropout(scope.tap("hook_attn_out", attended_TD))
         hidden_TD = scope.tap("hook_resid_mid", hidden_TD)
         fed_TD = scope.tap("hook_mlp_out", self.feed_forward(self.feed_forward_norm(hidden_TD), scope.within("mlp.")))
@@ -114,7 +130,21 @@ class PreNorm(_Layer):
 class PreNormLayer(PreNorm):
     """A layer whose attention reads nothing but the states."""
 
-    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
-        return self.around(
-            hidden_TD, lambda states_TD: self.attention(states_TD, sequences, scope.within("attn.")), scope
-        )
+    def forward(
+        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
+    ) -> Tensor:
+        """(T, D) to (T, D), or (M, D) of these tokens alone."""
+
+        def attention(states_TD: Tensor) -> Tensor:
+            attended: Tensor = self.attention(states_TD, sequences, scope.within("attn."), index_M)
+            return attended
+
+        return self.around(hidden_TD, attention, scope, index_M)
+
+    def at(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
+        """What `forward` gives one token of every sequence, (B, D); see `SelfAttention.at`."""
+
+        def attention(states_BD: Tensor) -> Tensor:
+            return self.attention.at(states_BD, self.attention_norm(hidden_TD), sequences, token_B)
+
+        return self.around(hidden_TD.index_select(0, token_B), attention, Scope(None, ""))

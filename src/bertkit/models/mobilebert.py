@@ -31,6 +31,7 @@ from bertkit.models.encoder import BertLikeConfig
 from bertkit.models.heads import HeadPlan, HeadShape, MaskedLMHead, Pooler
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.recorder import Scope
+from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.models.weights import Names
 
 _LAYER = "encoder.layer.{n}."
@@ -125,12 +126,10 @@ class WideMaskedLMHead(MaskedLMHead):
         super().__init__(shape.width, shape.vocab_size, activation=activation, norm_eps=norm_eps)
         self.rest = nn.Linear(shape.vocab_size, shape.width - shape.embedding_width, bias=False)
 
-    def forward(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> Tensor:
-        """Logits, (M, V)."""
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         transformed_MD: Tensor = self.norm(self.activation(self.dense(hidden_MD)))
-        width = word_embedding_VE.shape[1]
-        tied_MV = functional.linear(transformed_MD[:, :width], word_embedding_VE, self.bias)
-        return tied_MV + transformed_MD[:, width:] @ self.rest.weight
+        weight_VD = torch.cat([word_embedding_VE, self.rest.weight.t()], dim=1)
+        return VocabularyProjection(transformed_MD, weight_VD, self.bias)
 
 
 class NoNorm(nn.LayerNorm):
@@ -207,16 +206,20 @@ class BottleneckAttention(SelfAttention):
             self.bottleneck = NormedLinear(config)
         self.uses_bottleneck = own
 
-    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
-        """The states that are read, (T, D) or (T, F), to (T, F). Points as in `SelfAttention`."""
+    def forward(
+        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
+    ) -> Tensor:
+        """The states that are read, (T, D) or (T, F), to (T, F), or (M, F) of these tokens. Points as in
+        `SelfAttention`."""
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
         shared = self.bottleneck(hidden_TD) if self.uses_bottleneck else hidden_TD
         query_TNH = scope.tap("hook_q", self.query(shared).view(heads_TNH))
         key_TNH = scope.tap("hook_k", self.key(shared).view(heads_TNH))
         value_TNH = scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
-        mixed_TNH = self.mix(query_TNH, key_TNH, value_TNH, sequences, scope)
-        output_TF: Tensor = self.output(scope.tap("hook_z", mixed_TNH).flatten(1))
-        return output_TF
+        mixed_TNH = scope.tap("hook_z", self.mix(query_TNH, key_TNH, value_TNH, sequences, scope))
+        asked = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
+        output: Tensor = self.output(asked.flatten(1))
+        return output
 
 
 class FeedForwardBlock(nn.Module):

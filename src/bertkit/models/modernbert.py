@@ -13,13 +13,12 @@ sequences, V vocabulary, K outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention, attend
@@ -29,6 +28,7 @@ from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
+from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Layout, Names, stacked
 from bertkit.models.windows import attend_near
 
@@ -188,7 +188,7 @@ class ModernBertTransform(nn.Module):
         return normed
 
 
-class ModernBertMaskedLM(nn.Module):
+class ModernBertMaskedLM(VocabularyHead):
     """The transform, then the transposed word embedding."""
 
     def __init__(self, config: ModernBertConfig, shape: HeadShape) -> None:
@@ -196,9 +196,8 @@ class ModernBertMaskedLM(nn.Module):
         self.transform = ModernBertTransform(config)
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size)) if config.decoder_bias else None
 
-    def forward(self, hidden_MD: Tensor, word_embedding_VD: Tensor) -> Tensor:
-        """Logits, (M, V)."""
-        return functional.linear(self.transform(hidden_MD), word_embedding_VD, self.bias)
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        return VocabularyProjection(self.transform(hidden_MD), word_embedding_VE, self.bias)
 
 
 class ModernBertClassifier(nn.Module):
@@ -231,8 +230,16 @@ class ModernBertAttention(SelfAttention):
     def window_side(self) -> int | None:
         return self.each_side
 
-    def turned(self, hidden_TD: Tensor, sequences: PackedSequences, rotary: RotaryTable, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points: those of `project`, queries and keys not yet turned."""
+    def turned(
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        rotary: RotaryTable,
+        scope: Scope,
+        index_M: Tensor | None = None,
+    ) -> Tensor:
+        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`, queries and keys not yet
+        turned."""
         rate = self.dropout_rate if self.training else 0.0
 
         def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
@@ -243,7 +250,7 @@ class ModernBertAttention(SelfAttention):
                 query_TNH, key_TNH, value_TNH, sequences, each_side=self.each_side, dropout_rate=rate, scope=scope
             )
 
-        output_TD: Tensor = self.output_dropout(self.project(hidden_TD, mix, scope))
+        output_TD: Tensor = self.output_dropout(self.project(hidden_TD, mix, scope, index_M))
         return output_TD
 
 
@@ -278,12 +285,20 @@ class ModernBertLayer(PreNorm):
         self.attention_norm = nn.Identity() if is_first else nn.LayerNorm(width, eps=eps, bias=config.norm_bias)
         self.feed_forward_norm = nn.LayerNorm(width, eps=eps, bias=config.norm_bias)
 
-    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, rotary: RotaryTable, scope: Scope) -> Tensor:
-        """(T, D) to (T, D)."""
-        within = scope.within("attn.")
-        return self.around(
-            hidden_TD, lambda states_TD: self.attention.turned(states_TD, sequences, rotary, within), scope
-        )
+    def forward(
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        rotary: RotaryTable,
+        scope: Scope,
+        index_M: Tensor | None = None,
+    ) -> Tensor:
+        """(T, D) to (T, D), or (M, D) of these tokens alone."""
+
+        def attention(states_TD: Tensor) -> Tensor:
+            return self.attention.turned(states_TD, sequences, rotary, scope.within("attn."), index_M)
+
+        return self.around(hidden_TD, attention, scope, index_M)
 
 
 class ModernBert(Encoder):
@@ -332,11 +347,23 @@ class ModernBert(Encoder):
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, D). Points: `hook_embed`, `blocks.N.` with each layer's, and `ln_final.hook_normalized`."""
-        scope = Scope(recorder, "")
+        return self._states(batch, Scope(recorder, ""), None)
+
+    def rows(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+        return self._states(batch, Scope(None, ""), index_M)
+
+    def narrowed(self) -> Iterable[nn.Module]:
+        last = self.layers[-1]
+        assert isinstance(last, ModernBertLayer)
+        return (last.attention.output, last.feed_forward)
+
+    def _states(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None) -> Tensor:
         rotary = {kind: RotaryTable(batch.positions_T, self.head_width, theta) for kind, theta in self.theta.items()}
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
         hidden_TD = self.dropout(self.embedding_norm(word_TD))
+        last = len(self.layers) - 1
         for number, (kind, layer) in enumerate(zip(self.kinds, self.layers, strict=True)):
-            hidden_TD = layer(hidden_TD, batch.sequences, rotary[kind], scope.within(f"blocks.{number}."))
+            asked_M = index_M if number == last else None
+            hidden_TD = layer(hidden_TD, batch.sequences, rotary[kind], scope.within(f"blocks.{number}."), asked_M)
         normed_TD: Tensor = self.norm(hidden_TD)
         return scope.tap("ln_final.hook_normalized", normed_TD)

@@ -34,6 +34,10 @@ class Recorder:
         """Whether a point must be computed at all: attention maps, for one, do not exist on the fast path."""
         return point in self.wanted or point in self.edits
 
+    def needs_within(self, prefix: str) -> bool:
+        """Whether any of the points whose names begin so must be computed."""
+        return any(point.startswith(prefix) for point in (*self.wanted, *self.edits))
+
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
         if point in self.edits:
             tensor = self.edits[point](tensor)

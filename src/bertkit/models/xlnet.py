@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.dropout import Dropout
@@ -35,6 +34,7 @@ from bertkit.models.relative_attention import (
     pair_blocks,
     waves,
 )
+from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Layout, Names
 
 _ATTENTION = "layer.{n}.rel_attn"
@@ -159,16 +159,15 @@ class XlnetConfig(EncoderConfig):
         }
 
 
-class BiasedDecoder(nn.Module):
+class BiasedDecoder(VocabularyHead):
     """The transposed word embedding and a bias."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, hidden_MD: Tensor, word_embedding_VD: Tensor) -> Tensor:
-        """Logits, (M, V)."""
-        return functional.linear(hidden_MD, word_embedding_VD, self.bias)
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        return VocabularyProjection(hidden_MD, word_embedding_VE, self.bias)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,19 @@
 A loss is a sum and a count, never a mean: the loop divides once, by the count over all micro-batches and ranks, so that
 gradient accumulation and world size change nothing. Sibling forward.py says which model reads what for which objective.
 
-Shapes: T packed tokens, D width.
+Shapes: T packed tokens, D width, M predictions, K classes (words of the vocabulary, or kinds of pairs).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
@@ -23,6 +24,7 @@ from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
 
@@ -35,11 +37,32 @@ class LossSum:
         sum: summed loss in nats, a scalar that carries the gradient.
         count: how many predictions it sums.
         correct: how many of them were right, a scalar without gradient.
+        tallies: other numbers of predictions, by name, scalars without gradient; `Objective.figures` reads their sums.
     """
 
     sum: Tensor
     count: int
     correct: Tensor
+    tallies: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_words(cls, projection: VocabularyProjection, id_M: Tensor) -> LossSum:
+        """Cross-entropy of the word of each prediction, without keeping the logits: `VocabularyProjection`."""
+        loss, correct = projection.cross_entropy(id_M)
+        return cls(loss, id_M.numel(), correct)
+
+    @classmethod
+    def cross_entropy(cls, logits_MK: Tensor, label_M: Tensor) -> LossSum:
+        """Of one class in K for each prediction, in nats, computed in float32; right is where the label's is largest.
+
+        Args:
+            logits_MK: any floating-point type.
+            label_M: the class of each.
+        """
+        logits_MK = logits_MK.float()
+        loss = functional.cross_entropy(logits_MK, label_M, reduction="sum")
+        correct = (logits_MK.detach().argmax(dim=-1) == label_M).sum()
+        return cls(loss, label_M.numel(), correct)
 
 
 class Objective(Settings, ABC):
@@ -96,6 +119,19 @@ class Objective(Settings, ABC):
     def count(self, batch: PackedBatch) -> int:
         """How many predictions a micro-batch holds, known before the step."""
 
+    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+        """The tokens whose states its loss reads, in any order, repeated or not; None where it reads them all."""
+        return None
+
     @abstractmethod
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """The term over one micro-batch."""
+
+    def figures(self, tallies: Mapping[str, int], count: int) -> dict[str, float]:
+        """What an evaluation reports beside loss and accuracy, by name.
+
+        Args:
+            tallies: those of its losses, summed over all micro-batches.
+            count: of predictions.
+        """
+        return {}

@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
@@ -70,10 +69,11 @@ class CausalLM(Objective):
     def count(self, batch: PackedBatch) -> int:
         return batch.targets[self.term].count
 
+    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+        return batch.targets[self.term].index_M
+
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy of each next token."""
         targets = batch.targets[self.term]
-        logits_MV = model.token_logits(self.head, hidden_TD.index_select(0, targets.index_M)).float()
-        loss = functional.cross_entropy(logits_MV, targets.id_M, reduction="sum")
-        correct = (logits_MV.detach().argmax(dim=-1) == targets.id_M).sum()
-        return LossSum(loss, self.count(batch), correct)
+        projection = model.projection(self.head, hidden_TD.index_select(0, targets.index_M))
+        return LossSum.of_words(projection, targets.id_M)

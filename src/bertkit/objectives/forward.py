@@ -1,7 +1,8 @@
 """Who reads what: the model that a list of objectives asks for, and its passes over a batch.
 
 Most objectives share one pass of the encoder. Replaced-token detection (Clark et al. 2020, ELECTRA, arXiv:2003.10555,
-section 2) has two: a generator reads the masked batch, and the encoder reads what the generator made of it.
+section 2) has two: a generator reads the masked batch, and the encoder reads what the generator made of it. In its
+two-stage form (section 3.2) the encoder takes over the generator's weights where the second stage begins.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
@@ -16,7 +18,9 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
+from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.replaced_token import ReplacedToken
 
 GENERATOR = "generator"
@@ -84,16 +88,80 @@ def read(model: PretrainingModel, objectives: Sequence[Objective], batch: Packed
 
     With a generator, the masked LM reads the masked batch and all other objectives the filled one.
     """
+    readings: dict[str, Reading] = {}
+    for reader, own in readers(model, objectives):
+        reading = Reading(reader, states(reader, own, batch), batch)
+        readings |= {objective.term: reading for objective in own}
+        if reader is not model:
+            for detector in _detectors(objectives):
+                batch = detector.filled(reader, reading.hidden_TD, batch)
+    return readings
+
+
+def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tuple[PretrainingModel, list[Objective]]]:
+    """Which model reads for which objectives, in the order in which they read: a generator for the masked LM, first."""
     generator = model.companion(GENERATOR)
     if generator is None:
-        reading = Reading(model, model(batch), batch)
-        return {objective.term: reading for objective in objectives}
-    masked = Reading(generator, generator(batch), batch)
-    for detector in _detectors(objectives):
-        batch = detector.filled(generator, masked.hidden_TD, batch)
+        return [(model, list(objectives))]
+    masking: list[Objective] = [objective for objective in objectives if isinstance(objective, MaskedLM)]
     others = [objective for objective in objectives if not isinstance(objective, MaskedLM)]
-    reading = Reading(model, model(batch), batch) if others else masked
-    return {MaskedLM.term: masked, **{objective.term: reading for objective in others}}
+    return [(reader, own) for reader, own in ((generator, masking), (model, others)) if own]
+
+
+def states(model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor:
+    """The states that these objectives read, (T, D); rows that none of them reads may be zero.
+
+    A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.rows`.
+    """
+    index_M = read_rows(model, objectives, batch)
+    if index_M is None:
+        hidden_TD: Tensor = model(batch)
+        return hidden_TD
+    rows_MD = model.encoder.rows(model.encoder.marked(batch, model.head_names), index_M)
+    return rows_MD.new_zeros(batch.num_tokens, rows_MD.shape[1]).index_copy(0, index_M, rows_MD)
+
+
+def read_rows(model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor | None:
+    """The tokens whose states these objectives read of this model, each once, in order; None for all of them."""
+    asked = [objective.reads(model, batch) for objective in objectives]
+    some = [index_M for index_M in asked if index_M is not None]
+    return torch.unique(torch.cat(some)) if some and len(some) == len(asked) else None
+
+
+def follows_generator(objectives: Sequence[Objective]) -> bool:
+    """Whether these objectives train the model alone, with the weights that its generator learnt before."""
+    return any(detector.training == "two-stage" for detector in _detectors(objectives))
+
+
+@torch.no_grad()
+def take_over(model: PretrainingModel) -> None:
+    """Give the model's encoder the weights of its generator's, to the bit; its heads stay as they are."""
+    generator = model.companion(GENERATOR)
+    assert generator is not None, "the recipe was checked: replaced_token has a generator"
+    model.encoder.load_state_dict(generator.encoder.state_dict())
+
+
+def set_trained(model: PretrainingModel, objectives: Sequence[Objective]) -> None:
+    """Let gradients reach what these objectives train: all of the model, and its generator unless that stays as it is.
+
+    What has no gradient is not decayed either: optimisers pass it over.
+    """
+    generator = model.companion(GENERATOR)
+    if generator is not None:
+        generator.requires_grad_(not follows_generator(objectives))
+
+
+def scoring_rule(objectives: Sequence[Objective]) -> str | None:
+    """The rule of `bertkit.probes.pseudo_likelihood` that asks a model's head as these objectives trained it.
+
+    None where its heads alone tell: those of a masked LM and of a causal family.
+    """
+    heads = {objective.term: objective.heads for objective in objectives}
+    if MaskedNextToken.term in heads:
+        return "masked_next_token"
+    if MaskedLM.term not in heads and MaskedLM.term in heads.get(CausalLM.term, ()):
+        return "encoder_left_to_right"
+    return None
 
 
 def _detectors(objectives: Sequence[Objective]) -> list[ReplacedToken]:

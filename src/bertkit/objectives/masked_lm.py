@@ -2,7 +2,8 @@
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 and appendix A.1; counts and draws as in the released
 create_pretraining_data.py. Which tokens belong together is the units' business (units/): pieces here as in BERT, whole
-words, ALBERT's n-grams, SpanBERT's spans, ERNIE's phrases. ELECTRA's generator is `mask_share: 0.85, random_share: 0`.
+words, ALBERT's n-grams, SpanBERT's spans, ERNIE's phrases and annotated spans. ELECTRA's generator is `mask_share:
+0.85, random_share: 0`.
 
 Quirks honoured: the rate is of the whole length, [CLS] and [SEP] included, though these two are never chosen; the
 count is exact, not a coin toss per token; a random word is drawn from the whole vocabulary, special tokens included.
@@ -23,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import LossSum, Objective
 from bertkit.objectives.units import AnyUnits, Pieces
@@ -79,6 +81,9 @@ class MaskedLM(Objective):
                 f"mask_share ({self.mask_share}) and random_share ({self.random_share}) must not exceed 1 together"
             )
         return self
+
+    def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        return [*super().faults(data, model), *self.units.faults(data)]
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if self.mask_share > 0 and "mask" not in tokenizer.roles:
@@ -133,13 +138,14 @@ class MaskedLM(Objective):
     def count(self, batch: PackedBatch) -> int:
         return batch.targets[self.term].count
 
+    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+        return batch.targets[self.term].index_M
+
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy at the predicted positions; the vocabulary projection runs on these alone."""
         targets = batch.targets[self.term]
-        logits_MV = model.masked_lm_logits(hidden_TD.index_select(0, targets.index_M)).float()
-        loss = functional.cross_entropy(logits_MV, targets.id_M, reduction="sum")
-        correct = (logits_MV.detach().argmax(dim=-1) == targets.id_M).sum()
-        return LossSum(loss, self.count(batch), correct)
+        projection = model.projection("masked_lm", hidden_TD.index_select(0, targets.index_M))
+        return LossSum.of_words(projection, targets.id_M)
 
 
 def _address(samples: Samples, index_M: Integers) -> dict[str, Integers]:

@@ -13,12 +13,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.layouts.pairs import PairLayout, Relation
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import summarised_token
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import LossSum, Objective
 
@@ -66,10 +66,10 @@ class PairRelation(Objective):
     def count(self, batch: PackedBatch) -> int:
         return batch.num_sequences
 
+    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+        summary = model.plans[self.term].summary
+        return None if summary == "mean" else summarised_token(summary, batch)
+
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy over the batch's pairs, in nats."""
-        logits_BK = model.logits(self.term, hidden_TD, batch).float()
-        label_B = batch.labels[self.term]
-        loss = functional.cross_entropy(logits_BK, label_B, reduction="sum")
-        correct = (logits_BK.detach().argmax(dim=-1) == label_B).sum()
-        return LossSum(loss, self.count(batch), correct)
+        return LossSum.cross_entropy(model.logits(self.term, hidden_TD, batch), batch.labels[self.term])

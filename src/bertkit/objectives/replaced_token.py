@@ -13,12 +13,17 @@ than 15% are masked; masked_lm chooses without. It draws by the Gumbel trick fro
 uniform number a target goes through the inverse of the distribution function, which gives the same distribution, and
 the number is the worker's, addressed by sample and position, so that evaluation and resumes change nothing.
 
+Section 3.2 and figure 3 (right) compare with a two-stage procedure, of which no code was released: the generator trains
+alone, the model of the same size begins with its weights, then the model trains alone (`training: two-stage`, in a
+stage behind one with masked_lm alone). What the paper leaves open: the optimiser forgets all in between, the head of
+the model is new, and the generator draws with its dropout on, as in joint training.
+
 Shapes: T packed tokens, M masked tokens, V vocabulary, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -54,6 +59,11 @@ class ReplacedToken(Objective):
     tie: Literal["embeddings", "none", "all"] = Field(
         "embeddings", description="What model and generator share; all needs generator_size 1."
     )
+    training: Literal["joint", "two-stage"] = Field(
+        "joint",
+        description="joint: the generator learns beside the model; two-stage: it learnt in the stage before, which had"
+        " masked_lm alone, and here the model takes over its weights and it stays as it is.",
+    )
 
     term: ClassVar[str] = "replaced_token"
     rank: ClassVar[int] = MaskedLM.rank + 1
@@ -70,11 +80,24 @@ class ReplacedToken(Objective):
             return [f"{at}.generator_size ({self.generator_size:g}) makes no generator: {error}; take another size"]
         if self.tie == "all" and generator != model:
             return [f"{at}.tie is all, which needs {at}.generator_size 1, not {self.generator_size:g}"]
+        if self.training == "two-stage" and (self.tie != "none" or generator != model):
+            return [
+                f"{at}.training is two-stage, where the model begins with all weights of its generator and then goes"
+                f" on alone; set {at}.generator_size to 1 and {at}.tie to none"
+            ]
         return []
 
     def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
         """Why it cannot stand in a list of objectives: one sentence, with the key and the remedy."""
-        return [] if any(isinstance(objective, MaskedLM) for objective in objectives) else [_NEEDS_MASKED_LM]
+        masked_lm = next((objective for objective in objectives if isinstance(objective, MaskedLM)), None)
+        if masked_lm is None:
+            return [_NEEDS_MASKED_LM]
+        if self.training == "two-stage" and masked_lm.weight:
+            return [
+                "objective.replaced_token.training is two-stage, where the generator learns nothing more, but"
+                f" objective.masked_lm.weight is {masked_lm.weight:g}; set it to 0, and it only chooses the tokens"
+            ]
+        return []
 
     def generator(self, model: PretrainingModel, *, pad_id: int = 0) -> PretrainingModel:
         """The generator of a model: a masked LM with uninitialised weights, but for those that are the model's.
@@ -141,12 +164,33 @@ class ReplacedToken(Objective):
         return torch.zeros_like(batch.ids_T, dtype=torch.bool).index_copy(0, targets.index_M, replaced_M)
 
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed binary cross-entropy over all tokens of a filled batch; a positive logit says replaced."""
+        """Summed binary cross-entropy over all tokens of a filled batch; a positive logit says replaced.
+
+        Tallies: `replaced` tokens, those `called` replaced, and those `found`, which are both.
+        """
         logits_T = model.token_logits(self.term, hidden_TD).squeeze(-1).float()
         replaced_T = self.replaced_T(batch)
         loss = functional.binary_cross_entropy_with_logits(logits_T, replaced_T.to(logits_T.dtype), reduction="sum")
-        correct = ((logits_T.detach() > 0) == replaced_T).sum()
-        return LossSum(loss, self.count(batch), correct)
+        called_T = logits_T.detach() > 0
+        tallies = {
+            "replaced": replaced_T.sum(),
+            "called": called_T.sum(),
+            "found": (called_T & replaced_T).sum(),
+        }
+        return LossSum(loss, self.count(batch), (called_T == replaced_T).sum(), tallies)
+
+    def figures(self, tallies: Mapping[str, int], count: int) -> dict[str, float]:
+        """What its accuracy is worth: most tokens are the text's own, and who never says otherwise is mostly right.
+
+        `baseline/replaced_token` is the accuracy of the commoner answer for all tokens; precision and recall are those
+        of the answer "replaced", 0 where it is never given, or never right to give.
+        """
+        replaced, called, found = (tallies.get(name, 0) for name in ("replaced", "called", "found"))
+        return {
+            f"baseline/{self.term}": max(replaced, count - replaced) / max(1, count),
+            f"precision/{self.term}": found / max(1, called),
+            f"recall/{self.term}": found / max(1, replaced),
+        }
 
 
 def drawn_ids(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:

@@ -18,17 +18,18 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
-from bertkit.models.heads import SPAN_POSITIONS
+from bertkit.models.heads import SPAN_POSITIONS, SpanBoundaryHead
 from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.objectives.base import LossSum, Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
@@ -91,23 +92,23 @@ class SpanBoundary(Objective):
     def count(self, batch: PackedBatch) -> int:
         return batch.targets[self.term].count
 
+    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+        places = batch.targets[self.term].places
+        return torch.cat([places["left"], places["right"]])
+
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy of the spans' tokens over the whole vocabulary."""
-        targets = batch.targets[self.term]
-        logits_MV = span_boundary_logits(model, hidden_TD, batch).float()
-        loss = functional.cross_entropy(logits_MV, targets.id_M, reduction="sum")
-        correct = (logits_MV.detach().argmax(dim=-1) == targets.id_M).sum()
-        return LossSum(loss, self.count(batch), correct)
+        return LossSum.of_words(span_boundary_projection(model, hidden_TD, batch), batch.targets[self.term].id_M)
 
 
-def span_boundary_logits(model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-    """Logits of the batch's targets, (M, V)."""
+def span_boundary_projection(model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> VocabularyProjection:
+    """Logits of the batch's targets, not computed yet."""
     targets = batch.targets[SpanBoundary.term]
     left_MD = hidden_TD.index_select(0, targets.places["left"])
     right_MD = hidden_TD.index_select(0, targets.places["right"])
     head = model.get_submodule(SpanBoundary.term)
-    logits_MV: Tensor = head(left_MD, model.encoder.word_embedding.weight, right_MD, targets.columns["offset"])
-    return logits_MV
+    assert isinstance(head, SpanBoundaryHead)
+    return head.project_span(left_MD, right_MD, targets.columns["offset"], model.encoder.word_embedding.weight)
 
 
 def _is_text(samples: Samples, place_M: Integers, index_M: Integers) -> NDArray[np.bool_]:

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
@@ -114,13 +113,14 @@ class WordOrder(Objective):
     def count(self, batch: PackedBatch) -> int:
         return batch.targets[self.term].count
 
+    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+        return batch.targets[self.term].index_M
+
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy at the shuffled positions, in nats."""
         targets = batch.targets[self.term]
-        logits_MV = model.masked_lm_logits(hidden_TD.index_select(0, targets.index_M)).float()
-        loss = functional.cross_entropy(logits_MV, targets.id_M, reduction="sum")
-        correct = (logits_MV.detach().argmax(dim=-1) == targets.id_M).sum()
-        return LossSum(loss, self.count(batch), correct)
+        projection = model.projection("masked_lm", hidden_TD.index_select(0, targets.index_M))
+        return LossSum.of_words(projection, targets.id_M)
 
 
 def _first_come_apart(start_W: Integers, priority_W: NDArray[np.float64], length: int) -> NDArray[np.bool_]:

@@ -18,10 +18,13 @@ from torch import nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
+from bertkit.models.encoder import Encoder
 from bertkit.models.headed import POOLER
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.relative_attention import RelativeAttention
+from bertkit.objectives.base import Objective
+from bertkit.objectives.forward import read_rows, readers
 
 _BACKWARD_AND_FORWARD = 3
 _PROBE_SECONDS = 0.3
@@ -53,7 +56,7 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch]) -> float:
+def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
     """Floating-point operations of one update over these micro-batches."""
     return sum(
         step_flops(
@@ -63,8 +66,20 @@ def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch]) -> f
             predictions=_predictions(model, batch),
             sequences=batch.num_sequences,
         )
+        - _spared(model, batch, objectives)
         for batch in batches
     )
+
+
+def _spared(model: PretrainingModel, batch: PackedBatch, objectives: Sequence[Objective]) -> float:
+    """Operations on states of the last layers that no objective reads."""
+    spared = 0.0
+    for reader, own in readers(model, objectives):
+        index_M = read_rows(reader, own, batch)
+        if index_M is not None:
+            unread = batch.num_tokens - index_M.numel()
+            spared += unread * sum(_map_weights(part) for part in reader.encoder.narrowed())
+    return 2.0 * _BACKWARD_AND_FORWARD * spared
 
 
 def _predictions(model: PretrainingModel, batch: PackedBatch) -> dict[str, float]:
@@ -88,8 +103,9 @@ def step_flops(
 ) -> float:
     """Floating-point operations of one update.
 
-    Maps of relative positions are left out, for they are computed once a batch; so is the second stream of XLNet. A
-    companion is a generator, whose vocabulary is projected to a second time, forward only, to draw from it.
+    The last layer is counted as computed for all tokens. Maps of relative positions are left out, for they are computed
+    once a batch; so is the second stream of XLNet. A companion is a generator, whose vocabulary is projected to once
+    more, forward only, to draw from it.
 
     Args:
         model: any encoder with heads, and its companions.
@@ -144,6 +160,18 @@ def _products(
     return products
 
 
+def spared_flops(encoder: Encoder, *, tokens: float, squared_lengths: float, sequences: float) -> float:
+    """Of `step_flops`, those that `Encoder.at` leaves out: all of its last layer but keys, values and one token a
+    sequence."""
+    layer = encoder.spared_layer
+    if layer is None:
+        return 0.0
+    (attention,) = (part for part in layer.modules() if isinstance(part, SelfAttention))
+    linear = _map_weights(layer) - _map_weights(attention.key) - _map_weights(attention.value)
+    pairs = attention.products_per_pair * attention.query.out_features * (squared_lengths - tokens)
+    return 2.0 * _BACKWARD_AND_FORWARD * (linear * (tokens - sequences) + pairs)
+
+
 def _vocabulary_weights(model: PretrainingModel, head: str) -> int:
     """Of a vocabulary head, the tied projection included."""
     return _map_weights(model.get_submodule(head)) + model.encoder.embedding_width * model.encoder.vocab_size
@@ -156,9 +184,15 @@ def _attentions(model: PretrainingModel) -> list[SelfAttention | RelativeAttenti
 
 
 def _map_weights(module: nn.Module | None) -> int:
-    """Weights of all linear maps; each is one multiply-add a row."""
+    """Weights of all linear maps, those inside an LSTM included; each is one multiply-add a row."""
     parts = () if module is None else module.modules()
-    return sum(part.weight.numel() for part in parts if isinstance(part, nn.Linear))
+    return sum(
+        weight.numel()
+        for part in parts
+        if isinstance(part, nn.Linear | nn.LSTM)
+        for name, weight in part.named_parameters(recurse=False)
+        if name.startswith("weight")
+    )
 
 
 def _keys_seen(attention: SelfAttention | RelativeAttention, mean_length: float) -> float:

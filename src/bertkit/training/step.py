@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,14 +22,23 @@ from bertkit.training.engine import Engine
 
 @dataclass(frozen=True)
 class TermTotal:
-    """One term over a whole batch: summed loss in nats, predictions, and how many were right."""
+    """One term over a whole batch: summed loss in nats, predictions, how many were right, and other numbers of them."""
 
     sum: float
     count: int
     correct: int
+    tallies: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, part: LossSum) -> TermTotal:
+        """One micro-batch's, read off the device."""
+        tallies = {name: int(number) for name, number in part.tallies.items()}
+        return cls(float(part.sum.detach()), part.count, int(part.correct), tallies)
 
     def __add__(self, other: TermTotal) -> TermTotal:
-        return TermTotal(self.sum + other.sum, self.count + other.count, self.correct + other.correct)
+        names = dict.fromkeys([*self.tallies, *other.tallies])
+        tallies = {name: self.tallies.get(name, 0) + other.tallies.get(name, 0) for name in names}
+        return TermTotal(self.sum + other.sum, self.count + other.count, self.correct + other.correct, tallies)
 
     @property
     def mean(self) -> float:
@@ -98,10 +107,7 @@ class Stepper:
         with self.engine.autocast():
             parts = losses(self.model, objectives, batch)
         loss = torch.stack([parts[each.term].sum * (each.weight / counts[each.term]) for each in objectives]).sum()
-        terms = {
-            term: TermTotal(float(part.sum.detach()), part.count, int(part.correct)) for term, part in parts.items()
-        }
-        return loss, terms
+        return loss, {term: TermTotal.of(part) for term, part in parts.items()}
 
 
 def losses(model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch) -> dict[str, LossSum]:
@@ -125,5 +131,5 @@ def evaluate(
         moved = batch.to(engine.device)
         with engine.autocast():
             for term, part in losses(model, objectives, moved).items():
-                totals[term] += TermTotal(float(part.sum), part.count, int(part.correct))
+                totals[term] += TermTotal.of(part)
     return totals

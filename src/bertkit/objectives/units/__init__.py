@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from bertkit.objectives.units.annotated import AnnotatedSpans
 from bertkit.objectives.units.base import Chosen, Units
 from bertkit.objectives.units.ngrams import Ngrams
 from bertkit.objectives.units.phrases import Phrases
@@ -13,6 +14,6 @@ from bertkit.objectives.units.pieces import Pieces
 from bertkit.objectives.units.spans import Spans
 from bertkit.objectives.units.words import Words
 
-AnyUnits = Annotated[Pieces | Words | Ngrams | Spans | Phrases, Field(discriminator="name")]
+AnyUnits = Annotated[Pieces | Words | Ngrams | Spans | Phrases | AnnotatedSpans, Field(discriminator="name")]
 
-__all__ = ["AnyUnits", "Chosen", "Ngrams", "Phrases", "Pieces", "Spans", "Units", "Words"]
+__all__ = ["AnnotatedSpans", "AnyUnits", "Chosen", "Ngrams", "Phrases", "Pieces", "Spans", "Units", "Words"]

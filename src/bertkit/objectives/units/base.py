@@ -1,6 +1,7 @@
 """What is masked together: the interface of a choice of target positions, and what the choices share.
 
-Siblings: pieces.py (BERT), words.py (whole-word masking), ngrams.py (ALBERT), spans.py (SpanBERT), phrases.py (ERNIE).
+Siblings: pieces.py (BERT), words.py (whole-word masking), ngrams.py (ALBERT), spans.py (SpanBERT), phrases.py and
+annotated.py (ERNIE).
 Each follows the released procedure of its paper sequence by sequence, for all sequences of a batch at once. What stands
 in for the chosen tokens, and the loss, is masked_lm.py's.
 
@@ -17,6 +18,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
@@ -53,6 +55,10 @@ class Units(Settings, ABC):
         """
         counts_B: Integers = np.maximum(1, np.rint(rate * lengths_B)).astype(np.int64)
         return counts_B
+
+    def faults(self, data: DataConfig) -> list[str]:
+        """Why these data cannot serve it: one sentence each, with the key and the remedy."""
+        return []
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         """The same with what it must know of the vocabulary and the corpus.

@@ -1,0 +1,301 @@
+"""A bidirectional LSTM that reads a frozen encoder: BERT as a source of features.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7: the states of one or several layers, without
+fine-tuning, go into a randomly initialised two-layer BiLSTM of width 768 before the classifier. A weighted sum of
+layers is that of ELMo (Peters et al. 2018, arXiv:1802.05365, equation 1), for the paper gives no formula of its own.
+
+To the rest of bertkit this is a family like any other, except that it holds another family's encoder and that no recipe
+pretrains it: its config.json has that encoder's settings under `base`, its weight file that encoder's weights under
+`features.`. The Hub has no class for it.
+
+Quirks: dropout (before, inside and behind the LSTM) is ours, the paper names none; a whole sequence is judged by the
+mean of the LSTM's states.
+
+Shapes: T packed tokens, B sequences, S longest sequence, D width of the encoder, N layers read, H width of the LSTM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.heads import HeadPlan, classifier_plan
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.registry import FAMILIES
+from bertkit.models.weights import Layout, Names, prefixed
+
+LayerChoice = Literal[
+    "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four", "weighted-sum-all"
+]
+"""The rows of table 7."""
+
+_LAST_FOUR = 4
+_BASE = "base"
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Which states are read, counted from 0, the embeddings, to L, the last layer's, given L; and whether they are
+    summed."""
+
+    states: Callable[[int], range]
+    summed: bool = False
+
+
+_READINGS: dict[LayerChoice, _Reading] = {
+    "embeddings": _Reading(lambda last: range(1)),
+    "second-to-last": _Reading(lambda last: range(last - 1, last)),
+    "last": _Reading(lambda last: range(last, last + 1)),
+    "weighted-sum-last-four": _Reading(lambda last: range(last + 1 - _LAST_FOUR, last + 1), summed=True),
+    "concat-last-four": _Reading(lambda last: range(last + 1 - _LAST_FOUR, last + 1)),
+    "weighted-sum-all": _Reading(lambda last: range(1, last + 1), summed=True),
+}
+assert set(_READINGS) == set(get_args(LayerChoice))
+
+
+class FeatureSource(Protocol):
+    """Somewhere that features of sequences may be kept."""
+
+    def get(self, batch: PackedBatch) -> Tensor | None:
+        """Those of a batch, (T, N * D); None where they are not all there."""
+
+
+class FeatureLstmConfig(EncoderConfig):
+    """The settings of the LSTM and of the encoder that it reads."""
+
+    base: EncoderConfig = Field(description="The encoder's.")
+    layers: LayerChoice = Field("concat-last-four", description="Which of its states are read, as in BERT's table 7.")
+    lstm_width: int = Field(768, ge=1, description="Width H of each direction.")
+    lstm_layers: int = Field(2, ge=1, description="Layers of the LSTM.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Before each layer of the LSTM and before the classifier.")
+
+    model_type: ClassVar[str] = "feature-lstm"
+    hub_prefix: ClassVar[str] = "features"
+    base_architecture: ClassVar[str] = "FeatureLstmModel"
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.states.start < 1 and self.layers != "embeddings":
+            raise ValueError(
+                f"layers: {self.layers} needs {self.base_layers + 1 - self.states.start} layers; the encoder has"
+                f" {self.base_layers}"
+            )
+
+    @property
+    def base_layers(self) -> int:
+        """L of the encoder that is read."""
+        return int(self.base.model_dump()["num_hidden_layers"])
+
+    @property
+    def states(self) -> range:
+        """The states that are read: 0 are the embeddings, L the last layer's."""
+        return _READINGS[self.layers].states(self.base_layers)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether they are summed, not laid side by side."""
+        return _READINGS[self.layers].summed
+
+    @property
+    def max_tokens(self) -> int:
+        return self.base.max_tokens
+
+    @property
+    def reads_token_types(self) -> bool:
+        return self.base.reads_token_types
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> FeatureLstm:
+        return FeatureLstm(self, self.base.build(vocab_size, pad_id=pad_id))
+
+    def heads(self) -> dict[str, HeadPlan]:
+        def plan(task: str, **settings: Any) -> HeadPlan:
+            return classifier_plan(f"FeatureLstmFor{task}", dropout_rate=self.dropout, **settings)
+
+        return {
+            "sequence_classification": replace(plan("SequenceClassification"), summary="mean"),
+            "token_classification": plan("TokenClassification"),
+            "span": plan("QuestionAnswering", hub="qa_outputs", outputs=2),
+            "multiple_choice": replace(plan("MultipleChoice", outputs=1), summary="mean"),
+        }
+
+    @torch.no_grad()
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """The LSTM as torch draws one, equal weights of the layers, all else as the encoder's family does."""
+        if ".lstm." in f".{name}":
+            bound = self.lstm_width**-0.5
+            parameter.uniform_(-bound, bound, generator=generator)
+        elif ".mix." in f".{name}":
+            parameter.fill_(1.0 if name.endswith("scale") else 0.0)
+        else:
+            self.base.draw(name.replace(f".{_BASE}.", ".", 1), parameter, generator)
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        base = contents.get(_BASE)
+        if not isinstance(base, dict) or base.get("model_type") not in FAMILIES:
+            raise ValueError(f"{_BASE}: expected the encoder's own settings with its model_type; found {base!r}")
+        own = {name: contents[name] for name in cls.model_fields if name != _BASE and name in contents}
+        return cls.model_validate({_BASE: FAMILIES[base["model_type"]].from_hub(base), **own})
+
+    def to_hub(self) -> dict[str, Any]:
+        return {
+            **self.model_dump(mode="json", exclude={_BASE}),
+            _BASE: {"model_type": self.base.model_type, **self.base.to_hub()},
+        }
+
+
+class LayerMix(nn.Module):
+    """scale * the sum of softmax(weight)_n * state_n; with equal weights and a scale of 1, the mean."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(layers))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(T, N * D) to (T, D)."""
+        share_N = torch.softmax(self.weight, dim=0)
+        mixed_TD = torch.einsum("n,tnd->td", share_N, states.view(states.shape[0], share_N.numel(), -1))
+        return self.scale * mixed_TD
+
+
+class FeatureLstm(Encoder):
+    """An encoder that is only read, and the LSTM that reads it.
+
+    Attributes:
+        base: the encoder; never in training mode, so that it has no dropout.
+        store: where features may lie ready; None where they are computed each time.
+    """
+
+    def __init__(self, config: FeatureLstmConfig, base: Encoder) -> None:
+        super().__init__(config, width=2 * config.lstm_width, vocab_size=base.vocab_size)
+        self.settings = config
+        self.base = base
+        read = base.width * len(config.states)
+        self.mix = LayerMix(len(config.states)) if config.is_sum else nn.Identity()
+        self.dropout = Dropout(config.dropout)
+        self.lstm = nn.LSTM(
+            base.width if config.is_sum else read,
+            config.lstm_width,
+            num_layers=config.lstm_layers,
+            bidirectional=True,
+            dropout=config.dropout if config.lstm_layers > 1 else 0.0,
+        )
+        self.features_width = read
+        self.store: FeatureSource | None = None
+
+    @property
+    def hub_names(self) -> Names:  # type: ignore[override]  # a class variable elsewhere; here they depend on the base
+        """The encoder's under its own prefix, and the LSTM's."""
+        own = {name: name for name, part in (("mix", self.mix), ("lstm", self.lstm)) if list(part.parameters())}
+        return {**prefixed(self.base.hub_names, f"{_BASE}.", f"{self._prefix}."), **own}
+
+    @property
+    def _prefix(self) -> str:
+        return self.base.config.hub_prefix
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        return self.base.word_embedding
+
+    @property
+    def max_tokens(self) -> int:
+        return self.base.max_tokens
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.base.eval()
+        return self
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, 2 H). Points: the encoder's own, `features.hook_read` (what the LSTM reads) and `features.hook_lstm`."""
+        features = self.features(batch, recorder)
+        scope = Scope(recorder, "features.")
+        with torch.autocast(features.device.type, enabled=False):
+            read_TD = scope.tap("hook_read", self.mix(features))
+            return scope.tap("hook_lstm", packed_lstm(self.lstm, self.dropout(read_TD), batch.sequences))
+
+    def features(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """The states that are read, side by side, (T, N * D), in float32.
+
+        They carry a gradient only where somebody records: nothing of the encoder is trained.
+        """
+        kept = self.store.get(batch) if self.store is not None and recorder is None else None
+        if kept is not None:
+            return kept.to(batch.ids_T.device)
+        points = [_point(state) for state in self.settings.states if state < self.settings.base_layers]
+        relay = _Relay(points, recorder)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and recorder is not None):
+            last_TD = self.base(batch, relay)
+            states = [relay.kept.get(_point(state), last_TD) for state in self.settings.states]
+            return torch.cat(states, dim=-1).float()
+
+    def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
+        return self.base.marked(batch, heads)
+
+    def path(self) -> Iterable[nn.Module]:
+        """What is computed for a token in training, the LSTM: features are computed once."""
+        return (self.lstm,)
+
+    def to_hub(self) -> dict[str, Any]:
+        return self.base.to_hub()
+
+    def layouts(self) -> Sequence[Layout]:
+        return [layout.below(f"{self._prefix}.") for layout in self.base.layouts()]
+
+    def hub_copies(self) -> Names:
+        copies = self.base.hub_copies()
+        return {f"{self._prefix}.{copy}": f"{self._prefix}.{source}" for copy, source in copies.items()}
+
+    @torch.no_grad()
+    def finish_initialisation(self) -> None:
+        self.base.finish_initialisation()
+
+
+class _Relay(Recorder):
+    """Keeps some points for itself, and hands all of them to somebody else's recorder first."""
+
+    def __init__(self, wanted: Collection[str], outer: Recorder | None) -> None:
+        super().__init__(wanted)
+        self.outer = outer
+
+    def needs(self, point: str) -> bool:
+        return super().needs(point) or (self.outer is not None and self.outer.needs(point))
+
+    def needs_within(self, prefix: str) -> bool:
+        return super().needs_within(prefix) or (self.outer is not None and self.outer.needs_within(prefix))
+
+    def __call__(self, point: str, tensor: Tensor) -> Tensor:
+        return super().__call__(point, tensor if self.outer is None else self.outer(point, tensor))
+
+
+def _point(state: int) -> str:
+    """Where the recorder sees a state that is not the last: what the next layer reads."""
+    return f"blocks.{state}.hook_resid_pre"
+
+
+def packed_lstm(lstm: nn.LSTM, states_TD: Tensor, sequences: PackedSequences) -> Tensor:
+    """An LSTM over packed sequences, each from its own beginning to its own end, (T, 2 H).
+
+    torch wants all first tokens, then all second ones, the longest sequence in front; the packed order is restored
+    behind it.
+    """
+    lengths_B = sequences.cu_seqlens_B1.diff().cpu().numpy().astype(np.int64)
+    rank_B = np.empty_like(lengths_B)
+    rank_B[np.argsort(-lengths_B, kind="stable")] = np.arange(lengths_B.size)
+    starts_B = np.cumsum(lengths_B) - lengths_B
+    position_T = np.arange(int(lengths_B.sum())) - np.repeat(starts_B, lengths_B)
+    by_position_T = np.lexsort((np.repeat(rank_B, lengths_B), position_T))
+    running_S = torch.from_numpy(np.bincount(position_T))
+    order_T = torch.from_numpy(by_position_T).to(states_TD.device)
+    output, _ = lstm(PackedSequence(states_TD[order_T], running_S))
+    return torch.empty_like(output.data).index_copy(0, order_T, output.data)

@@ -1,0 +1,57 @@
+"""Asking some tokens of the last layer is asking all and taking those: values, and gradients of every weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.headed import HeadedModel
+from bertkit.models.registry import FAMILIES
+
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+}
+SEQUENCES = ([1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3], [4, 5, 6, 7, 8, 9, 2])
+INDEX_M = torch.tensor([0, 2, 7, 9, 12, 13, 19])
+
+
+def small(family: str) -> HeadedModel:
+    config = FAMILIES[family]
+    sizes = {name: value for name, value in SIZES.items() if name in config.model_fields}
+    rates = {name: 0.0 for name in config.model_fields if "dropout" in name and name != "classifier_dropout"}
+    model = HeadedModel(config.model_validate({**sizes, **rates}).build(40))
+    model.initialise(seed=2)
+    return model
+
+
+def gradients(model: HeadedModel, states_MD: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    (states_MD * torch.linspace(-1, 1, states_MD.numel()).view_as(states_MD)).sum().backward()
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_some_tokens_have_the_states_and_gradients_of_all(family: str) -> None:
+    model = small(family)
+    batch = PackedBatch.from_ids(SEQUENCES)
+    some, every = model.encoder.rows(batch, INDEX_M), model(batch).index_select(0, INDEX_M)
+    torch.testing.assert_close(some, every, rtol=1e-5, atol=1e-6)
+    ours, theirs = gradients(model, some), gradients(model, every)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("family", ["bert", "megatron-bert", "roberta", "modernbert", "gpt2"])
+def test_the_last_feed_forward_layer_sees_these_tokens_only(family: str) -> None:
+    model = small(family)
+    seen: list[int] = []
+    model.encoder.layers[-1].feed_forward.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0]))
+    model.encoder.rows(PackedBatch.from_ids(SEQUENCES), INDEX_M)
+    assert seen == [INDEX_M.numel()]

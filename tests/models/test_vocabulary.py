@@ -1,0 +1,77 @@
+"""Cross-entropy over the vocabulary without keeping the logits: equal to the plain form, however few rows at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.models.vocabulary import VocabularyProjection
+
+TOKENS, WIDTH, WORDS = 23, 7, 131
+
+
+def tensors(*, bias: bool = True) -> tuple[list[Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    shapes = [(TOKENS, WIDTH), (WORDS, WIDTH), (WORDS,)][: 3 if bias else 2]
+    leaves = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    return leaves, torch.randint(WORDS, (TOKENS,), generator=generator)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 22, 23, 400])
+@pytest.mark.parametrize("bias", [True, False])
+def test_loss_and_gradients_are_the_plain_ones(rows: int, bias: bool) -> None:
+    leaves, id_M = tensors(bias=bias)
+    projection = VocabularyProjection(leaves[0], leaves[1], leaves[2] if bias else None)
+    loss, correct = projection.cross_entropy(id_M, logit_bytes=rows * 4 * WORDS)
+    gradients = torch.autograd.grad(loss * 0.3, leaves)
+    plain = functional.cross_entropy(projection.logits(), id_M, reduction="sum")
+    torch.testing.assert_close(loss, plain)
+    for ours, theirs in zip(gradients, torch.autograd.grad(plain * 0.3, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert correct == (projection.logits().argmax(dim=-1) == id_M).sum()
+
+
+def test_what_is_frozen_gets_no_gradient_and_nothing_is_kept_without_gradients() -> None:
+    (states, weight, bias), id_M = tensors()
+    weight.requires_grad_(False)
+    projection = VocabularyProjection(states, weight, bias)
+    loss, _ = projection.cross_entropy(id_M)
+    loss.backward()
+    assert weight.grad is None
+    assert states.grad is not None
+    assert bias.grad is not None
+    with torch.no_grad():
+        evaluated, _ = projection.cross_entropy(id_M)
+    assert not evaluated.requires_grad
+    torch.testing.assert_close(evaluated, loss.detach())
+
+
+def test_no_predictions_give_a_loss_of_zero_and_gradients_of_zero() -> None:
+    (states, weight, bias), id_M = tensors()
+    loss, correct = VocabularyProjection(states[:0], weight, bias).cross_entropy(id_M[:0])
+    loss.backward()
+    assert (loss, correct) == (0, 0)
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_large_logits_do_not_overflow() -> None:
+    (states, weight, bias), id_M = tensors()
+    projection = VocabularyProjection(states * 1e3, weight, bias)
+    loss, _ = projection.cross_entropy(id_M)
+    torch.testing.assert_close(loss, functional.cross_entropy(projection.logits(), id_M, reduction="sum"))
+
+
+def test_autocast_multiplies_in_bfloat16_and_sums_in_float32() -> None:
+    leaves, id_M = tensors()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = VocabularyProjection(*leaves).cross_entropy(id_M)
+        plain = functional.cross_entropy(VocabularyProjection(*leaves).logits().float(), id_M, reduction="sum")
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, plain)
+    gradients = torch.autograd.grad(loss, leaves)
+    for ours, theirs in zip(gradients, torch.autograd.grad(plain, leaves), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
