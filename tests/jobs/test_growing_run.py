@@ -12,6 +12,7 @@ from bertkit.files import sha256_of
 from bertkit.jobs.launch import PretrainRequest, run_pretraining
 from bertkit.progress import silent_progress
 from bertkit.run.checkpoint import load_newest_checkpoint
+from bertkit.run.directory import RunDirectory
 from tests.jobs.tiny_run import write_text
 
 RECIPE = """
@@ -56,8 +57,12 @@ def request(home: Path, run: str, *, resume: bool = False, stop: bool = False) -
     )
 
 
-def test_stopping_at_every_step_gives_the_model_of_the_straight_run(home: Path) -> None:
-    straight = run_pretraining(request(home, "straight"), progress=silent_progress).run
+@pytest.fixture(scope="module")
+def straight(home: Path) -> RunDirectory:
+    return run_pretraining(request(home, "straight"), progress=silent_progress).run
+
+
+def test_stopping_at_every_step_gives_the_model_of_the_straight_run(home: Path, straight: RunDirectory) -> None:
     depths = []
     with pytest.raises(StoppedError):
         run_pretraining(request(home, "stopped", stop=True), progress=silent_progress)
@@ -75,8 +80,8 @@ def test_stopping_at_every_step_gives_the_model_of_the_straight_run(home: Path) 
     assert sha256_of(straight.model / "model.safetensors") == sha256_of(home / "stopped/model/model.safetensors")
 
 
-def test_each_stage_follows_its_own_schedule_and_batch(home: Path) -> None:
-    lines = [json.loads(line) for line in (home / "straight" / "metrics.jsonl").read_text().splitlines()]
+def test_each_stage_follows_its_own_schedule_and_batch(straight: RunDirectory) -> None:
+    lines = [json.loads(line) for line in (straight.path / "metrics.jsonl").read_text().splitlines()]
     rates = [line["lr"] for line in lines if "lr" in line]
     assert rates[:3] == pytest.approx([2e-3 / 3, 4e-3 / 3, 2e-3])
     assert rates[3:6] == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3])

@@ -13,6 +13,14 @@ from hypothesis import strategies as st
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
+from bertkit.models.headed import SCORING_RULE
+from bertkit.models.hub import load_model
+from bertkit.objectives.base import Objective
+from bertkit.objectives.causal_lm import CausalLM
+from bertkit.objectives.forward import scoring_rule
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.masked_next_token import MaskedNextToken
+from bertkit.objectives.next_sentence import NextSentence
 from bertkit.probes import pseudo_likelihood
 from bertkit.probes.pseudo_likelihood import SCORING_RULES, choose_rule, score_texts
 from bertkit.text.tokenizer import Tokenizer
@@ -172,3 +180,52 @@ def test_an_encoder_read_from_left_to_right_scores_each_prefix_alone() -> None:
             prefix = PackedBatch.from_ids([[tokenizer.cls_id, *ids[:place]]], causal=True)
             log_p_V = model.masked_lm_logits(model(prefix)[-1:]).log_softmax(dim=-1)[0]
             assert float(score.log_p_N[place]) == pytest.approx(float(log_p_V[token]), abs=1e-5)
+
+
+def test_masked_next_token_scores_are_those_of_one_copy_at_a_time_read_at_the_state_before(tmp_path: Path) -> None:
+    """Against `BertForMaskedLM` on single copies, its logits taken one place earlier."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    save_tiny(model, tokenizer, tmp_path)
+    oracle = transformers.BertForMaskedLM.from_pretrained(tmp_path).eval()
+    scores = score_texts(model, tokenizer, TEXTS, rule="masked_next_token", max_batch_tokens=70)
+    for text, score in zip(TEXTS, scores, strict=True):
+        ids = [tokenizer.cls_id, *tokenizer.encode_batch([text])[0], tokenizer.sep_id]
+        expected = []
+        for place in range(1, len(ids) - 1):
+            copy = [tokenizer.mask_id if j == place else i for j, i in enumerate(ids)]
+            with torch.no_grad():
+                logits_V = oracle(torch.tensor([copy])).logits[0, place - 1]
+            expected.append(float(logits_V.log_softmax(dim=-1)[ids[place]]))
+        np.testing.assert_allclose(score.log_p_N, expected, atol=1e-5)
+    in_place = score_texts(model, tokenizer, TEXTS, rule="original")
+    assert all(abs(score.total - other.total) > 0.1 for score, other in zip(scores, in_place, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("objectives", "rule"),
+    [
+        ((MaskedLM(), NextSentence()), "original"),
+        ((MaskedLM(), CausalLM(share=0.5)), "original"),
+        ((MaskedNextToken(), CausalLM(share=0.5)), "masked_next_token"),
+        ((MaskedNextToken(),), "masked_next_token"),
+        ((CausalLM(),), "encoder_left_to_right"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(each.term for each in value),
+)
+def test_a_model_is_scored_as_it_was_trained_and_its_directory_says_how(
+    objectives: tuple[Objective, ...], rule: str, tmp_path: Path
+) -> None:
+    model = tiny_model(tiny_tokenizer())
+    told = scoring_rule(objectives)
+    if told is not None:
+        model.extras[SCORING_RULE] = told
+    save_tiny(model, tiny_tokenizer(), tmp_path)
+    loaded, _ = load_model(tmp_path)
+    assert choose_rule(loaded) is SCORING_RULES[rule]
+    for name, other in SCORING_RULES.items():
+        if other.head == "masked_lm" and SCORING_RULES[rule].asks_before and not other.asks_before:
+            with pytest.raises(UsageError, match=f"the rule {name} asks them for their own; take {rule}"):
+                choose_rule(loaded, name)
+        elif other.head == "masked_lm":
+            assert choose_rule(loaded, name) is other

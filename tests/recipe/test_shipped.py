@@ -18,10 +18,13 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.units import Ngrams, Spans
-from bertkit.recipe.find import recipe_names, shipped_directory
-from bertkit.recipe.load import dump_recipe, load_recipe
+from bertkit.recipe.find import shipped_directory
+from bertkit.recipe.load import dump_recipe, load_recipe, shipped_headers
 from bertkit.recipe.stages import Stage, stages_of
 from bertkit.training.cost import count_parameters
+
+NAMES = [header["name"] for header in shipped_headers() if header["kind"] == "pretrain"]
+"""Those of kind `finetune` are in test_shipped_finetune.py."""
 
 # Computed from the architecture; they round to the published 110M, 340M, 4.4M, 11.3M, 29.1M and 41.7M.
 PUBLISHED = {
@@ -35,6 +38,8 @@ PUBLISHED = {
     "electra-small": (14_196_219, 13_483_008),
     "electra-base": (119_386_427, 108_891_648),
     "electra-large": (354_655_291, 334_092_288),
+    # The generator of the same size shares nothing.
+    "electra-two-stage": (218_997_307, 108_891_648),
     # 110M and 340M without a term's head, with another's, or with a cased vocabulary.
     "bert-nsp-free": (109_514_298, 109_482_240),
     "bert-wwm-large": (336_226_108, 335_141_888),
@@ -91,7 +96,7 @@ SHRUNK_SIZES = {key: value for key, value in SHRUNK.items() if key.startswith("m
 STARTS_FROM = {"?": BertConfig, "FacebookAI/roberta-base": RobertaConfig, "FacebookAI/roberta-large": RobertaConfig}
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_opens_with_its_paper_and_command(name: str) -> None:
     text = (shipped_directory() / f"{name}.yaml").read_text()
     comment = text[: text.index("\n\n")] if "\n\n" in text else text
@@ -103,7 +108,7 @@ def test_a_recipe_opens_with_its_paper_and_command(name: str) -> None:
         assert recipe.arxiv in text
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)
     (tmp_path / "copy.yaml").write_text(dump_recipe(recipe))
@@ -139,7 +144,7 @@ def shrunk(name: str) -> dict[str, Any]:
     return {**kept, **changed, "data.sequence_length": length}
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt", documents=300)
     words = [word for key, value in shrunk(name).items() for word in ("--set", f"{key}={value}")]
@@ -334,6 +339,10 @@ def test_ernie_masks_pieces_then_phrases_then_entities() -> None:
     named = load_recipe("ernie", ["objective.masked_lm.units.lexicon=names.txt"])
     lexicons = [stage.recipe.objectives[0].model_dump()["units"].get("lexicon") for stage in stages_of(named)]
     assert lexicons == [None, None, "names.txt"]
+    marked = ["data.reading.span_fields=[entities]", "objective.masked_lm.units={name: annotated, field: entities}"]
+    annotated = stages_of(load_recipe("ernie", marked))
+    names = [stage.recipe.objectives[0].model_dump()["units"]["name"] for stage in annotated]
+    assert names == ["pieces", "phrases", "annotated"]
 
 
 def test_ernie_2_adds_a_task_in_every_stage_and_keeps_those_before() -> None:

@@ -73,6 +73,16 @@ def tokenize(
     text_field: Annotated[
         str, typer.Option(metavar="NAME", help="Field of the text in records.", rich_help_panel=_READING)
     ] = "text",
+    span_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--span-field",
+            metavar="NAME",
+            help="Field of spans annotated in the text, kept beside the tokens. Repeatable.",
+            show_default=False,
+            rich_help_panel=_READING,
+        ),
+    ] = None,
     documents: Annotated[
         Literal["blank-line", "wikitext", "line", "file"],
         typer.Option(help="What parts the documents of a text file.", rich_help_panel=_READING),
@@ -95,12 +105,16 @@ def tokenize(
         raise UsageError("--tokenizer takes an existing vocabulary; leave out --train, --vocab-size and --lowercase")
 
     from bertkit.data.prepare import prepare_shards, prepared_description
+    from bertkit.text.annotated import MOST_FIELDS
     from bertkit.text.sources import SourceOptions, open_corpus
     from bertkit.text.tokenizer import TokenizerConfig
 
     chosen = {"type": train, "vocab_size": vocab_size, "lowercase": lowercase, "path": tokenizer}
     config = TokenizerConfig.model_validate({name: value for name, value in chosen.items() if value is not None})
-    reading = SourceOptions(text_field=text_field, documents=documents, segments=segments)
+    fields = tuple(span_field or ())
+    if len(fields) > MOST_FIELDS or len({text_field, *fields}) < 1 + len(fields):
+        raise UsageError(f"--span-field: at most {MOST_FIELDS} different fields, none of them that of the text")
+    reading = SourceOptions(text_field=text_field, span_fields=fields, documents=documents, segments=segments)
     corpus = open_corpus(sources, reading, cache=cache_root(), offline=offline)
     shards = prepare_shards(
         corpus, config, out, cache=cache_root(), workers=workers, progress=story.progress, offline=offline
@@ -114,5 +128,7 @@ def tokenize(
         ("tokens", shards.tokens),
         ("vocabulary", shards.vocab_size),
     ]
+    for field, fates in shards.manifest.get("spans", {}).items():
+        rows.append((f"spans of {field}", fates["kept"]))
     story.table(("shards", "count"), rows)
     result(shards.directory)

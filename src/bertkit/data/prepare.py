@@ -18,7 +18,7 @@ from typing import Any
 
 from bertkit.data.languages import LANGUAGES, LanguageCorpus, language_documents
 from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
-from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, VERSION, TokenShards, is_shards
+from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, SPANS, VERSION, TokenShards, is_shards
 from bertkit.data.text_sample import TextSample
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
@@ -66,15 +66,19 @@ def prepare_shards(
         finished = _finished(directory, identity, is_cached=out is None)
         if finished is not None:
             log.info("token shards of this corpus and tokenizer found in %s", directory)
+            _report_spans(finished)
             return finished
         _claim(directory, identity)
         tokenizer, files = _tokenizer(corpus, config, given, directory, progress)
         workers = workers or _cores()
-        with closing(ShardWriter(directory, identity, tokenizer.vocab_size, shard_tokens=shard_tokens)) as writer:
+        fields = corpus.options.span_fields
+        with closing(
+            ShardWriter(directory, identity, tokenizer.vocab_size, shard_tokens=shard_tokens, span_fields=fields)
+        ) as writer:
             start, language_ends = _resumed_at(writer.position)
             if start is not None and isinstance(corpus, LanguageCorpus):
                 language_ends[corpus.language_before(start)] = writer.documents
-            blocks = tokenize_blocks(corpus.blocks(start), tokenizer, corpus.options.segments, workers)
+            blocks = tokenize_blocks(corpus.blocks(start), tokenizer, corpus.options, workers)
             done = 0
             with progress("tokenising", unit="characters") as meter, closing(blocks):
                 for block, end, characters in blocks:
@@ -87,14 +91,36 @@ def prepare_shards(
                 raise _empty(corpus)
             description: dict[str, Any] = {
                 "source": {"fingerprint": corpus.fingerprint, "read": corpus.describe()},
-                "options": corpus.options.model_dump(),
+                "options": corpus.options.model_dump(mode="json"),
                 "tokenizer": {"fingerprint": tokenizer.fingerprint, "config": config.model_dump()},
             }
             if isinstance(corpus, LanguageCorpus):
                 languages = language_documents(corpus.names, language_ends)
                 corpus.check_texts({name: end - first for name, first, end in languages})
                 description[LANGUAGES] = languages
-            return writer.finish(description, files)
+            shards = writer.finish(description, files)
+            _report_spans(shards)
+            return shards
+
+
+def _report_spans(shards: TokenShards) -> None:
+    """Tell what became of the corpus's annotated spans."""
+    for field, fates in shards.manifest.get(SPANS, {}).items():
+        lost = {fate: number for fate, number in fates.items() if fate != "kept" and number}
+        told = ", ".join(f"{number:,} {_FATES_IN_WORDS[fate]}" for fate, number in lost.items())
+        total = sum(fates.values())
+        if lost or not total:
+            reasons = f"; left out: {told}" if told else "; is it the right field?"
+            log.warning("%s: %s of %s annotated spans are kept%s", field, f"{fates['kept']:,}", f"{total:,}", reasons)
+        else:
+            log.info("%s: all %s annotated spans are kept", field, f"{total:,}")
+
+
+_FATES_IN_WORDS = {
+    "without_token": "match no token",
+    "across_segments": "reach over the end of a segment",
+    "overlapping": "overlap a longer one",
+}
 
 
 def _resumed_at(position: Any) -> tuple[Position | None, dict[str, int]]:
@@ -158,7 +184,7 @@ def _claim(directory: Path, identity: str) -> None:
         return
     write_json(directory / PROGRESS, {"identity": identity, "stage": "tokenizer"})
     (directory / MANIFEST).unlink(missing_ok=True)
-    for pattern in ("tokens-*.bin", "*.idx", COUNTS, *TOKENIZER_FILES):
+    for pattern in ("tokens-*.bin", "spans-*.bin", "*.idx", COUNTS, *TOKENIZER_FILES):
         for path in directory.glob(pattern):
             path.unlink()
 
@@ -234,7 +260,8 @@ def _locked(directory: Path, cache: Path) -> Iterator[None]:
 
 
 def prepared_description(shards: TokenShards) -> dict[str, Any]:
-    """Counts of finished shards, for people and JSON."""
+    """Counts of finished shards, for people and JSON; what became of annotated spans, where there are any."""
+    spans = {SPANS: shards.manifest[SPANS]} if SPANS in shards.manifest else {}
     return {
         "shards": str(shards.directory),
         "documents": shards.num_documents,
@@ -242,4 +269,5 @@ def prepared_description(shards: TokenShards) -> dict[str, Any]:
         "tokens": shards.tokens,
         "vocab_size": shards.vocab_size,
         "fingerprint": shards.fingerprint,
+        **spans,
     }

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.data.random import Draw
+from bertkit.errors import DataError
 from bertkit.text.tokenizer import Tokenizer
 
 Integers = NDArray[np.int64]
@@ -55,7 +56,13 @@ class Targets:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What corruption needs to know of a tokenizer; plain data, so it travels to workers."""
+    """What corruption needs to know of a tokenizer; plain data, so it travels to workers.
+
+    Attributes:
+        size: V.
+        mask_id: -1 where there is no [MASK]; `Objective.prepared` refuses those tokenizers that cannot serve it.
+        word_start_V: pieces that begin a word; all of them where their marks do not tell.
+    """
 
     size: int
     pad_id: int
@@ -66,13 +73,22 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+        """Of a tokenizer with [PAD], [CLS] and [SEP]; whether the rest serves, the objectives decide.
+
+        Raises:
+            DataError: one of these is missing.
+        """
+        try:
+            word_start_V = tokenizer.word_start_V
+        except DataError:
+            word_start_V = np.ones(tokenizer.vocab_size, dtype=np.bool_)
         return cls(
             size=tokenizer.vocab_size,
             pad_id=tokenizer.pad_id,
             cls_id=tokenizer.cls_id,
             sep_id=tokenizer.sep_id,
-            mask_id=tokenizer.mask_id,
-            word_start_V=tokenizer.word_start_V,
+            mask_id=tokenizer.mask_id if "mask" in tokenizer.roles else -1,
+            word_start_V=word_start_V,
         )
 
 
@@ -89,6 +105,7 @@ class Samples:
         targets: what is to be predicted at tokens, by objective.
         labels: per-sequence labels by objective, each of shape B.
         causal_B: sequences in which a token sees only itself and those before it; none where None.
+        spans_T: marks of annotated spans, as in `TokenShards.span_marks_between`; None where the corpus has none.
     """
 
     ids_T: Integers
@@ -100,6 +117,7 @@ class Samples:
     targets: Mapping[str, Targets] = field(default_factory=dict)
     labels: Mapping[str, Integers] = field(default_factory=dict)
     causal_B: NDArray[np.bool_] | None = None
+    spans_T: NDArray[np.uint8] | None = None
 
     @cached_property
     def lengths_B(self) -> Integers:
@@ -158,4 +176,5 @@ class Samples:
             targets={term: targets.between(int(start), int(end)) for term, targets in self.targets.items()},
             labels={name: label_B[first:last] for name, label_B in self.labels.items()},
             causal_B=None if self.causal_B is None else self.causal_B[first:last],
+            spans_T=None if self.spans_T is None else self.spans_T[start:end],
         )

@@ -3,7 +3,7 @@
 No paper. A shard is closed at the end of the block that fills it; then, and only then, progress.json moves on. What
 lies beyond that point after a crash is cut off and written again. Sibling shards.py reads what is finished here.
 
-Shapes: K segments of a block, T tokens of a block, V vocabulary.
+Shapes: K segments of a block, T tokens of a block, V vocabulary, F fields with spans, C fates of a span.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,17 +27,34 @@ from bertkit.data.shards import (
     MANIFEST,
     PROGRESS,
     SEGMENTS,
+    SPAN_FIELDS,
+    SPANS,
     VERSION,
     TokenShards,
+    spans_file,
     token_type,
     tokens_file,
 )
 from bertkit.errors import DataError
 from bertkit.files import fsync_path, read_json, sha256_of, write_json
+from bertkit.text.annotated import FATES
 
 SHARD_TOKENS = 1 << 26
-_STATE = ("tokens", "segments", "documents", "shards", "position")
+_STATE = ("tokens", "segments", "documents", "shards", "spans", "position")
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SpanMarks:
+    """Annotated spans of a block.
+
+    Attributes:
+        marks_T: of each token, two bits a field, see bertkit.text.annotated.
+        fates_FC: the number of spans by field and by what became of them.
+    """
+
+    marks_T: NDArray[np.uint8]
+    fates_FC: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -48,23 +66,40 @@ class TokenBlock:
         length_K: tokens of each segment.
         begins_K: does the segment begin a document?
         opens: the block ends in a document that it began and that has no segment yet.
+        spans: None where the corpus has no annotated spans.
     """
 
     ids_T: NDArray[Any]
     length_K: NDArray[np.int64]
     begins_K: NDArray[np.bool_]
     opens: bool
+    spans: SpanMarks | None = None
 
 
 class ShardWriter:
     """Writes one directory of shards, from its start or from the last shard that an interrupted run finished.
+
+    Args:
+        directory: where.
+        identity: of the corpus and all that decides the tokens.
+        vocab_size: V.
+        shard_tokens: a shard is closed when it has so many tokens.
+        span_fields: names of the fields whose spans the blocks have marked; a file beside each shard holds the marks.
 
     Attributes:
         position: what the caller passed with the last block of the last finished shard; None at the start. Blocks that
             follow it are the ones to append.
     """
 
-    def __init__(self, directory: Path, identity: str, vocab_size: int, *, shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        identity: str,
+        vocab_size: int,
+        *,
+        shard_tokens: int = SHARD_TOKENS,
+        span_fields: Sequence[str] = (),
+    ) -> None:
         self.directory = directory
         self.identity = identity
         self.vocab_size = vocab_size
@@ -74,6 +109,8 @@ class ShardWriter:
         self._latest: Any = None
         self.shards: list[dict[str, Any]] = []
         self.tokens = self.segments = self.documents = 0
+        self.span_fields = tuple(span_fields)
+        self.spans = [[0] * len(FATES) for _ in self.span_fields]
         self._opens = True
         self._counts_V = np.zeros(vocab_size, np.int64)
         directory.mkdir(parents=True, exist_ok=True)
@@ -81,6 +118,7 @@ class ShardWriter:
         self._segments = self._opened(SEGMENTS, self.segments)
         self._documents = self._opened(DOCUMENTS, self.documents)
         self._shard: BinaryIO | None = None
+        self._marks: BinaryIO | None = None
         self._shard_size = 0
 
     def append(self, block: TokenBlock, position: Any) -> None:
@@ -92,12 +130,14 @@ class ShardWriter:
             self._segments.write(starts_K.astype(INDEX_TYPE).tobytes())
             first_segments = self.segments + np.flatnonzero(begins_K)
             self._documents.write(first_segments.astype(INDEX_TYPE).tobytes())
-            self._append_tokens(block.ids_T)
+            self._append_tokens(block)
             self.segments += len(starts_K)
             self.documents += len(first_segments)
             self._opens = block.opens
         else:
             self._opens |= block.opens
+        if block.spans is not None:
+            self.spans = (np.array(self.spans) + block.spans.fates_FC).tolist()
         self._latest = position
         if self._shard_size >= self.shard_tokens:
             self._close_shard()
@@ -123,7 +163,8 @@ class ShardWriter:
             np.save(file, self._counts_V)
             _sync(file)
         hashes = {shard["file"]: shard["sha256"] for shard in self.shards}
-        names = sorted([*hashes, SEGMENTS, DOCUMENTS, COUNTS, *tokenizer_files])
+        marks = [spans_file(number) for number in range(len(self.shards))] if self.span_fields else []
+        names = sorted([*hashes, *marks, SEGMENTS, DOCUMENTS, COUNTS, *tokenizer_files])
         files = {
             name: {
                 "bytes": (self.directory / name).stat().st_size,
@@ -141,6 +182,7 @@ class ShardWriter:
             "vocab_size": self.vocab_size,
             "dtype": self.dtype.str,
             **description,
+            **self._span_description(),
             "shards": [{"file": shard["file"], "tokens": shard["tokens"]} for shard in self.shards],
             "files": files,
         }
@@ -148,16 +190,30 @@ class ShardWriter:
         (self.directory / PROGRESS).unlink(missing_ok=True)
         return TokenShards.open(self.directory)
 
+    def _span_description(self) -> dict[str, Any]:
+        if not self.span_fields:
+            return {}
+        fates = {
+            field: dict(zip(FATES, numbers, strict=True))
+            for field, numbers in zip(self.span_fields, self.spans, strict=True)
+        }
+        return {SPAN_FIELDS: list(self.span_fields), SPANS: fates}
+
     def close(self) -> None:
         """Give up the open files; what is not in a finished shard is written again by the next run."""
-        for file in (self._segments, self._documents, self._shard):
+        for file in (self._segments, self._documents, self._shard, self._marks):
             if file is not None:
                 file.close()
 
-    def _append_tokens(self, ids_T: NDArray[Any]) -> None:
+    def _append_tokens(self, block: TokenBlock) -> None:
+        ids_T = block.ids_T
         if self._shard is None:
             self._shard = (self.directory / tokens_file(len(self.shards))).open("wb")
             self._hash = hashlib.sha256()
+            self._marks = (self.directory / spans_file(len(self.shards))).open("wb") if self.span_fields else None
+        if self._marks is not None:
+            assert block.spans is not None, "every block of a corpus with span fields has marks"
+            self._marks.write(block.spans.marks_T.tobytes())
         content = np.ascontiguousarray(ids_T, self.dtype).tobytes()
         self._shard.write(content)
         self._hash.update(content)
@@ -168,11 +224,13 @@ class ShardWriter:
     def _close_shard(self) -> None:
         assert self._shard is not None
         _close(self._shard)
+        if self._marks is not None:
+            _close(self._marks)
         _sync(self._segments)
         _sync(self._documents)
         name = tokens_file(len(self.shards))
         self.shards.append({"file": name, "tokens": self._shard_size, "sha256": self._hash.hexdigest()})
-        self._shard, self._shard_size, self.position = None, 0, self._latest
+        self._shard, self._marks, self._shard_size, self.position = None, None, 0, self._latest
         fsync_path(self.directory)
         self._record_progress()
 
@@ -188,7 +246,7 @@ class ShardWriter:
             self._record_progress()
             return
         for name in _STATE:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))
         self._opens = state["opens"]
         for shard in self.shards:
             ids_T = np.fromfile(self.directory / shard["file"], self.dtype)
@@ -198,6 +256,8 @@ class ShardWriter:
     def _missing(self, state: dict[str, Any]) -> bool:
         """Is anything that an interrupted run recorded no longer there in full? Then all is written anew."""
         expected = {shard["file"]: shard["tokens"] * self.dtype.itemsize for shard in state["shards"]}
+        if self.span_fields:
+            expected |= {spans_file(number): shard["tokens"] for number, shard in enumerate(state["shards"])}
         expected |= {SEGMENTS: state["segments"] * 8, DOCUMENTS: state["documents"] * 8}
         sizes = {name: os.path.getsize(p) if (p := self.directory / name).is_file() else -1 for name in expected}
         short = [name for name, size in expected.items() if sizes[name] < size]

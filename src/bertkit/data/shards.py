@@ -9,6 +9,10 @@ Four segments in two documents:
     tokens             7 8 9 | 4 5 | 6 6 6 6 | 3
     segment_start_S1   0       3     5         9   10
     document_start_D1  0             2             4
+
+Where spans are annotated in the corpus (see bertkit.text.annotated), a byte a token marks them, two bits a field:
+    a span of field 0  . X X | . . | X . . . | .
+    spans-00000.bin    0 3 2   0 0   3 0 0 0   0
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 
 from bertkit.errors import DataError
 from bertkit.files import read_json, sha256_of
+from bertkit.text.annotated import BEGINS, INSIDE
 
 FORMAT = "bertkit-token-shards"
 VERSION = 1
@@ -31,6 +36,9 @@ PROGRESS = "progress.json"
 SEGMENTS = "segments-00000.idx"
 DOCUMENTS = "documents-00000.idx"
 COUNTS = "token_counts.npy"
+SPAN_FIELDS = "span_fields"
+SPANS = "spans"
+"""Entries of the manifest: names of the fields with spans, in the order of their bits; what became of their spans."""
 INDEX_TYPE = np.dtype("<i8")
 
 Int64s = NDArray[np.int64]
@@ -39,6 +47,11 @@ Int64s = NDArray[np.int64]
 def tokens_file(shard: int) -> str:
     """Name of a shard's file of tokens."""
     return f"tokens-{shard:05d}.bin"
+
+
+def spans_file(shard: int) -> str:
+    """Name of the file that marks the spans of a shard's tokens."""
+    return f"spans-{shard:05d}.bin"
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
@@ -119,12 +132,44 @@ class TokenShards:
         """
         if not 0 <= start <= end <= self.tokens:
             raise IndexError(f"tokens {start} to {end} of {self.tokens}")
+        parts = self._between(self._shards, start, end)
+        return np.concatenate(parts, dtype=np.int64) if parts else np.zeros(0, np.int64)
+
+    @property
+    def span_fields(self) -> list[str]:
+        """The fields whose spans are marked, in the order of their bits; none where the corpus has no annotations."""
+        return list(self.manifest.get(SPAN_FIELDS, ()))
+
+    def span_marks_between(self, start: int, end: int) -> NDArray[np.uint8]:
+        """Marks of tokens start to end (exclusive), marks_T: bit 2f where a span of field f begins, 2f + 1 inside it.
+
+        Spans that reach out of the range are left out: what is cut is no longer the span. Only where `span_fields` has
+        any.
+        """
+        stop = min(end + 1, self.tokens)
+        parts = self._between(self._marks, start, stop)
+        marks_T = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+        behind = int(marks_T[end - start]) if stop > end else 0
+        marks_T = marks_T[: end - start].copy()
+        for field in range(len(self.span_fields)):
+            begins, inside = BEGINS << 2 * field, INSIDE << 2 * field
+            # A token inside a span that does not begin one goes on with the span of the token before.
+            goes_on_T = marks_T & (begins | inside) == inside
+            cut_in_front = int(np.argmin(goes_on_T)) if not goes_on_T.all() else marks_T.size
+            marks_T[:cut_in_front] &= ~np.uint8(inside)
+            if behind & (begins | inside) == inside and marks_T.size:
+                begin_P = np.flatnonzero(marks_T & begins)
+                last = int(begin_P[-1]) if begin_P.size else 0
+                marks_T[last:] &= ~np.uint8(begins | inside)
+        return marks_T
+
+    def _between(self, files: list[NDArray[Any]], start: int, end: int) -> list[NDArray[Any]]:
         first, last = np.searchsorted(self._shard_start_F1, [start, end - 1], side="right") - 1
         parts = []
         for shard in range(int(first), int(last) + 1):
             offset = int(self._shard_start_F1[shard])
-            parts.append(self._shards[shard][max(start - offset, 0) : end - offset])
-        return np.concatenate(parts, dtype=np.int64) if parts else np.zeros(0, np.int64)
+            parts.append(files[shard][max(start - offset, 0) : end - offset])
+        return parts
 
     @cached_property
     def _shard_start_F1(self) -> Int64s:
@@ -134,6 +179,10 @@ class TokenShards:
     def _shards(self) -> list[NDArray[Any]]:
         dtype = np.dtype(self.manifest["dtype"])
         return [self._map(shard["file"], dtype) for shard in self.manifest["shards"]]
+
+    @cached_property
+    def _marks(self) -> list[NDArray[Any]]:
+        return [self._map(spans_file(shard), np.dtype(np.uint8)) for shard in range(len(self.manifest["shards"]))]
 
     def _map(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         # As a plain array: indexing a numpy.memmap object costs several times as much.

@@ -14,9 +14,7 @@ import json
 import os
 import signal
 import tempfile
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from bertkit.data.ahead import BATCHES_AHEAD, ahead
 from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import Address, Layout
 from bertkit.data.layouts.base import Plan, Ranges
@@ -35,8 +34,6 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
 
 _FEW_DOCUMENTS = 50
-_BATCHES_AHEAD = 4
-"""Steps whose batches are prepared before they are wanted; of each worker, where there are several."""
 
 
 class Corruption(Protocol):
@@ -247,32 +244,18 @@ class StepBatches(Dataset[list[PackedBatch]]):
     def loader(self, steps: range, *, workers: int) -> Iterator[list[PackedBatch]]:
         """The batches of these steps in order, prepared ahead: by a thread of this process, or by worker processes."""
         if workers == 0:
-            return self._prepared_by_thread(steps)
+            return ahead(self.__getitem__, steps)
         loader = DataLoader(
             self,
             batch_size=None,
             sampler=steps,
             num_workers=workers,
-            prefetch_factor=_BATCHES_AHEAD,
+            prefetch_factor=BATCHES_AHEAD,
             worker_init_fn=_quiet_worker,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # the loader seeds its workers from here, not from the generator of dropout
         )
         return iter(loader)
-
-    def _prepared_by_thread(self, steps: range) -> Iterator[list[PackedBatch]]:
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as thread:
-            ahead: deque[Future[list[PackedBatch]]] = deque()
-            try:
-                for step in steps:
-                    ahead.append(thread.submit(self.__getitem__, step))
-                    if len(ahead) > _BATCHES_AHEAD:
-                        yield ahead.popleft().result()
-                while ahead:
-                    yield ahead.popleft().result()
-            finally:
-                for future in ahead:
-                    future.cancel()
 
 
 def _quiet_worker(worker: int) -> None:

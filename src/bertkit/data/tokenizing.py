@@ -1,7 +1,10 @@
 """A block of text becomes a block of tokens; done in many processes at once, given back in order.
 
 No paper. A block's tokens depend on nothing but the block and the tokenizer, so neither the number of processes nor
-their speed shows in the result. prepare.py feeds the blocks and writes the tokens.
+their speed shows in the result. prepare.py feeds the blocks and writes the tokens. Spans that lines carry become marks
+of tokens here (text/annotated.py).
+
+Shapes: T tokens of a block, K segments of it, F fields with spans, C fates of a span.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.data.shard_writer import TokenBlock
+from bertkit.data.shard_writer import SpanMarks, TokenBlock
 from bertkit.data.shards import token_type
 from bertkit.errors import DataError
+from bertkit.text.annotated import FATES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked
 from bertkit.text.readers import Part
 from bertkit.text.sentences import split_sentences
-from bertkit.text.sources import Block, Position
+from bertkit.text.sources import Block, Position, SourceOptions
 from bertkit.text.tokenizer import Tokenizer
 
 # A corpus of fewer blocks is done before a pool has started.
@@ -35,30 +39,69 @@ BLOCKS_IN_FLIGHT = 3
 MAX_ENCODED_CHARACTERS = 1 << 18
 
 
-def tokenize_block(tokenizer: Tokenizer, segments: str, parts: list[Part]) -> TokenBlock:
+def tokenize_block(tokenizer: Tokenizer, segments: str, parts: list[Part], span_fields: int = 0) -> TokenBlock:
     """Tokens of the segments of some documents. A segment without tokens is left out, and so is a document without any.
 
     Args:
         segments: "sentence" or "line", see SourceOptions.
+        span_fields: F, the number of fields whose spans the lines carry.
     """
     texts: list[str] = []
     document_K: list[int] = []
+    annotated: list[tuple[int, AnnotatedSegment]] = []
     document = 0
     for begins, lines in parts:
         document += begins
-        if segments == "sentence":
-            found = [sentence for line in lines for sentence in split_sentences(line)]
+        before = len(texts)
+        if span_fields:
+            for line in lines:
+                found = _segments_of(line, segments)
+                if isinstance(line, AnnotatedLine):
+                    annotated += [(len(texts) + each.number, each) for each in annotated_segments(line, found)]
+                texts += found
+        elif segments == "sentence":
+            texts += [sentence for line in lines for sentence in split_sentences(line)]
         else:
-            found = [line.strip() for line in lines]
-        texts += found
-        document_K += [document] * len(found)
+            texts += [line.strip() for line in lines]
+        document_K += [document] * (len(texts) - before)
     ids_T, length_K = _encode(tokenizer, texts)
+    spans = _marked(tokenizer, annotated, length_K, span_fields) if span_fields else None
     kept_K = length_K > 0
     documents = np.array(document_K, np.int64)[kept_K]
     # Document 0 is the one that the last block ended in: it goes on here and does not begin.
     begins_K = np.diff(documents, prepend=0) > 0
     opens = document > 0 and (not len(documents) or int(documents[-1]) != document)
-    return TokenBlock(ids_T.astype(token_type(tokenizer.vocab_size)), length_K[kept_K], begins_K, opens)
+    return TokenBlock(ids_T.astype(token_type(tokenizer.vocab_size)), length_K[kept_K], begins_K, opens, spans)
+
+
+def _segments_of(line: str, segments: str) -> list[str]:
+    return split_sentences(line) if segments == "sentence" else [line.strip()]
+
+
+def _marked(
+    tokenizer: Tokenizer, annotated: list[tuple[int, AnnotatedSegment]], length_K: NDArray[np.int64], span_fields: int
+) -> SpanMarks:
+    """Marks of all tokens; `annotated` are those segments in which spans begin, with their numbers."""
+    marks_T = np.zeros(int(length_K.sum()), dtype=np.uint8)
+    fates_FC = np.zeros((span_fields, len(FATES)), dtype=np.int64)
+    start_K = np.cumsum(length_K) - length_K
+    offsets = _offsets(tokenizer, [segment.text for _, segment in annotated])
+    for (number, segment), offset_T2 in zip(annotated, offsets, strict=True):
+        assert len(offset_T2) == length_K[number], "a segment has the same tokens whether or not it has spans"
+        own_T, own_FC = marked(segment, offset_T2)
+        marks_T[start_K[number] : start_K[number] + own_T.size] = own_T
+        fates_FC += own_FC
+    return SpanMarks(marks_T, fates_FC)
+
+
+def _offsets(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.int64]]:
+    """Where each token of `_encode` stands in its text."""
+    if max(map(len, texts), default=0) <= MAX_ENCODED_CHARACTERS:
+        return tokenizer.offsets_plain(texts)
+    return [
+        np.concatenate([tokenizer.offsets_plain([piece])[0] + start for start, piece in _cut_up(text)])
+        for text in texts
+    ]
 
 
 def _encode(tokenizer: Tokenizer, texts: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -67,7 +110,7 @@ def _encode(tokenizer: Tokenizer, texts: list[str]) -> tuple[NDArray[np.int64], 
     pieces: list[str] = []
     owner: list[int] = []
     for k, text in enumerate(texts):
-        cut = _cut_up(text)
+        cut = [piece for _, piece in _cut_up(text)]
         pieces += cut
         owner += [k] * len(cut)
     # One piece at a time: a megabyte without a space costs the tokenizer a hundred.
@@ -76,39 +119,41 @@ def _encode(tokenizer: Tokenizer, texts: list[str]) -> tuple[NDArray[np.int64], 
     return np.concatenate(parts), length_K.astype(np.int64)
 
 
-def _cut_up(text: str) -> list[str]:
-    """Pieces of at most MAX_ENCODED_CHARACTERS, cut at spaces where there are any."""
+def _cut_up(text: str) -> list[tuple[int, str]]:
+    """Pieces of at most MAX_ENCODED_CHARACTERS, cut at spaces where there are any, each with where it begins."""
     pieces, start = [], 0
     while len(text) - start > MAX_ENCODED_CHARACTERS:
         space = text.rfind(" ", start + 1, start + MAX_ENCODED_CHARACTERS)
         end = space if space > 0 else start + MAX_ENCODED_CHARACTERS
-        pieces.append(text[start:end])
+        pieces.append((start, text[start:end]))
         start = end + (space > 0)
-    return [*pieces, text[start:]]
+    return [*pieces, (start, text[start:])]
 
 
 def tokenize_blocks(
-    blocks: Iterator[Block], tokenizer: Tokenizer, segments: str, workers: int
+    blocks: Iterator[Block], tokenizer: Tokenizer, options: SourceOptions, workers: int
 ) -> Generator[tuple[TokenBlock, Position, int]]:
     """Tokens, end position and number of characters of each block, in the order of the blocks.
 
     Args:
+        options: how the blocks were read.
         workers: processes; with 1, or for a small corpus, the work is done in this one.
 
     Raises:
         DataError: a worker process was killed from outside.
     """
+    cutting = options.segments, len(options.span_fields)
     first = list(itertools.islice(blocks, MIN_BLOCKS_FOR_POOL))
     blocks = itertools.chain(first, blocks)
     if workers <= 1 or len(first) < MIN_BLOCKS_FOR_POOL:
         for block in blocks:
-            yield tokenize_block(tokenizer, segments, block.parts), block.end, block.characters
+            yield _tokens(tokenizer, cutting, block.parts), block.end, block.characters
         return
     pool = ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin_worker,
-        initargs=(tokenizer, segments),
+        initargs=(tokenizer, cutting),
     )
     try:
         yield from _in_order(pool, blocks, workers * BLOCKS_IN_FLIGHT)
@@ -134,12 +179,17 @@ def _in_order(
         yield future.result(), end, characters
 
 
-_worker: tuple[Tokenizer, str]
+def _tokens(tokenizer: Tokenizer, cutting: tuple[str, int], parts: list[Part]) -> TokenBlock:
+    segments, span_fields = cutting
+    return tokenize_block(tokenizer, segments, parts, span_fields)
 
 
-def _begin_worker(tokenizer: Tokenizer, segments: str) -> None:
+_worker: tuple[Tokenizer, tuple[str, int]]
+
+
+def _begin_worker(tokenizer: Tokenizer, cutting: tuple[str, int]) -> None:
     global _worker
-    _worker = (tokenizer, segments)
+    _worker = (tokenizer, cutting)
     # Processes are the parallelism; threads inside them would only get in each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # A worker makes millions of small objects and no cycles: looking for some costs a tenth of its time.
@@ -158,4 +208,4 @@ def _end_with_parent() -> None:
 
 
 def _work(parts: list[Part]) -> TokenBlock:
-    return tokenize_block(*_worker, parts)
+    return _tokens(*_worker, parts)

@@ -91,8 +91,12 @@ REFERENCES = (
 class BlimpSettings(Settings):
     """What decides the result, beside model and data."""
 
-    rule: Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right"] | None = Field(
-        None, description="How a sentence is scored; null: original with a masked-LM head, else left_to_right."
+    rule: (
+        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token"] | None
+    ) = Field(
+        None,
+        description="How a sentence is scored; null: as the model's config.json says it was trained, else original with"
+        " a masked-LM head, else left_to_right.",
     )
     pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random; null: all.")
     only: list[str] = Field(
@@ -159,7 +163,7 @@ def evaluate_blimp(
 
     Raises:
         DataError: the data or the model is at fault, or the model cannot score text.
-        UsageError: nothing matches `only`, or the run directory is taken.
+        UsageError: nothing matches `only`, the rule does not fit the model, or the run directory is taken.
     """
     paradigms = chosen_paradigms(data, settings)
     examined = Examined.load(request.model, offline=request.offline)

@@ -60,11 +60,14 @@ class HeldOut:
         return cls(samples, batches, tuple(objectives))
 
     def figures(self, model: PretrainingModel, engine: Engine) -> dict[str, Any]:
-        """Loss, and by term: loss, accuracy, and for the masked LM its perplexity."""
+        """Loss, and by term: loss, accuracy and what else the objective reports; for the masked LM its perplexity."""
         totals = evaluate(model, self.objectives, self.batches, engine)
         figures: dict[str, Any] = {"loss": weighted_loss(totals, self.objectives)}
         for name, total in totals.items():
             figures |= {f"loss/{name}": total.mean, f"accuracy/{name}": total.accuracy}
+        for objective in self.objectives:
+            total = totals[objective.term]
+            figures |= objective.figures(total.tallies, total.count)
         if "masked_lm" in totals:
             figures["perplexity"] = math.exp(min(totals["masked_lm"].mean, _MAX_EXPONENT))
         return figures

@@ -22,6 +22,7 @@ from bertkit.models.continuing import continuing_config
 from bertkit.models.hub import find_model, read_config
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.progress import Progress
+from bertkit.recipe.contents import with_contents
 from bertkit.recipe.faults import validate
 from bertkit.recipe.hashing import differing_keys, what_hash
 from bertkit.recipe.load import dump_recipe, load_recipe, resolve_recipe, with_overrides
@@ -151,7 +152,7 @@ def requested_recipe(request: PretrainRequest) -> Recipe:
             f"init: recipe {recipe.name} goes on from a model of yours; give --init MODEL, a model or run directory or"
             " a Hub id"
         )
-    recipe = shortened(recipe, request.max_steps)
+    recipe = with_contents(shortened(recipe, request.max_steps))
     stages_of(recipe)  # every stage is checked before anything is done
     return recipe
 
@@ -201,9 +202,11 @@ def _resumed(request: PretrainRequest) -> tuple[Recipe, RunDirectory]:
     recorded = load_recipe(str(run.path / "recipe.yaml"))
     if request.recipe is None:
         wanted = shortened(with_overrides(recorded, list(request.overrides)), request.max_steps)
+        wanted = with_contents(wanted, anew=True)
     else:
         wanted = requested_recipe(request)
-    differing = differing_keys(recorded, wanted)
+    # A run of before there were hashes of files has none to compare with.
+    differing = differing_keys(with_contents(recorded), wanted)
     if differing:
         lines = [f"  {key}: the run has {old!r}, now {new!r}" for key, old, new in differing]
         raise UsageError(

@@ -27,10 +27,20 @@ from bertkit.jobs.held_out import HeldOut
 from bertkit.models.continuing import continued, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.growth import stacked
+from bertkit.models.headed import SCORING_RULE
 from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_pretraining_model, save_model
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
-from bertkit.objectives.forward import add_generator, heads_of, masked_lm_of, pretraining_model
+from bertkit.objectives.forward import (
+    add_generator,
+    follows_generator,
+    heads_of,
+    masked_lm_of,
+    pretraining_model,
+    scoring_rule,
+    set_trained,
+    take_over,
+)
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import Stage, stages_of
@@ -121,19 +131,27 @@ class Pretraining:
         self.optimizer = optimizer.build(self.model)
         self.stepper = Stepper(self.model, self.optimizer, self.engine, clip_norm=optimizer.clip_norm)
 
-    def _enter(self, stage: Stage) -> None:
-        """Make the model as deep as the stage wants it."""
-        before = self.stages[max(0, stage.number - 1)].stage.recipe.model
-        if stage.recipe.model != before and stage.first_step == self.step:
-            self._use(stacked(self.model, stage.recipe.model))
-            log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
+    def _enter(self, stage_run: StageRun) -> None:
+        """Make the model what the stage wants: as deep, begun with its generator's weights, its generator at rest."""
+        stage = stage_run.stage
+        before = self.stages[stage.number - 1] if stage.number else None
+        if stage.first_step == self.step:
+            if before is not None and stage.recipe.model != before.stage.recipe.model:
+                self._use(stacked(self.model, stage.recipe.model))
+                log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
+            begins = follows_generator(stage_run.objectives)
+            if begins and before is not None and not follows_generator(before.objectives):
+                take_over(self.model)
+                self._use(self.model)
+                log.info("step %d: the model takes over the weights of its generator", self.step)
+        set_trained(self.model, stage_run.objectives)
 
     def _train_stage(self, stage_run: StageRun, stop: StopRequest, meter: ProgressMeter) -> None:
         stage = stage_run.stage
         start = max(self.step, stage.first_step)
         if start >= stage.end_step:
             return
-        self._enter(stage)
+        self._enter(stage_run)
         steps = range(start - stage.first_step, stage.end_step - stage.first_step)
         watch = Stopwatch()
         for batches in stage_run.batches.loader(steps, workers=self.engine.workers):
@@ -143,7 +161,7 @@ class Pretraining:
                 outcome,
                 computed_seconds=watch.lap(),
                 waited_seconds=waited_seconds,
-                flops=training_flops(self.model, batches),
+                flops=training_flops(self.model, batches, stage_run.objectives),
             )
             self._after_step(stage_run, meter)
             if stop.reason is not None and self.step < self.steps:
@@ -193,6 +211,10 @@ class Pretraining:
         )
 
     def _finish(self) -> dict[str, Any]:
+        self.model.extras.pop(SCORING_RULE, None)  # an initial model's
+        rule = scoring_rule(self.stages[-1].objectives)
+        if rule is not None:
+            self.model.extras[SCORING_RULE] = rule
         for name, companion in self.model.named_companions().items():
             self._write_model(companion, self.run.path / name)
         self._write_model(self.model, self.run.model)
@@ -227,6 +249,8 @@ class Pretraining:
         results: dict[str, Any] = {"held_out": held_out}
         if "masked_lm" in terms:
             held_out["accuracy/unigram"] = last.unigram_accuracy(self.shards.token_counts_V)
+        # A masked LM that only ever replaces words has no use for a [MASK].
+        if "masked_lm" in terms and "mask" in self.tokenizer.roles:
             scored = self.recipe.engine.pseudo_perplexity_sequences
             if scored:
                 held_out["pseudo_perplexity"] = last.pseudo_perplexity(

@@ -5,6 +5,11 @@ tokens, each predicted from a copy of the text in which it alone is masked (`ori
 arXiv:2305.10588: as the later pieces of a rare word give the earlier ones away, they are masked with them
 (`within_word_l2r`). Sibling rule `left_to_right` is the plain likelihood of a causal model.
 
+A model fits the rules that ask it as it was trained. One trained by masked next-token prediction (Charpentier and
+Samuel 2024, arXiv:2410.24159) answers for a hidden token at the state before it: `masked_next_token`; a bidirectional
+encoder trained from left to right alone, `encoder_left_to_right`. Which it is, the run that trained it wrote into
+config.json (`scoring_rule`), and rules that would read the wrong state are refused.
+
 Special tokens surround the text and are never scored. Temperature is 1, logits are made log-probabilities in fp32, and
 these are added in fp64. Copies are made a batch at a time and batches hold texts of one length, so memory depends
 on the token budget alone; equal texts are scored once, and which texts share a batch does not depend on their order.
@@ -17,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -28,7 +33,7 @@ from numpy.typing import NDArray
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.models.headed import HeadedModel
+from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer
 
@@ -155,6 +160,8 @@ class ScoringRule(ABC):
     """Whether an encoder that could see both sides is read from left to right."""
     needs_words: ClassVar[bool] = False
     """Whether the tokenizer must say which pieces make a word."""
+    asks_before: ClassVar[bool] = False
+    """Whether a token is asked of the state before it, not of its own."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -218,6 +225,21 @@ class Original(MaskedRule):
         return np.asarray(np.arange(word_RN.shape[1]) == asked_R[:, None])
 
 
+class MaskedNextToken(Original):
+    """Charpentier and Samuel 2024: the token alone is masked, and the state before it answers.
+
+    The BabyLM challenge's evaluation of GPT-BERT as a masked model; its other way is `encoder_left_to_right`.
+    """
+
+    name = "masked_next_token"
+    statement = "each token masked in turn, alone, predicted from the state before it (Charpentier and Samuel 2024)"
+    asks_before = True
+
+    def questions(self, texts: EncodedTexts, copy_R: Int64s) -> Questions:
+        in_place = super().questions(texts, copy_R)
+        return replace(in_place, place_RM=in_place.place_RM - 1)  # that of the first token is [CLS]
+
+
 class WithinWordLeftToRight(MaskedRule):
     """Kauf and Ivanova 2023: the later pieces of its word are masked too.
 
@@ -242,6 +264,7 @@ class LeftToRight(ScoringRule):
     name = "left_to_right"
     head = "causal_lm"
     statement = "each token predicted from those before it"
+    asks_before = True
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -281,21 +304,28 @@ class EncoderLeftToRight(LeftToRight):
 
 
 SCORING_RULES: dict[str, type[ScoringRule]] = {
-    rule.name: rule for rule in (Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight)
+    rule.name: rule for rule in (Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight, MaskedNextToken)
 }
-"""The ways to score a text; the first one whose head the model has is the default."""
+"""The ways to score a text; the first one whose head the model has is the default, unless its config.json names one."""
 
 
 def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "the model") -> type[ScoringRule]:
-    """The rule of this name, or the first one that the model has a head for.
+    """The rule of this name, or the one that the model's config.json names, or the first that it has a head for.
 
     Raises:
-        UsageError: no rule has this name.
+        UsageError: no rule has this name, or it asks for a token at a state that was trained to predict the next one.
         DataError: the model lacks the head.
     """
     if name is not None and name not in SCORING_RULES:
         raise UsageError(f"no scoring rule {name!r}; one of: {', '.join(SCORING_RULES)}")
-    wanted = list(SCORING_RULES.values()) if name is None else [SCORING_RULES[name]]
+    fitting = SCORING_RULES.get(str(model.extras.get(SCORING_RULE)))
+    if name is not None and fitting is not None and fitting.asks_before and not SCORING_RULES[name].asks_before:
+        raise UsageError(
+            f"{source}: its states were trained to predict the token behind them, and the rule {name} asks them for"
+            f" their own; take {fitting.name}, or leave the rule out"
+        )
+    wanted = [fitting] if name is None and fitting is not None else list(SCORING_RULES.values())
+    wanted = wanted if name is None else [SCORING_RULES[name]]
     for rule in wanted:
         if rule.head in model.head_names and (model.encoder.config.causal_attention or not rule.causal):
             return rule
@@ -323,7 +353,7 @@ def score_texts(
         model: with a masked-LM or a causal-LM head.
         tokenizer: the model's.
         texts: scored as they are; a special token written out in one is just text.
-        rule: a name in SCORING_RULES; by the model's head where left out.
+        rule: a name in SCORING_RULES; by the model's config.json or head where left out.
         max_batch_tokens: tokens computed at once, a single text being the least; it decides memory and speed alone.
         device: where to compute.
         progress: the display, in tokens scored.

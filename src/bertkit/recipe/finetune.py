@@ -3,6 +3,9 @@
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Sibling of schema.py, whose recipes pretrain: of the five nouns
 the model brings its tokenizer along, and the task takes the place of the objective. What a recipe leaves out is the
 task's own setting as the catalogue has it; `resolved` writes it in, so that a run's recipe is complete.
+
+A list of tasks is learnt with one encoder and a head each (Liu et al. 2019, MT-DNN, arXiv:1901.11504); `alone` says
+what such a recipe is to each of its tasks.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bertkit.errors import UsageError
 from bertkit.recipe.load import load_as, with_overrides
@@ -79,6 +82,9 @@ class FinetuneData(Settings):
     predict: tuple[str, ...] = Field((), description="Splits to predict besides those that are scored, such as test.")
 
 
+TaskEntry = str | OwnTask
+
+
 class FinetuneRecipe(Settings):
     """One fine-tuning configuration; resolved, it is complete: running it twice gives the same result."""
 
@@ -93,7 +99,9 @@ class FinetuneRecipe(Settings):
     )
     table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness: head, order, dropout.")
-    task: str | OwnTask | None = Field(None, description="A published task's name, or a user's own data.")
+    task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(
+        None, description="A published task's name, or a user's own data; a list: all of them with one encoder."
+    )
     model: str | None = Field(None, description="Model to start from: a Hub id, a model or a run directory.")
     new_head: bool = Field(
         False, description="Draw the head anew even where the model has one, as after fine-tuning on another task."
@@ -109,26 +117,69 @@ class FinetuneRecipe(Settings):
     )
     engine: FinetuneEngine = Field(default_factory=FinetuneEngine, description="What decides only speed.")
 
+    @field_validator("task", mode="after")
+    @classmethod
+    def _one_is_no_list(cls, task: TaskEntry | tuple[TaskEntry, ...] | None) -> Any:
+        if not isinstance(task, tuple):
+            return task
+        if not task:
+            raise ValueError("expected at least one task")
+        return task[0] if len(task) == 1 else task
+
     @model_validator(mode="after")
     def _sections_fit(self) -> FinetuneRecipe:
         if self.task is None:
             return self
-        own = _SECTIONS[self.spec.kind][0]
-        foreign = [name for name, _ in set(_SECTIONS.values()) if name != own and getattr(self, name) is not None]
+        names = [spec.name for spec in self.specs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"task: {', '.join(twice)} stands in the list more than once; name each task once")
+        own = {_SECTIONS[spec.kind][0] for spec in self.specs}
+        foreign = [name for name, _ in set(_SECTIONS.values()) if name not in own and getattr(self, name) is not None]
         if foreign:
-            raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {self.spec.kind} reads {own!r}")
+            kinds = " and ".join(dict.fromkeys(spec.kind for spec in self.specs))
+            read = " and ".join(map(repr, sorted(own)))
+            raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {kinds} reads {read}")
         return self
 
     @property
-    def spec(self) -> TaskSpec:
-        """The task.
+    def specs(self) -> tuple[TaskSpec, ...]:
+        """The tasks.
 
         Raises:
             UsageError: none is named, or none has that name.
         """
         if self.task is None:
             raise UsageError("task: which one? Give --task TASK, or --train F --dev F and the columns of your own data")
-        return find_task(self.task) if isinstance(self.task, str) else own_spec(self.task)
+        entries = self.task if isinstance(self.task, tuple) else (self.task,)
+        return tuple(find_task(entry) if isinstance(entry, str) else own_spec(entry) for entry in entries)
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The task, where there is one.
+
+        Raises:
+            UsageError: none is named, several are, or none has that name.
+        """
+        specs = self.specs
+        if len(specs) > 1:
+            names = ", ".join(spec.name for spec in specs)
+            raise UsageError(
+                f"{self.name}: has several tasks ({names}), and a head for each; say which, as --task TASK"
+            )
+        return specs[0]
+
+    @property
+    def alone(self) -> tuple[FinetuneRecipe, ...]:
+        """What the recipe is to each of its tasks: itself, where there is one."""
+        if not isinstance(self.task, tuple):
+            return (self,)
+        found = []
+        for entry, spec in zip(self.task, self.specs, strict=True):
+            foreign = {name for name, _ in _SECTIONS.values()} - {_SECTIONS[spec.kind][0]}
+            data = self.data.model_copy(update={"max_length": self.data.max_length or spec.max_length})
+            found.append(self.model_copy(update={"task": entry, "data": data, **dict.fromkeys(foreign)}))
+        return tuple(found)
 
     @property
     def task_settings(self) -> Any:
@@ -147,6 +198,15 @@ _OWN_METRICS: dict[Kind, tuple[str, ...]] = {
 _OWN_SETTINGS = FinetuneDefaults(
     learning_rate=3e-5, epochs=3, batch_sequences=32, source="BERT, arXiv:1810.04805, appendix A.3: the general grid"
 )
+
+
+SEVERAL_TASKS = FinetuneDefaults(
+    learning_rate=5e-5,
+    epochs=5,
+    batch_sequences=32,
+    source="MT-DNN, arXiv:1901.11504, section 4.2; its optimiser is Adamax, its heads' dropout differs by task",
+)
+"""How tasks are learnt together where the recipe says nothing else."""
 
 
 def own_spec(task: OwnTask) -> TaskSpec:
@@ -213,10 +273,11 @@ def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
     Raises:
         UsageError: it names no task or no model.
     """
-    spec, given = recipe.spec, recipe.optimisation
+    specs, given = recipe.specs, recipe.optimisation
     if recipe.model is None:
         raise UsageError("model: which one? Give --model MODEL")
-    settings = spec.settings
+    is_one = len(specs) == 1
+    settings = specs[0].settings if is_one else SEVERAL_TASKS
     plain_rule = given.optimizer == AdamWConfig()
     optimisation = given.model_copy(
         update={
@@ -228,12 +289,16 @@ def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
             "select": "best" if given.keeps_best else "last",
         }
     )
-    section, kind = _SECTIONS[spec.kind]
+    entries = recipe.task if isinstance(recipe.task, tuple) else (recipe.task,)
+    named = tuple(spec.name if isinstance(entry, str) else entry for entry, spec in zip(entries, specs, strict=True))
+    # Of several tasks each has sequences as long as its own, unless the recipe says how long.
+    max_length = recipe.data.max_length or (specs[0].max_length if is_one else None)
+    sections = dict(_SECTIONS[spec.kind] for spec in specs)
     return recipe.model_copy(
         update={
-            "task": spec.name if isinstance(recipe.task, str) else recipe.task,
-            "data": recipe.data.model_copy(update={"max_length": recipe.data.max_length or spec.max_length}),
+            "task": named[0] if is_one else named,
+            "data": recipe.data.model_copy(update={"max_length": max_length}),
             "optimisation": optimisation,
-            section: getattr(recipe, section) or kind(),
+            **{section: getattr(recipe, section) or kind() for section, kind in sections.items()},
         }
     )

@@ -22,6 +22,7 @@ from bertkit.recipe.find import find_recipe, recipe_names, shipped_directory
 from bertkit.recipe.tree import VARIANT_KEY, Located, plain_scalar, read_tree
 
 if TYPE_CHECKING:
+    from bertkit.recipe.finetune import FinetuneRecipe
     from bertkit.recipe.schema import Recipe
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -42,6 +43,20 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     from bertkit.recipe.schema import Recipe  # brings torch along, which a misspelt name need not wait for
 
     return validate(tree, Recipe)
+
+
+def load_any(name: str, overrides: Sequence[str] = ()) -> Recipe | FinetuneRecipe:
+    """As `load_recipe`, for a recipe of any kind; one that fine-tunes is resolved where it names task and model."""
+    tree = resolve_recipe(name, overrides)
+    kind = tree.child("kind")
+    if kind is None or kind.plain() != "finetune":
+        from bertkit.recipe.schema import Recipe
+
+        return validate(tree, Recipe)
+    from bertkit.recipe.finetune import FinetuneRecipe, resolved
+
+    recipe = validate(tree, FinetuneRecipe)
+    return resolved(recipe) if recipe.task is not None and recipe.model is not None else recipe
 
 
 def load_as(schema: type[Model], name: str, overrides: Sequence[str] = ()) -> Model:

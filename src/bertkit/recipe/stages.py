@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 
 from bertkit.errors import UsageError
+from bertkit.objectives.forward import follows_generator
 from bertkit.recipe.load import with_overrides
 from bertkit.recipe.schema import Recipe
 
@@ -55,7 +56,8 @@ def stages_of(recipe: Recipe) -> list[Stage]:
     """The stages of a recipe in order; one that spans the run where it names none.
 
     Raises:
-        UsageError: if a stage changes what cannot change inside a run, or makes the recipe faulty.
+        UsageError: if a stage changes what cannot change inside a run, makes the recipe faulty, or builds upon one that
+            is not there.
     """
     stages: list[Stage] = []
     first = 0
@@ -77,9 +79,23 @@ def stages_of(recipe: Recipe) -> list[Stage]:
                     f"optimisation.stages.{number}.set: data.{key} cannot change inside a run: all stages read the same"
                     " text; go on with other text in a run of its own, with --init"
                 )
+        _check_generator(recipe, stages[-1].recipe if stages else None, staged, number)
         stages.append(Stage(number, first, end, staged, own_schedule))
         first = end
     return stages
+
+
+def _check_generator(recipe: Recipe, before: Recipe | None, staged: Recipe, number: int) -> None:
+    """Raise UsageError if the model would follow a generator that has learnt nothing."""
+    if not follows_generator(staged.objectives):
+        return
+    learnt = before is not None and "masked_lm" in {objective.term for objective in before.objectives}
+    if not learnt:
+        where = f"optimisation.stages.{number}: " if recipe.optimisation.stages else ""
+        raise UsageError(
+            f"{where}objective.replaced_token.training is two-stage, and there is no generator yet to take over from;"
+            " let a stage with `objective: [masked_lm]` go before"
+        )
 
 
 def _is_within(key: str, section: str) -> bool:

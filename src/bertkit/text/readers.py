@@ -3,7 +3,8 @@
 No paper. Text and JSON Lines are read here, so that a fault is located to the byte or line; CSV, Parquet and the Hub
 are read by `datasets`. Which reader a SOURCE gets is decided in sources.py.
 
-A document comes as one part, or as several where it is large: (begins, lines), where only the first part begins.
+A document comes as one part, or as several where it is large: (begins, lines), where only the first part begins. Where
+records have annotated spans, their lines carry them (annotated.py).
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
+from bertkit.text.annotated import annotated_lines, spans_of
 from bertkit.text.lines import read_lines
 
 Part = tuple[bool, list[str]]
@@ -77,10 +79,11 @@ class TextReader(Reader):
 
 @dataclass(frozen=True)
 class JsonLinesReader(Reader):
-    """A file of one JSON object a line, each a document in a field of text."""
+    """A file of one JSON object a line, each a document in a field of text, with spans in others."""
 
     path: Path
     text_field: str
+    span_fields: tuple[str, ...] = ()
     kind = "jsonl"
 
     @property
@@ -93,26 +96,27 @@ class JsonLinesReader(Reader):
             for line in lines:
                 number += 1
                 if line and not line.isspace():
-                    yield from record_parts(self._text(line, number))
+                    where = f"{self.name}, line {number}"
+                    yield from record_parts(self._record(line, where), self.text_field, self.span_fields, where)
 
-    def _text(self, line: str, number: int) -> str:
-        where = f"{self.name}, line {number}"
+    def _record(self, line: str, where: str) -> dict[str, Any]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as fault:
             raise DataError(f"{where}, column {fault.colno}: not valid JSON: {fault.msg}") from fault
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
-        return text_of(record, self.text_field, where)
+        return record
 
 
 @dataclass(frozen=True)
 class TableReader(Reader):
-    """A CSV or Parquet file: one row, one document."""
+    """A CSV or Parquet file: one row, one document; only Parquet's can have spans."""
 
     path: Path
     kind: str
     text_field: str
+    span_fields: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:  # type: ignore[override]  # derived, not stored
@@ -121,8 +125,9 @@ class TableReader(Reader):
     def parts(self) -> Iterator[Part]:
         import datasets
 
-        # Only the column asked for is read, where the format allows it.
-        options = {"columns": [self.text_field]} if self.kind == "parquet" else {"keep_default_na": False}
+        # Only the columns asked for are read, where the format allows it.
+        columns = [self.text_field, *self.span_fields]
+        options = {"columns": columns} if self.kind == "parquet" else {"keep_default_na": False}
         self._check_columns()
 
         def rows() -> Any:
@@ -130,7 +135,7 @@ class TableReader(Reader):
                 self.kind, data_files=[str(self.path)], split="train", streaming=True, **options
             )
 
-        return dataset_parts(rows, self.text_field, self.name)
+        return dataset_parts(rows, self.text_field, self.span_fields, self.name)
 
     def _check_columns(self) -> None:
         """Name a missing column before any row is read."""
@@ -148,6 +153,8 @@ class TableReader(Reader):
             head = next((lines for lines in read_lines(self.path)), [""])
             columns = next(csv.reader(head), [])
         text_of(dict.fromkeys(columns, ""), self.text_field, self.name)
+        for field in self.span_fields:
+            spans_of(dict.fromkeys(columns), field, 0, self.name)
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,7 @@ class HubReader(Reader):
     revision: str | None
     text_field: str
     offline: bool
+    span_fields: tuple[str, ...] = ()
     kind = "hub"
 
     @property
@@ -174,14 +182,14 @@ class HubReader(Reader):
                 self.dataset, self.config, split=self.split, revision=self.revision, streaming=not self.offline
             )
 
-        return dataset_parts(rows, self.text_field, self.name)
+        return dataset_parts(rows, self.text_field, self.span_fields, self.name)
 
 
-def dataset_parts(rows: Any, text_field: str, name: str) -> Iterator[Part]:
+def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: str) -> Iterator[Part]:
     """Parts of the records that `rows()` opens; the faults of `datasets` and the libraries under it are named.
 
     Raises:
-        DataError: the data cannot be opened or read, or a record lacks the field.
+        DataError: the data cannot be opened or read, or a record lacks a field or has a faulty one.
     """
     import datasets.exceptions
     import pyarrow
@@ -206,7 +214,7 @@ def dataset_parts(rows: Any, text_field: str, name: str) -> Iterator[Part]:
             if record is None:
                 return
             number += 1
-            yield from record_parts(text_of(record, text_field, f"{name}, record {number}"))
+            yield from record_parts(record, text_field, span_fields, f"{name}, record {number}")
     except faults as fault:
         raise DataError(f"{name}: cannot be read after record {number}: {first_line(fault)}") from fault
 
@@ -241,11 +249,20 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
     return text
 
 
-def record_parts(text: str) -> Iterator[Part]:
-    """Parts of one record's document."""
-    if "\r" in text:
-        text = text.replace("\r", "\n")
-    lines = [line for line in text.split("\n") if line and not line.isspace()]
+def record_parts(record: dict[str, Any], text_field: str, span_fields: Sequence[str], where: str) -> Iterator[Part]:
+    """Parts of one record's document.
+
+    Raises:
+        DataError: see `text_of` and `spans_of`.
+    """
+    text = text_of(record, text_field, where)
+    if span_fields:
+        spans = [spans_of(record, field, len(text), where) for field in span_fields]
+        lines = annotated_lines(text, spans)
+    else:
+        if "\r" in text:
+            text = text.replace("\r", "\n")
+        lines = [line for line in text.split("\n") if line and not line.isspace()]
     if lines and len(text) <= PART_CHARACTERS:
         return iter([(True, lines)])
     return in_parts((k == 0, line) for k, line in enumerate(lines))

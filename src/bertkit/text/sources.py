@@ -17,10 +17,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertkit.errors import DataError, UsageError
 from bertkit.settings import Settings
+from bertkit.text.annotated import MOST_FIELDS
 from bertkit.text.file_hashes import FileHashes
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.readers import HubReader, JsonLinesReader, Part, Reader, TableReader, TextReader
@@ -37,6 +38,12 @@ class SourceOptions(Settings):
     """How sources are read, and what a segment is."""
 
     text_field: str = Field("text", description="The field that holds the text, in JSONL, CSV, Parquet and Hub data.")
+    span_fields: tuple[str, ...] = Field(
+        (),
+        max_length=MOST_FIELDS,
+        description="Fields of JSONL, Parquet and Hub records that hold spans annotated in the text, such as entities,"
+        " a list of [start, end] in characters each; they are kept beside the tokens, for units of masking to read.",
+    )
     documents: Literal["blank-line", "wikitext", "line", "file"] = Field(
         "blank-line",
         description="What parts the documents of a text file: a blank line, a WikiText title (` = Title = `), every "
@@ -46,6 +53,17 @@ class SourceOptions(Settings):
         "sentence",
         description="What a segment is, the unit that pairs are built of: a sentence, or a line of the text.",
     )
+
+    @model_validator(mode="after")
+    def _fields_differ(self) -> SourceOptions:
+        if len({self.text_field, *self.span_fields}) < 1 + len(self.span_fields):
+            raise ValueError(f"span_fields names a field twice, or the one of the text: {', '.join(self.span_fields)}")
+        return self
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """All that shows in the tokens; without spans, the same as before there were any."""
+        return {key: value for key, value in self.model_dump(mode="json").items() if key != "span_fields" or value}
 
 
 @dataclass(frozen=True)
@@ -92,7 +110,7 @@ class Corpus:
     def fingerprint(self) -> str:
         """sha256 over the content of every source and the options; the names of files do not matter."""
         read = [[reader.kind, content] for reader, content in zip(self.readers, self.contents, strict=True)]
-        record = json.dumps([read, self.options.model_dump()], sort_keys=True)
+        record = json.dumps([read, self.options.decides], sort_keys=True)
         return hashlib.sha256(record.encode()).hexdigest()
 
     def describe(self) -> list[dict[str, Any]]:
@@ -186,6 +204,7 @@ def _opened(
             raise UsageError(f"source {source!r}: the only built-in corpus is builtin:pydocs")
         from bertkit.text.pydocs import harvest
 
+        _check_spans(source, options)
         path = harvest(cache)
         yield TextReader(path, "blank-line"), hashes.sha256(path)
     elif "://" in source:
@@ -227,17 +246,28 @@ def _kind(path: Path, kinds: Mapping[str, str] = KINDS) -> str | None:
 
 def _file_reader(path: Path, options: SourceOptions) -> Reader:
     kind = _kind(path, {**KINDS, **NAMED_ONLY})
+    if kind in ("text", "csv"):
+        _check_spans(str(path), options)
     if kind == "text":
         return TextReader(path, options.documents)
     if kind == "jsonl":
-        return JsonLinesReader(path, options.text_field)
+        return JsonLinesReader(path, options.text_field, options.span_fields)
     if kind is not None:
-        return TableReader(path, kind, options.text_field)
+        return TableReader(path, kind, options.text_field, options.span_fields)
     known = ", ".join(KINDS)
     raise UsageError(
         f"{path}: unknown kind of file {path.suffix or '(no suffix)'!r}; expected {known}, "
         f"or one of these with {', '.join(COMPRESSIONS)} added"
     )
+
+
+def _check_spans(source: str, options: SourceOptions) -> None:
+    """Raise UsageError if spans are asked of what cannot have any."""
+    if options.span_fields:
+        raise UsageError(
+            f"data.reading.span_fields: {source} has no field that holds spans; annotated text is JSONL, Parquet or"
+            " Hub data; set span_fields to [] for text without annotations"
+        )
 
 
 def _open_hub(rest: str, options: SourceOptions, offline: bool) -> tuple[Reader, str]:
@@ -248,9 +278,11 @@ def _open_hub(rest: str, options: SourceOptions, offline: bool) -> tuple[Reader,
         raise UsageError(f"source 'hub:{rest}': expected hub:ORG/NAME[:CONFIG[:SPLIT]]")
     offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     revision = None if offline else _hub_revision(name)
-    reader = HubReader(name, config or None, split or "train", revision, options.text_field, offline)
+    fields = options.span_fields
+    reader = HubReader(name, config or None, split or "train", revision, options.text_field, offline, fields)
     content = revision or _cached_revision(reader)
-    return reader, hashlib.sha256(f"{reader.name}@{content}:{options.text_field}".encode()).hexdigest()
+    read = ":".join([options.text_field, *fields])
+    return reader, hashlib.sha256(f"{reader.name}@{content}:{read}".encode()).hexdigest()
 
 
 def _hub_revision(name: str) -> str:

@@ -184,6 +184,14 @@ class Tokenizer:
             self._encoder = PlainEncoder(self.backend)
         return self._encoder.encode(texts)
 
+    def offsets_plain(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """Where each of a text's ids of `encode_plain` stands: its first character and the one behind its last, (T, 2).
+
+        Much slower than `encode_plain`.
+        """
+        encodings = self._plain_backend.encode_batch(list(texts), add_special_tokens=False)
+        return [np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) for encoding in encodings]
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids, special tokens written out."""
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
@@ -203,6 +211,12 @@ class Tokenizer:
         """The id of a piece, None where the vocabulary lacks it."""
         found = self.backend.token_to_id(token)
         return None if found is None else int(found)
+
+    @cached_property
+    def _plain_backend(self) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
 
     @cached_property
     def _vocabulary(self) -> dict[str, int]:

@@ -88,6 +88,7 @@ class PairLayout(Layout):
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
         ids_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
         token_types_T = np.zeros_like(ids_T)
+        spans_T = np.zeros(ids_T.size, dtype=np.uint8) if shards.span_fields else None
         for start, row in zip(cu_seqlens_B1.tolist(), plan_B.tolist(), strict=False):
             first_start, second_start, first_length, second_length, *_ = row
             middle = start + 1 + first_length
@@ -95,6 +96,9 @@ class PairLayout(Layout):
             ids_T[start + 1 : middle] = shards.tokens_between(first_start, first_start + first_length)
             ids_T[middle + 1 : end] = shards.tokens_between(second_start, second_start + second_length)
             token_types_T[middle + 1 : end + 1] = 1
+            if spans_T is not None:
+                spans_T[start + 1 : middle] = shards.span_marks_between(first_start, first_start + first_length)
+                spans_T[middle + 1 : end] = shards.span_marks_between(second_start, second_start + second_length)
         starts_B, ends_B = cu_seqlens_B1[:-1], cu_seqlens_B1[1:]
         separators_B = starts_B + 1 + plan_B["first_length"]
         special_T = np.zeros(ids_T.size, dtype=np.bool_)
@@ -109,6 +113,7 @@ class PairLayout(Layout):
             epoch_B=address.epoch_B,
             sample_B=address.sample_B,
             labels=_labels(plan_B),
+            spans_T=spans_T,
         )
 
 

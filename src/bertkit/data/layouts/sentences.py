@@ -33,12 +33,17 @@ class _Sentences(Layout):
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
         document_token_N1 = shards.segment_start_S1[shards.document_start_D1]
         sequences: list[np.ndarray] = []
+        marks: list[np.ndarray] = []
+        nothing = np.zeros(1, dtype=np.uint8)
         for start, end in plan_B.tolist():
             low, high = np.searchsorted(document_token_N1, [start + 1, end])
             edges = [start, *document_token_N1[low:high].tolist(), end]
             pieces: list[np.ndarray] = [np.array([vocabulary.cls_id])]
+            marks.append(nothing)
             for left, right in pairwise(edges):
                 pieces += [shards.tokens_between(left, right), np.array([vocabulary.sep_id])]
+                if shards.span_fields:
+                    marks += [shards.span_marks_between(left, right), nothing]
             sequences.append(np.concatenate(pieces))
         ids_T = np.concatenate(sequences).astype(np.int64)
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum([sequence.size for sequence in sequences])])
@@ -50,6 +55,7 @@ class _Sentences(Layout):
             cu_seqlens_B1=cu_seqlens_B1,
             epoch_B=address.epoch_B,
             sample_B=address.sample_B,
+            spans_T=np.concatenate(marks) if shards.span_fields else None,
         )
 
 

@@ -1,0 +1,188 @@
+"""Lines of text that carry the spans annotated in them, from the record that had them to the tokens.
+
+Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, masks phrases and entities that a chunker and a tagger found
+beforehand; where a corpus brings such annotations along, they stand beside its text as [start, end] in characters, the
+end not included. Own design: a line is cut out of its document, then a sentence out of the line, then tokens out of the
+sentence, and at each step a span goes along with what it stands in. Sibling lexicon.py finds phrases by a list.
+
+Shapes: T tokens of a text, F fields with spans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError
+
+Span = tuple[int, int]
+"""The first character and the one behind the last."""
+
+MOST_FIELDS = 4
+"""Two bits of a byte mark the spans of one field."""
+
+FATES = ("kept", "without_token", "across_segments", "overlapping")
+"""What becomes of an annotated span: it is kept; no token stands in it; it reaches out of its segment; a longer one, or
+one further left, stands in its way."""
+_KEPT, _WITHOUT_TOKEN, _ACROSS, _OVERLAPPING = range(len(FATES))
+BEGINS, INSIDE = 1, 2
+"""Marks of a token: the first of a span; one of its tokens, the first included."""
+
+_LINE = re.compile(r"[^\r\n]+")
+
+
+class AnnotatedLine(str):
+    """A line of text and the spans that begin in it.
+
+    Attributes:
+        spans: for each field its spans, in characters of the line; one that reaches into the next line ends behind this
+            one's end, and one of blanks alone is empty.
+    """
+
+    spans: tuple[tuple[Span, ...], ...]
+
+    def __new__(cls, text: str, spans: Iterable[Iterable[Span]]) -> AnnotatedLine:
+        line = super().__new__(cls, text)
+        line.spans = tuple(map(tuple, spans))
+        return line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AnnotatedLine, (str(self), self.spans)
+
+
+def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> list[Span]:
+    """The spans in a field of a record; null is none.
+
+    Args:
+        record: of the corpus.
+        field: its name.
+        length: characters of the record's text.
+        where: the record, for messages.
+
+    Raises:
+        DataError: no such field, or not a list of [start, end] with 0 <= start < end <= length.
+    """
+    if field not in record:
+        near = get_close_matches(field, list(record), n=3, cutoff=0.5) or sorted(record)[:10]
+        raise DataError(
+            f"{where}: no field {field!r}; there are: {', '.join(map(str, near)) or 'none'}; name it with"
+            " data.reading.span_fields, and write [] where a record has no span"
+        )
+    listed = record[field]
+    if listed is None:
+        return []
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
+        raise DataError(f"{where}: field {field!r} is {type(listed).__name__}, expected a list of [start, end]")
+    spans = []
+    for span in listed:
+        numbers = list(span) if isinstance(span, Sequence) and not isinstance(span, str) else []
+        whole = len(numbers) == 2 and all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
+        if not whole or not 0 <= numbers[0] < numbers[1] <= length:
+            raise DataError(
+                f"{where}: field {field!r} has {span!r}; expected [start, end] in characters, the end not included,"
+                f" inside a text of {length}"
+            )
+        spans.append((numbers[0], numbers[1]))
+    return spans
+
+
+def annotated_lines(text: str, spans: Sequence[Sequence[Span]]) -> list[str]:
+    """The lines of a text that are not blank, each with the spans that begin in it.
+
+    Args:
+        text: of a document.
+        spans: of each field, in characters of the text; blanks at their ends do not count.
+    """
+    places = [match for match in _LINE.finditer(text) if not match[0].isspace()]
+    starts = np.array([match.start() for match in places])
+    own: list[list[list[Span]]] = [[[] for _ in spans] for _ in places]
+    for field, listed in enumerate(spans):
+        for start, end in listed:
+            start, end = _without_blanks(text, start, end)
+            # What is empty may stand between two lines, or before the first.
+            number = max(0, int(np.searchsorted(starts, start, side="right")) - 1)
+            if places:
+                offset = places[number].start()
+                own[number][field].append((max(0, start - offset), max(0, end - offset)))
+    return [AnnotatedLine(match[0], found) for match, found in zip(places, own, strict=True)]
+
+
+def _without_blanks(text: str, start: int, end: int) -> Span:
+    inside = text[start:end]
+    start += len(inside) - len(inside.lstrip())
+    return start, start + len(inside.strip())
+
+
+@dataclass(frozen=True)
+class AnnotatedSegment:
+    """A segment and the spans that begin in it, as in `AnnotatedLine`.
+
+    Attributes:
+        number: of the segment, among those of its line.
+        text: the segment.
+        spans: for each field, in characters of the segment.
+    """
+
+    number: int
+    text: str
+    spans: tuple[tuple[Span, ...], ...]
+
+
+def annotated_segments(line: AnnotatedLine, segments: Sequence[str]) -> Iterator[AnnotatedSegment]:
+    """Those segments of a line in which spans begin.
+
+    Args:
+        line: the whole.
+        segments: its parts in order, nothing but blanks between them.
+    """
+    starts, at = [], 0
+    for segment in segments:
+        at = line.index(segment, at)
+        starts.append(at)
+        at += len(segment)
+    own: dict[int, list[list[Span]]] = {}
+    for field, listed in enumerate(line.spans):
+        for start, end in listed:
+            number = max(0, int(np.searchsorted(starts, start, side="right")) - 1)
+            found = own.setdefault(number, [[] for _ in line.spans])
+            found[field].append((max(0, start - starts[number]), max(0, end - starts[number])))
+    for number, found in sorted(own.items()):
+        yield AnnotatedSegment(number, segments[number], tuple(map(tuple, found)))
+
+
+def marked(segment: AnnotatedSegment, offset_T2: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Marks of a segment's tokens, two bits a field, and the number of its spans by field and fate.
+
+    A span has all tokens that overlap it. Spans of one field do not overlap: longer ones come first, then those further
+    left.
+
+    Args:
+        segment: with its spans.
+        offset_T2: where each token begins and ends in the segment, in characters.
+    """
+    marks_T = np.zeros(len(offset_T2), dtype=np.uint8)
+    fates_FC = np.zeros((len(segment.spans), len(FATES)), dtype=np.int64)
+    for field, spans in enumerate(segment.spans):
+        ranges = []
+        for start, end in spans:
+            overlapping = np.flatnonzero((offset_T2[:, 0] < end) & (offset_T2[:, 1] > start))
+            if start == end or (end <= len(segment.text) and not overlapping.size):
+                fates_FC[field, _WITHOUT_TOKEN] += 1
+            elif end > len(segment.text):
+                fates_FC[field, _ACROSS] += 1
+            else:
+                ranges.append((int(overlapping[0]), int(overlapping[-1]) + 1))
+        for first, last in sorted(ranges, key=lambda each: (each[0] - each[1], each[0])):
+            if (marks_T[first:last] >> 2 * field & INSIDE).any():
+                fates_FC[field, _OVERLAPPING] += 1
+                continue
+            marks_T[first:last] |= INSIDE << 2 * field
+            marks_T[first] |= BEGINS << 2 * field
+            fates_FC[field, _KEPT] += 1
+    return marks_T, fates_FC
