@@ -5,13 +5,13 @@ Nothing here follows a paper. Sibling pretrain.py learns from text alone; here e
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bertkit.cli.common import (
+    DEFAULT_MODEL,
     AsJson,
     Device,
     MaxMinutes,
@@ -27,8 +27,10 @@ from bertkit.cli.common import (
     Verbose,
     command_app,
     duration,
+    model_or_default,
     result,
     runs_root,
+    seed_numbers,
     story,
 )
 from bertkit.errors import UsageError
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from bertkit.jobs.finetune_suite import FinetuneOutcome, FinetuneRequest
     from bertkit.recipe.finetune import OwnTask
     from bertkit.run.directory import RunDirectory
-
-DEFAULT_MODEL = "google-bert/bert-base-uncased"
 
 app = command_app()
 
@@ -52,9 +52,14 @@ def _own(*names: str, help: str, metavar: str | None = None) -> Any:
 RecipeOrNone = Annotated[
     str, typer.Argument(metavar="[RECIPE]", help="A recipe of kind finetune: a file, or the name of a shipped one.")
 ]
-TaskName = Annotated[
-    str | None,
-    typer.Option("--task", metavar="TASK", show_default=False, help="A known task (mrpc, squad, ...), or a task YAML."),
+TaskNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task",
+        metavar="TASK[,TASK]",
+        show_default=False,
+        help="A known task (mrpc, squad, ...), or a task YAML. Several (also repeated): one encoder, a head each.",
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -113,7 +118,7 @@ Kind = Annotated[
 @app.command()
 def finetune(
     recipe: RecipeOrNone = "",
-    task: TaskName = None,
+    task: TaskNames = None,
     model: Model = None,
     data_dir: DataDir = None,
     seeds: Seeds = None,
@@ -144,7 +149,8 @@ def finetune(
     """Fine-tune a model on a task, and measure it.
 
     Examples: `bertkit finetune --task mrpc --data-dir glue --seeds 0-4`, `bertkit finetune --train t.csv --dev d.csv
-    --text review --label stars --model M`, `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`.
+    --text review --label stars --model M`, `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`,
+    `bertkit finetune --task rte,mrpc,stsb --data-dir glue`, `bertkit finetune --task rte --model MNLI-RUN`.
     """
     from bertkit.jobs.finetune_suite import FinetuneRequest
     from bertkit.jobs.finetune_suite import finetune as run_finetuning
@@ -163,11 +169,12 @@ def finetune(
         "endings": None if endings is None else endings.split(","),
     }
     own = _own_task(kind, {"train": train, "dev": dev, "test": test}, columns)
-    if own is not None and task is not None:
+    names = [name.strip() for option in task or () for name in option.split(",") if name.strip()]
+    if own is not None and names:
         raise UsageError("--task and --train exclude each other: a known task, or your own data")
     request = FinetuneRequest(
         recipe=recipe or None,
-        task=own or task,
+        task=own or names or None,
         model=model,
         data_dir=data_dir,
         overrides=[
@@ -175,7 +182,7 @@ def finetune(
             *(['data.predict=["test"]'] if test else []),
             *(overrides or ()),
         ],
-        seeds=_seeds(seeds),
+        seeds=seed_numbers(seeds or None),
         grid=_grid(grid or ()),
         resume=resume,
         runs_root=runs_root(),
@@ -183,7 +190,7 @@ def finetune(
         offline=offline,
         max_minutes=max_minutes,
         command=sys.argv,
-        default_model=os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL,
+        default_model=model_or_default(None),
     )
     if plan:
         _tell_plan(request, as_json=as_json)
@@ -225,19 +232,6 @@ def _own_task(kind: str | None, files: dict[str, str | None], columns: dict[str,
     return validate(Located.of(settings, "the command line"), OwnTask)
 
 
-def _seeds(text: str | None) -> list[int]:
-    """`0-4` and `1,7,9` as numbers."""
-    found: list[int] = []
-    for part in (text or "").split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first and not text:
-            continue
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise UsageError(f"--seeds {text}: expected numbers and ranges, such as 0-4 or 1,7,9")
-        found += range(int(first), int(last if dash else first) + 1)
-    return found
-
-
 def _grid(options: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     """`lr=2e-5,3e-5` as the values to try of each key."""
     grid: dict[str, list[str]] = {}
@@ -265,12 +259,12 @@ def _tell_plan(request: FinetuneRequest, *, as_json: bool) -> None:
 
 
 def _tell(outcome: FinetuneOutcome) -> None:
-    """The figures for people: a table of the task's scores, and what to know before trusting them."""
+    """The figures for people: a table of the tasks' scores, and what to know before trusting them."""
     results = outcome.results
     seconds = sum(float(run.record.get("seconds") or 0.0) for run in outcome.runs)
-    (task, scores), *_ = results["tasks"].items()
     rows = [
         (task, name, *(_figure(summary[key]) for key in ("mean", "std", "median")), summary["n"])
+        for task, scores in results["tasks"].items()
         for name, summary in scores.items()
     ]
     story.table(["task", "metric", "mean", "std", "median", "seeds"], rows)

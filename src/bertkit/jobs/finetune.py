@@ -3,6 +3,10 @@
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Sibling of pretrain.py: an epoch is a permutation of the
 examples, a look at dev comes with each, and what is kept is the last look's weights or the best one's.
 finetune_suite.py runs several of these.
+
+A run has one task (learner.py) or several (Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1): each update is one
+task's, the best look is the one whose mean over the tasks is best, and what belongs to one of several tasks has its
+name in front: `rte/dev`.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,29 +23,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertkit.data.ahead import ahead
 from bertkit.errors import DataError, DivergedError, StoppedError
 from bertkit.files import finite, write_text
 from bertkit.jobs.finetune_data import Prepared
-from bertkit.metrics.statistics import degenerate, summarise
+from bertkit.jobs.learner import Learner, Predictions
+from bertkit.jobs.multitask import joined, save_joined, task_seed
+from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import check_vocabulary, load_model, save_model
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
-from bertkit.tasks.base import Prediction, Scores
+from bertkit.tasks.base import Prediction, Scores, TaskBatch
 from bertkit.training.cost import measured_peak_flops
-from bertkit.training.finetune import EpochOrder, TaskStepper, predict, task_flops
+from bertkit.training.finetune import TaskStepper, task_flops
 from bertkit.training.interrupt import StopRequest
 from bertkit.training.meters import Stopwatch, WindowMeter, peak_memory_mb
-from bertkit.training.methods import scale_rates
+from bertkit.training.methods import Scratch, scale_rates
+from bertkit.training.multitask import TaskOrder
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.row_gradients import RowGradients
 
 log = logging.getLogger(__name__)
 
 Look = dict[str, Any]
-"""One look at the watched splits: step, epoch, and under `scores` each split's metrics."""
+"""One look at the watched splits: step, epoch, and under `scores` each split's metrics (`dev`; of several tasks
+`rte/dev`)."""
 
 
 class Finetuning:
@@ -47,31 +58,38 @@ class Finetuning:
 
     Args:
         recipe: resolved.
-        prepared: its data.
+        prepared: the data of each of its tasks.
         run: the directory, whose lock the caller holds.
     """
 
-    def __init__(self, recipe: FinetuneRecipe, prepared: Prepared, run: RunDirectory) -> None:
+    def __init__(self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory) -> None:
         self.recipe = recipe
-        self.prepared = prepared
-        self.task = prepared.task
         self.run = run
         self.engine = recipe.engine.resolve()
+        self.learners = [
+            Learner(alone, each, task_seed(recipe.seed, number, each.spec.name), prefix=_prefix(each, len(prepared)))
+            for number, (alone, each) in enumerate(zip(recipe.alone, prepared, strict=True))
+        ]
         optimisation = recipe.optimisation
         assert optimisation.epochs is not None
-        assert optimisation.batch_sequences is not None
-        self.order = EpochOrder(prepared.train.features.num_items, optimisation.batch_sequences, recipe.seed)
+        self.order = TaskOrder(
+            tuple(learner.order for learner in self.learners), recipe.seed, optimisation.task_smoothing
+        )
         self.steps = self.order.steps(optimisation.epochs, optimisation.max_steps)
         self.schedule = optimisation.build_schedule(self.steps)
-        self.model = self._new_model().to(self.engine.device)
+        self.model: HeadedModel = joined([learner.model for learner in self.learners]).to(self.engine.device)
         rule = optimisation.optimizer_config()
         self.optimizer = rule.build(self.model)
         scale_rates(self.model, self.optimizer, optimisation.layer_decay)
-        self.stepper = TaskStepper(self.model, self.task, self.optimizer, self.engine, rule.clip_norm)
+        gradient, rows = recipe.method.gradient(recipe.seed), RowGradients(self.model)
+        self.steppers = [
+            TaskStepper(each.model, each.task, self.optimizer, self.engine, rule.clip_norm, gradient, rows)
+            for each in self.learners
+        ]
         self.meter = WindowMeter()
         self.looks: list[Look] = []
         self.best_weights: dict[str, Tensor] = {}
-        self._chosen: dict[str, list[Prediction]] = {}
+        self._chosen: list[Predictions] = [{} for _ in self.learners]
         self.step = self.tokens = self._skipped_in_a_row = 0
 
     def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
@@ -86,6 +104,8 @@ class Finetuning:
         self._resume()
         self._announce()
         with (
+            self._session(),
+            closing(ahead(self._batches, range(self.step, self.steps))) as batches,
             StopRequest(max_minutes) as stop,
             MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
             progress(self.recipe.name, total=self.steps, unit="steps") as meter,
@@ -93,27 +113,32 @@ class Finetuning:
             meter.update(self.step)
             watch = Stopwatch()
             while self.step < self.steps and not self._gave_up():
-                self._take_step(watch)
+                self._take_step(next(batches), watch)
                 self._after_step(meter)
                 if stop.reason is not None and self.step < self.steps:
                     self._stop(stop.reason)
                 watch.lap()
             return self._finish()
 
-    def _take_step(self, watch: Stopwatch) -> None:
-        features = self.prepared.train.features
-        self.recipe.method.set_trained(self.model, self.step // self.order.steps_per_epoch)
-        parts = features.cut(self.order.items(self.step), self.engine.micro_batch_tokens)
-        batches = [features.batch(items) for items in parts]
+    def _batches(self, step: int) -> list[TaskBatch]:
+        """The micro-batches of an update."""
+        features = self.learners[self.order.task(step)].prepared.train.features
+        parts = features.cut(self.order.items(step), self.engine.micro_batch_tokens)
+        return [features.batch(items) for items in parts]
+
+    def _take_step(self, batches: Sequence[TaskBatch], watch: Stopwatch) -> None:
+        task = self.order.task(self.step)
+        learner, stepper = self.learners[task], self.steppers[task]
+        self.recipe.method.set_trained(self.model, self.order.epoch(self.step))
         waited_seconds = watch.lap()
-        outcome = self.stepper.step(batches, self.schedule.rate(self.step, self.steps))
+        outcome = stepper.step(batches, self.schedule.rate(self.step, self.steps), self.step)
         self.step += 1
         self.tokens += outcome.tokens
         self.meter.add(
             outcome,
             computed_seconds=watch.lap(),
             waited_seconds=waited_seconds,
-            flops=task_flops(self.model, batches),
+            flops=task_flops(learner.model, learner.task.head, batches) * stepper.gradient.passes,
         )
         self._skipped_in_a_row = 0 if outcome.finite else self._skipped_in_a_row + 1
         if outcome.finite:
@@ -165,9 +190,11 @@ class Finetuning:
 
     def _look(self) -> None:
         """Score the watched splits, and keep the weights where they are the best so far."""
-        scored = {name: self.prepared.others[name] for name in self.prepared.watched}
-        predictions = {name: self._predictions(name) for name in scored}
-        scores = {name: self.task.score(predictions[name], split.examples) for name, split in scored.items()}
+        predictions = [
+            {split: learner.predictions(split, self.engine) for split in learner.prepared.watched}
+            for learner in self.learners
+        ]
+        scores = self._labelled([each.scores(own) for each, own in zip(self.learners, predictions, strict=True)])
         self.looks.append({"step": self.step, "epoch": self.step / self.order.steps_per_epoch, "scores": scores})
         flat = {f"{split}/{name}": value for split, found in scores.items() for name, value in found.items()}
         self._metrics.log(self.step, flat)
@@ -176,12 +203,24 @@ class Finetuning:
             self._chosen = predictions
         elif self.best_look() is self.looks[-1]:
             self._chosen = predictions
-            state = self.model.state_dict()
-            self.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+            self.best_weights = {name: tensor.cpu().clone() for name, tensor in self._weights().items()}
+
+    def _labelled(self, by_task: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What each task has of its splits, by the names that the run has for them."""
+        pairs = zip(self.learners, by_task, strict=True)
+        return {learner.label(split): value for learner, found in pairs for split, value in found.items()}
+
+    def _primaries(self, look: Look) -> dict[str, float | None]:
+        """The score that selects, of each task."""
+        return {
+            each.label(each.primary): look["scores"][each.label(each.prepared.selecting)][each.primary]
+            for each in self.learners
+        }
 
     def _score_of(self, look: Look) -> float:
-        score = look["scores"][self.prepared.selecting][self.prepared.spec.primary]
-        return -float("inf") if score is None else float(score)
+        """The mean over the tasks."""
+        scores = self._primaries(look).values()
+        return sum(-float("inf") if score is None else float(score) for score in scores) / len(scores)
 
     def best_look(self) -> Look:
         """The look with the best score, the first of equal ones."""
@@ -194,11 +233,6 @@ class Finetuning:
             return False
         return len(self.looks) - 1 - self.looks.index(self.best_look()) >= patience
 
-    def _predictions(self, split: str) -> list[Prediction]:
-        encoded = self.prepared.others[split]
-        outputs = predict(self.model, self.task, encoded.features, self.engine)
-        return self.task.predictions(encoded.examples, encoded.features, outputs)
-
     def _stop(self, reason: str) -> None:
         self._save_checkpoint()
         raise StoppedError(
@@ -208,17 +242,20 @@ class Finetuning:
 
     def _finish(self) -> dict[str, Any]:
         if self.best_weights:
-            self.model.load_state_dict(self.best_weights)
+            self._set_weights(self.best_weights)
         self.recipe.method.finish(self.model)
-        predictions = {name: self._chosen.get(name) or self._predictions(name) for name in self.prepared.others}
-        main = self.prepared.selecting
-        tuned = self.task.tune(predictions[main], self.prepared.others[main].examples)
-        predictions = {name: self.task.final(found, tuned) for name, found in predictions.items()}
-        self.model.extras |= tuned
+        predictions: list[Predictions] = []
+        tuned: list[dict[str, Any]] = []
+        for learner, chosen in zip(self.learners, self._chosen, strict=True):
+            splits = learner.prepared.others
+            found = {split: chosen.get(split) or learner.predictions(split, self.engine) for split in splits}
+            found, settings = learner.finish(found)
+            for split, own in found.items():
+                write_predictions(self.run.path / "predictions" / f"{learner.name}-{split}.jsonl", own)
+            predictions.append(found)
+            tuned.append(settings)
         self._write_model()
-        for name, found in predictions.items():
-            write_predictions(self.run.path / "predictions" / f"{self.prepared.spec.name}-{name}.jsonl", found)
-        results = self._results(predictions, tuned)
+        results = self._results(predictions, self._labelled(tuned))
         self.run.write_results(results)
         self.run.update(steps=self.step, tokens=self.tokens)
         if not self.recipe.engine.keep_checkpoints:
@@ -229,7 +266,8 @@ class Finetuning:
         writing = self.run.path / "model.writing"
         shutil.rmtree(writing, ignore_errors=True)
         try:
-            save_model(self.model, self.prepared.tokenizer, writing)
+            models = {learner.name: learner.model for learner in self.learners}
+            save_joined(self.model, models, self.learners[0].prepared.tokenizer, writing)
         except OSError as error:
             raise DataError(
                 f"{writing}: cannot write the model: {error}; free space and run again with --resume"
@@ -238,26 +276,28 @@ class Finetuning:
         writing.rename(self.run.model)
         self.run.seal_model()
 
-    def _results(self, predictions: dict[str, list[Prediction]], tuned: dict[str, Any]) -> dict[str, Any]:
-        prepared, optimisation = self.prepared, self.recipe.optimisation
-        splits = {
-            name: self.task.score(found, prepared.others[name].examples)
-            for name, found in predictions.items()
-            if prepared.others[name].scored
-        }
+    def _results(self, predictions: Sequence[Predictions], tuned: dict[str, Any]) -> dict[str, Any]:
+        optimisation, seed = self.recipe.optimisation, self.recipe.seed
+        scores = [learner.scores(own) for learner, own in zip(self.learners, predictions, strict=True)]
         chosen = self.best_look() if optimisation.keeps_best else self.looks[-1]
-        encoded = {"train": prepared.train, **prepared.others}
+        encoded = self._labelled([{"train": each.prepared.train, **each.prepared.others} for each in self.learners])
+        primary = {learner.name: learner.primary for learner in self.learners}
+        triples = zip(self.learners, predictions, scores, strict=True)
+        reasons = [learner.degenerate(own, found) for learner, own, found in triples]
         return {
-            "tasks": {prepared.spec.name: seed_summaries({self.recipe.seed: by_name(splits, prepared.selecting)})},
-            "primary": prepared.spec.primary,
-            "seed": self.recipe.seed,
-            "splits": splits,
+            "tasks": {
+                learner.name: seed_summaries({seed: by_name(found, learner.prepared.selecting)})
+                for learner, found in zip(self.learners, scores, strict=True)
+            },
+            "primary": primary if len(primary) > 1 else next(iter(primary.values())),
+            "seed": seed,
+            "splits": self._labelled(scores),
             "selected": {"by": optimisation.select, "step": chosen["step"], "epoch": chosen["epoch"]},
             "last": self._brief(self.looks[-1]),
             "best": self._brief(self.best_look()),
             "looks": self.looks,
             "stopped_early": self.step < self.steps,
-            "degenerate": self._degenerate(predictions[prepared.selecting], splits[prepared.selecting]),
+            "degenerate": "; ".join(reason for reason in reasons if reason) or None,
             "examples": {name: len(split.examples) for name, split in encoded.items()},
             "truncation": {name: split.features.account.to_json() for name, split in encoded.items()},
             "notes": {name: split.split.notes for name, split in encoded.items() if split.split.notes},
@@ -265,16 +305,16 @@ class Finetuning:
         }
 
     def _brief(self, look: Look) -> dict[str, Any]:
-        primary = self.prepared.spec.primary
-        score = look["scores"][self.prepared.selecting][primary]
-        return {"step": look["step"], "epoch": look["epoch"], primary: score}
+        return {"step": look["step"], "epoch": look["epoch"], **self._primaries(look)}
 
-    def _degenerate(self, predictions: list[Prediction], scores: Scores) -> str | None:
-        """Why the run counts as one that learnt nothing; None where it does not."""
-        examples = self.prepared.others[self.prepared.selecting].examples
-        guesses, references = self.task.comparable(predictions, examples)
-        majority = self.task.majority_score(self.prepared.spec.primary, predictions, examples)
-        return degenerate(guesses, references, scores[self.prepared.spec.primary], majority)
+    def _weights(self) -> dict[str, Tensor]:
+        """Each once: a state_dict repeats what is shared."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    @torch.no_grad()
+    def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
 
     def _save_checkpoint(self) -> None:
         self._metrics.sync()
@@ -288,7 +328,7 @@ class Finetuning:
         if self.engine.device.type == "cuda":
             generators["cuda"] = torch.cuda.get_rng_state()
         tensors = {
-            "weights": self.model.state_dict(),
+            "weights": self._weights(),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
             "generators": generators,
             **({"best": self.best_weights} if self.best_weights else {}),
@@ -303,7 +343,7 @@ class Finetuning:
             log.info("going on from %s", checkpoint.path)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        self.model.load_state_dict(checkpoint.tensors["weights"])
+        self._set_weights(checkpoint.tensors["weights"])
         restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
         self.best_weights = checkpoint.tensors.get("best", {})
         torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
@@ -314,30 +354,23 @@ class Finetuning:
         self.tokens = int(checkpoint.state["tokens"])
         self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
 
-    def _new_model(self) -> HeadedModel:
-        """The model with the task's head; what the checkpoint lacks is drawn by the recipe's seed."""
-        prepared, head = self.prepared, self.task.head
-        model, report = load_model(prepared.model_directory, heads=(head,), labels=self.task.labels)
-        check_vocabulary(model, prepared.tokenizer, source=str(prepared.model_directory))
-        hub_names = model.hub_form().hub_names(model.state_dict())
-        anew = set(report.drawn_anew)
-        names = {name for name, hub_name in hub_names.items() if hub_name in anew}
-        if self.recipe.new_head:
-            names |= {name for name in hub_names if name.startswith(f"{head}.")}
-        model.initialise(self.recipe.seed, only=names)
-        self.recipe.method.prepare(model, self.recipe.seed)
-        return model
+    def _session(self) -> AbstractContextManager[None]:
+        """What the method keeps while the run lasts."""
+        prepared = [learner.prepared for learner in self.learners]
+        read = [each.train.features for each in prepared]
+        read += [each.others[split].features for each in prepared for split in each.watched]
+        scratch = Scratch(self.run.path, self.recipe.engine.feature_store_gb * 1e9)
+        return self.recipe.method.session(self.model, read, self.engine, scratch)
 
     def _announce(self) -> None:
-        train = self.prepared.train
         self.recipe.method.set_trained(self.model, 0)
         parameters = list(self.model.parameters())
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         log.info(
             "%s, seed %d: %s examples, %s steps of %d, %s of %s parameters trained, %s on %s",
-            self.prepared.spec.name,
+            ", ".join(learner.name for learner in self.learners),
             self.recipe.seed,
-            f"{len(train.examples):,}",
+            f"{sum(len(learner.prepared.train.examples) for learner in self.learners):,}",
             f"{self.steps:,}",
             self.recipe.optimisation.batch_sequences,
             f"{trained:,}",
@@ -345,6 +378,13 @@ class Finetuning:
             self.engine.precision,
             self.engine.device.type,
         )
+        if len(self.learners) > 1:
+            counts = zip(self.learners, self.order.steps_by_task, strict=True)
+            log.info("updates an epoch: %s", ", ".join(f"{learner.name} {count:,}" for learner, count in counts))
+
+
+def _prefix(prepared: Prepared, tasks: int) -> str:
+    return f"{prepared.spec.name}/" if tasks > 1 else ""
 
 
 def by_name(splits: dict[str, Scores], main: str) -> Scores:

@@ -19,6 +19,7 @@ import numpy as np
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
+from bertkit.jobs.finetune_start import head_directory, with_start
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory
 from bertkit.models.hub import find_model, read_config
@@ -37,6 +38,7 @@ from bertkit.tasks.classification import (
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Split
 from bertkit.tasks.readers import label_names, load_split, read_own
+from bertkit.tasks.readers.columns import NOT_IOB2
 from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
 from bertkit.text.tokenizer import Tokenizer
@@ -77,6 +79,7 @@ class Prepared:
         spec: the task.
         task: with its labels in the order of the model's outputs.
         model_directory: where the model lies.
+        new_head: whether the head that it may have is not the task's.
         tokenizer: the model's.
         train: what is learnt from.
         others: by name, what is predicted; all that are looked at while it trains have labels.
@@ -87,6 +90,7 @@ class Prepared:
     spec: TaskSpec
     task: Task
     model_directory: Path
+    new_head: bool
     tokenizer: Tokenizer
     train: EncodedSplit
     others: Mapping[str, EncodedSplit]
@@ -103,7 +107,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False) -> Prepared:
     """Read the data and lay out the sequences.
 
     Args:
-        recipe: resolved.
+        recipe: resolved, of one task.
         offline: ask no network.
 
     Raises:
@@ -113,7 +117,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False) -> Prepared:
     spec = recipe.spec
     watched = watched_splits(spec)
     assert recipe.model is not None
-    directory = encoder_directory(find_model(recipe.model, offline=offline))
+    directory = head_directory(encoder_directory(find_model(recipe.model, offline=offline)), spec.name)
     config, contents = read_config(directory)
     tokenizer = Tokenizer.load(directory, offline=offline)
     names = ("train", *watched, *recipe.data.predict)
@@ -121,11 +125,14 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False) -> Prepared:
     train = fewer(splits.pop("train"), recipe.data.train_examples, recipe.seed)
     for name, split in {"train": train, **splits}.items():
         for what, count in split.notes.items():
-            log.warning("%s, %s: %s: %d (%s)", spec.name, name, what, count, ", ".join(split.named.get(what, ())[:3]))
+            level = logging.INFO if what == NOT_IOB2 else logging.WARNING
+            named = ", ".join(split.named.get(what, ())[:3])
+            log.log(level, "%s, %s: %s: %d (%s)", spec.name, name, what, count, named)
     names_of_labels = spec.labels
     if names_of_labels is None and spec.kind in ("classification", "multi_label", "tagging"):
         scored = {name: splits[name].examples for name in watched}
         names_of_labels = label_names(train.examples, scored)
+    recipe = with_start(recipe, names_of_labels, directory)
     task = build_task(recipe, train.examples, names_of_labels, config, contents, directory)
     encoder = SequenceEncoder(tokenizer, max_tokens=_max_tokens(recipe, config), token_types=config.reads_token_types)
     encoded = {
@@ -136,6 +143,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False) -> Prepared:
         spec=spec,
         task=task,
         model_directory=directory,
+        new_head=recipe.new_head,
         tokenizer=tokenizer,
         train=encoded.pop("train"),
         others=encoded,

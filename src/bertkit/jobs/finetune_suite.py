@@ -9,7 +9,6 @@ repeated.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import time
@@ -20,12 +19,15 @@ from typing import Any
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json
-from bertkit.jobs.finetune import Finetuning, seed_summaries
+from bertkit.jobs.finetune import Finetuning
 from bertkit.jobs.finetune_data import Prepared, prepare
+from bertkit.jobs.finetune_members import Member, members, suite_results
+from bertkit.jobs.multitask import joint_fingerprints
 from bertkit.progress import Progress
 from bertkit.recipe.finetune import (
     FinetuneRecipe,
     OwnTask,
+    TaskEntry,
     changed,
     load_finetune_recipe,
     load_own_task,
@@ -53,7 +55,8 @@ class FinetuneRequest:
 
     Attributes:
         recipe: name or path; None where task and model say it all.
-        task: a published task, a task YAML, or the user's own data, in place of the recipe's.
+        task: a published task, a task YAML, or the user's own data, in place of the recipe's; several: all of them
+            with one encoder.
         model: to start from, in place of the recipe's.
         data_dir: where the task's files lie, in place of the recipe's.
         overrides: KEY=VALUE, on top of all that; keys may be short (`lr`).
@@ -69,7 +72,7 @@ class FinetuneRequest:
     """
 
     recipe: str | None = None
-    task: str | OwnTask | None = None
+    task: TaskEntry | Sequence[TaskEntry] | None = None
     model: str | None = None
     data_dir: str | None = None
     overrides: Sequence[str] = ()
@@ -99,34 +102,21 @@ class FinetuneOutcome:
     runs: tuple[RunDirectory, ...]
 
 
-@dataclass(frozen=True)
-class Member:
-    """One run of a suite: its recipe, and what sets it apart."""
-
-    recipe: FinetuneRecipe
-    setting: Mapping[str, str]
-
-    @property
-    def name(self) -> str:
-        """Its directory below the suite's."""
-        parts = [f"{key}={value}" for key, value in self.setting.items()]
-        return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
-
-
 class _Data:
     """Prepared data, kept as long as the next run reads the same."""
 
     def __init__(self, *, offline: bool) -> None:
         self._offline = offline
         self._key: str | None = None
-        self._prepared: Prepared | None = None
+        self._prepared: tuple[Prepared, ...] = ()
 
-    def of(self, recipe: FinetuneRecipe) -> Prepared:
+    def of(self, recipe: FinetuneRecipe) -> tuple[Prepared, ...]:
+        """What each of the recipe's tasks reads."""
         parts = recipe.model_dump(mode="json", include=_READ)
         # A sample of the examples is drawn by the seed.
         key = json.dumps([parts, recipe.seed if recipe.data.train_examples else None], sort_keys=True)
-        if self._prepared is None or key != self._key:
-            self._prepared = prepare(recipe, offline=self._offline)
+        if key != self._key:
+            self._prepared = tuple(prepare(each, offline=self._offline) for each in recipe.alone)
             self._key = key
         return self._prepared
 
@@ -161,7 +151,7 @@ def finetune(
         return _Suite(request, data, progress, begun).start(recipe)
     recipe = changed(recipe, [f"seed={seed}" for seed in request.seeds])
     run = RunDirectory.create(
-        request.runs_root, _identity(recipe, data.of(recipe).fingerprints, request), request.run_dir
+        request.runs_root, _identity(recipe, joint_fingerprints(data.of(recipe)), request), request.run_dir
     )
     return _train(recipe, data, run, request, progress, begun)
 
@@ -172,17 +162,14 @@ def requested_recipe(request: FinetuneRequest) -> FinetuneRecipe:
     Raises:
         UsageError: all faults at once.
     """
-    given = request.task
-    if isinstance(given, str) and given.endswith((".yaml", ".yml")):
-        given = load_own_task(Path(given))
+    given = _entries(request.task)
     if request.recipe is not None:
         recipe = load_finetune_recipe(request.recipe)
-    elif given is None:
+    elif not given:
         raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
     else:
         recipe = FinetuneRecipe(name=_name_of(given, request.model or request.default_model))
-    task = _absolute_files(given) if isinstance(given, OwnTask) else given
-    update: dict[str, Any] = {} if task is None else {"task": task}
+    update: dict[str, Any] = {"task": given[0] if len(given) == 1 else given} if given else {}
     if request.model is not None:
         update["model"] = _absolute(request.model)
     if request.data_dir is not None:
@@ -203,7 +190,8 @@ def _train(
     max_minutes: float | None = None,
 ) -> FinetuneOutcome:
     prepared = data.of(recipe)
-    changes = [name for name, digest in prepared.fingerprints.items() if run.record["fingerprints"][name] != digest]
+    fingerprints = joint_fingerprints(prepared)
+    changes = [name for name, digest in fingerprints.items() if run.record["fingerprints"][name] != digest]
     if changes:
         raise UsageError(
             f"{run.path}: {' and '.join(changes)} changed since the run began; restore what it was, or start a new run"
@@ -243,7 +231,7 @@ class _Suite:
         grid = {key: list(values) for key, values in self.request.grid.items()}
         members(recipe, seeds, grid)  # every setting is checked before anything is trained
         plan = json.dumps([what_hash(changed(recipe, ["seed=0"])), seeds, grid])
-        identity = _identity(recipe, self.data.of(recipe).fingerprints, self.request)
+        identity = _identity(recipe, joint_fingerprints(self.data.of(recipe)), self.request)
         identity = RunIdentity(
             **{**vars(identity), "what_hash": hashlib.sha256(plan.encode()).hexdigest(), "seed": seeds[0]}
         )
@@ -281,7 +269,8 @@ class _Suite:
                 log.info("run %d of %d: %s", number, len(wanted), member.name)
                 finished.append((member, self._member(suite, member, deadline)))
             prepared = self.data.of(recipe)
-            results = suite_results(finished, prepared.spec.primary, prepared.selecting)
+            primary = {each.spec.name: each.spec.primary for each in prepared}
+            results = suite_results(finished, primary, prepared[0].selecting)
             _link(suite.model, Path(results["chosen"]["run"]) / "model")
             suite.write_results(results)
             total = {key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")}
@@ -291,9 +280,9 @@ class _Suite:
     def _member(self, suite: RunDirectory, member: Member, deadline: float | None) -> RunDirectory:
         """The run, finished: one of before, one that was begun here, or a new one."""
         recipe = member.recipe
-        prepared = self.data.of(recipe)
+        fingerprints = joint_fingerprints(self.data.of(recipe))
         path = suite.path / _RUNS / member.name
-        done = finished_run(self.request.runs_root, suite.path, what_hash(recipe), prepared.fingerprints)
+        done = finished_run(self.request.runs_root, suite.path, what_hash(recipe), fingerprints)
         if done is not None:
             log.info("finished already: %s", done.path)
             return done
@@ -302,28 +291,13 @@ class _Suite:
             run = RunDirectory.open(path)
         else:
             path.parent.mkdir(exist_ok=True)
-            identity = _identity(recipe, prepared.fingerprints, self.request)
+            identity = _identity(recipe, fingerprints, self.request)
             run = RunDirectory.create(self.request.runs_root, identity, path)
         try:
             return _train(recipe, self.data, run, self.request, self.progress, self.begun, minutes).run
         except StoppedError as stopped:
             told = str(stopped).partition("; go on")[0]
             raise StoppedError(f"{told}; go on with `bertkit finetune --resume {suite.path}`") from stopped
-
-
-def members(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[Member]:
-    """The runs of a suite: every combination of the grid's values, each with every seed.
-
-    Raises:
-        UsageError: a value that its key does not take.
-    """
-    found = []
-    for values in itertools.product(*grid.values()):
-        setting = dict(zip(grid, values, strict=True))
-        overrides = [f"{key}={value}" for key, value in setting.items()]
-        with_setting = changed(recipe, overrides)
-        found += [Member(changed(with_setting, [f"seed={seed}"]), setting) for seed in seeds]
-    return found
 
 
 def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str]) -> RunDirectory | None:
@@ -335,60 +309,6 @@ def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str
         if same and record.get("status") == "done" and (place.parent / "model").exists():
             return RunDirectory.open(place.parent)
     return None
-
-
-def suite_results(finished: Sequence[tuple[Member, RunDirectory]], primary: str, split: str) -> dict[str, Any]:
-    """The contents of a suite's results.json: every run, each setting over the seeds, and the choice.
-
-    Chosen is the setting whose mean of `primary` on `split` is best, the first of equal ones; of its runs the best one.
-    """
-    settings: dict[str, list[tuple[Member, RunDirectory, dict[str, Any]]]] = {}
-    for member, run in finished:
-        results = run.results
-        assert results is not None
-        settings.setdefault(json.dumps(dict(member.setting)), []).append((member, run, results))
-    tables = {setting: _table(runs) for setting, runs in settings.items()}
-    chosen = max(tables, key=lambda setting: _or_worst(tables[setting][primary]["mean"]))
-    task = next(iter(settings[chosen][0][2]["tasks"]))
-    best = max(settings[chosen], key=lambda each: _or_worst(_seed_scores(each[2])[primary]))
-    return {
-        "tasks": {task: tables[chosen]},
-        "primary": primary,
-        "chosen": {
-            "setting": json.loads(chosen),
-            "by": f"mean {primary} on {split}",
-            "run": str(best[1].path.resolve()),
-            "seed": best[0].recipe.seed,
-        },
-        "settings": [{"setting": json.loads(setting), "scores": table} for setting, table in tables.items()],
-        "runs": [
-            {
-                "run": str(run.path.resolve()),
-                "seed": member.recipe.seed,
-                "setting": dict(member.setting),
-                "scores": _seed_scores(results),
-                "degenerate": results["degenerate"],
-            }
-            for runs in settings.values()
-            for member, run, results in runs
-        ],
-        "degenerate": sum(results["degenerate"] is not None for runs in settings.values() for *_, results in runs),
-        "truncation": settings[chosen][0][2]["truncation"],
-    }
-
-
-def _table(runs: Sequence[tuple[Member, RunDirectory, dict[str, Any]]]) -> dict[str, Any]:
-    return seed_summaries({member.recipe.seed: _seed_scores(results) for member, _, results in runs})
-
-
-def _seed_scores(results: Mapping[str, Any]) -> dict[str, float | None]:
-    """A single run's scores by name."""
-    (scores,) = results["tasks"].values()
-    return {name: summary["seeds"][0] for name, summary in scores.items()}
-
-
-def _or_worst(score: float | None) -> float:
-    return -float("inf") if score is None else score
 
 
 def _link(link: Path, target: Path) -> None:
@@ -451,9 +371,21 @@ def _run_to_resume(request: FinetuneRequest) -> RunDirectory:
     return unfinished[0]
 
 
-def _name_of(task: str | OwnTask, model: str | None) -> str:
-    """A recipe's name where none is given: the task's, or the training file's, and the model's."""
-    first = own_spec(task).name if isinstance(task, OwnTask) else task
+def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, ...]:
+    """The tasks that a request names, files with their full paths."""
+    if given is None:
+        return ()
+    entries = (given,) if isinstance(given, str | OwnTask) else tuple(given)
+    read = [
+        load_own_task(Path(each)) if isinstance(each, str) and each.endswith((".yaml", ".yml")) else each
+        for each in entries
+    ]
+    return tuple(_absolute_files(each) if isinstance(each, OwnTask) else each for each in read)
+
+
+def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
+    """A recipe's name where none is given: the tasks', or the training file's, and the model's."""
+    first = "+".join(own_spec(each).name if isinstance(each, OwnTask) else each for each in tasks)
     last = "" if model is None else Path(model.rstrip("/")).name.partition("@")[0]
     if last == "model":
         last = Path(model or "").resolve().parent.name

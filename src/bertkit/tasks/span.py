@@ -205,7 +205,8 @@ class Span(Task):
             if not all(THRESHOLD in each.scores for each in predictions):
                 texts = self._thresholded(predictions, self.tune(predictions, examples)[THRESHOLD])
             v2 = squad_v2({name: text for name, text in texts.items() if name in references}, references)
-            found = {"f1": v2["f1"], "exact_match": v2["exact"]}
+            # The script of version 2.0 has another name for the same metric, and so has its task.
+            found = {"f1": v2["f1"], "exact": v2["exact"], "exact_match": v2["exact"]}
         return {name: found[name] for name in self.metrics}
 
     def comparable(

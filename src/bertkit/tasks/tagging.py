@@ -37,6 +37,8 @@ from bertkit.tasks.examples import TaggedExample
 TAG = "tag"
 FIRST = "first"
 _NO_TAG = -100
+_DIGITS = 6
+"""Of saved probabilities: there is one for each word and tag."""
 _CHUNK_METRICS = ("precision", "recall", "f1")
 
 
@@ -181,12 +183,22 @@ class Tagging(Task):
     def predictions(
         self, examples: Sequence[TaggedExample], features: Features, outputs: Sequence[NDArray[Any]]
     ) -> list[Prediction]:
+        """The tags of every example's words; `scores` has the names of all tags, and each one's probability by word."""
+        names = list(self.labels.names)
         tags: list[list[str]] = [[""] * len(example.words) for example in examples]
+        shares: list[list[list[float]]] = [[[]] * len(example.words) for example in examples]
         for words, logits_WK in zip(features.extra, outputs, strict=True):
-            for (example, place), best in zip(words, logits_WK.argmax(axis=-1).tolist(), strict=True):
-                tags[example][place] = self.labels.names[best]
+            exponential_WK = np.exp(logits_WK.astype(np.float64) - logits_WK.max(axis=-1, keepdims=True))
+            share_WK = np.round(exponential_WK / exponential_WK.sum(axis=-1, keepdims=True), _DIGITS)
+            best_W = logits_WK.argmax(axis=-1)
+            for (example, place), best, share_K in zip(words, best_W.tolist(), share_WK.tolist(), strict=True):
+                tags[example][place] = names[best]
+                shares[example][place] = share_K
         assert all(all(own) for own in tags), "every word is tagged in exactly one window"
-        return [Prediction(example.id, own) for example, own in zip(examples, tags, strict=True)]
+        return [
+            Prediction(example.id, own, {"tags": names, "probabilities": share})
+            for example, own, share in zip(examples, tags, shares, strict=True)
+        ]
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[TaggedExample]) -> Scores:
         guessed, gold = self._sentences(predictions, examples)

@@ -21,12 +21,16 @@ from pydantic import Field, model_validator
 
 from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
+from bertkit.models.recorder import Recorder
+from bertkit.objectives.base import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import Features, Task, TaskBatch
 from bertkit.training.config import EngineConfig
-from bertkit.training.cost import step_flops
+from bertkit.training.cost import spared_flops, step_flops
 from bertkit.training.engine import Engine, resolve_engine
+from bertkit.training.gradients import Gradient
 from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
+from bertkit.training.row_gradients import RowGradients
 from bertkit.training.schedules import BertSchedule, ConstantSchedule, CosineSchedule, LinearSchedule, Schedule
 from bertkit.training.step import StepOutcome, TermTotal
 
@@ -65,6 +69,12 @@ class FinetuneOptimisation(Settings):
     )
     select: Literal["last", "best"] | None = Field(
         None, description="Which look's weights are kept: the last, or the best on dev (with early stopping)."
+    )
+    task_smoothing: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="S: several tasks have updates in proportion to (their batches)^S; 1: their own, 0: equally many.",
     )
     max_nonfinite_steps: int = Field(
         3, ge=0, description="Updates in a row that may be skipped because loss or gradient was not finite."
@@ -105,6 +115,12 @@ class FinetuneEngine(Settings):
     micro_batch_tokens: int | Literal["auto"] = Field("auto", description="Tokens computed at once.")
     log_every_steps: int = Field(10, ge=1, description="Updates between two lines of metrics.jsonl.")
     save_every_steps: int = Field(500, ge=1, description="Updates between two checkpoints.")
+    feature_store_gb: float = Field(
+        8.0,
+        ge=0,
+        description="Most disk that features of a frozen encoder may take while the run lasts (method.name=features);"
+        " what does not fit is computed anew in every pass.",
+    )
     keep_checkpoints: Literal[0, 1] = Field(
         0, description="Checkpoints left when the run is done; while it goes on there is always the newest."
     )
@@ -153,16 +169,25 @@ class TaskStepper:
     """Computes gradients of a task's loss and applies updates."""
 
     def __init__(
-        self, model: HeadedModel, task: Task, optimizer: torch.optim.Optimizer, engine: Engine, clip_norm: float | None
+        self,
+        model: HeadedModel,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        engine: Engine,
+        clip_norm: float | None,
+        gradient: Gradient | None = None,
+        rows: RowGradients | None = None,
     ) -> None:
         self.model = model
         self.task = task
         self.optimizer = optimizer
         self.engine = engine
         self.clip_norm = math.inf if clip_norm is None else clip_norm
+        self.gradient = gradient or Gradient()
+        self.rows = rows or RowGradients(model)
 
-    def step(self, batches: Sequence[TaskBatch], rate: float) -> StepOutcome:
-        """One update at this learning rate, over the micro-batches of one batch."""
+    def step(self, batches: Sequence[TaskBatch], rate: float, number: int = 0) -> StepOutcome:
+        """Update `number` (from 0) at this learning rate, over the micro-batches of one batch."""
         self.model.train()
         learns = any(parameter.requires_grad for parameter in self.model.encoder.parameters())
         self.model.encoder.train(learns)
@@ -170,19 +195,21 @@ class TaskStepper:
         total = TermTotal(0.0, 0, 0)
         for batch in batches:
             moved = batch.to(self.engine.device)
-            with self.engine.autocast():
-                with torch.set_grad_enabled(learns):
-                    hidden_TD = self.model(moved.packed)
-                part = self.task.loss(self.model, hidden_TD, moved)
-            (part.sum / count).backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
-            total += TermTotal(float(part.sum.detach()), part.count, int(part.correct))
-        trained = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = float(torch.nn.utils.clip_grad_norm_(trained, self.clip_norm))
+
+            def loss(recorder: Recorder | None, moved: TaskBatch = moved) -> LossSum:
+                with self.engine.autocast():
+                    with torch.set_grad_enabled(learns):
+                        hidden_TD = self.model.states(self.task.head, moved.packed, recorder)
+                    return self.task.loss(self.model, hidden_TD, moved)
+
+            total += self.gradient.add(loss, moved, count, number)
+        norm = self.rows.clip(self.model.parameters(), self.clip_norm)
         finite = math.isfinite(norm) and math.isfinite(total.sum)
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * group.get("lr_scale", 1.0)
             self.optimizer.step()
+        self.rows.clear()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome({"task": total}, norm, sum(batch.packed.num_tokens for batch in batches), finite)
 
@@ -201,21 +228,19 @@ def predict(model: HeadedModel, task: Task, features: Features, engine: Engine) 
     for items in prediction_batches(features, engine.micro_batch_tokens):
         batch = features.batch(items).to(engine.device)
         with engine.autocast():
-            hidden_TD = model(batch.packed)
+            hidden_TD = model.states(task.head, batch.packed)
             found = task.decode(model, hidden_TD, batch)
         outputs.update(zip(items.tolist(), found, strict=True))
     return [outputs[item] for item in range(features.num_items)]
 
 
-def task_flops(model: HeadedModel, batches: Sequence[TaskBatch]) -> float:
-    """Floating-point operations of one update over these micro-batches."""
-    return sum(
-        step_flops(
-            model,
-            tokens=batch.packed.num_tokens,
-            squared_lengths=float((batch.packed.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
-            predictions=0,
-            sequences=batch.packed.num_sequences,
-        )
-        for batch in batches
-    )
+def task_flops(model: HeadedModel, head: str, batches: Sequence[TaskBatch]) -> float:
+    """Floating-point operations of one update over these micro-batches, as far as this head has them computed."""
+    flops = 0.0
+    for batch in batches:
+        squared_lengths = float((batch.packed.sequences.cu_seqlens_B1.diff().double() ** 2).sum())
+        sizes = {"tokens": batch.packed.num_tokens, "squared_lengths": squared_lengths}
+        flops += step_flops(model, **sizes, predictions=0, sequences=batch.packed.num_sequences)
+        if model.reads_one_token(head):
+            flops -= spared_flops(model.encoder, **sizes, sequences=batch.packed.num_sequences)
+    return flops

@@ -1,0 +1,138 @@
+"""Is it the same? Steps of fine-tuning beside a plain `transformers` loop: the losses, then what both predict on dev.
+
+Both start from one checkpoint with one head, see the same batches at the same rates, and compute without dropout, in
+fp32. One packs its sequences, the other pads them; nothing else should differ but the order of float sums.
+
+    python -m benchmarks.finetune_oracle --tasks DATA          200 steps of 16 RTE pairs of at most 128 tokens
+
+On RTE (September 2026, 2 threads): see `largest_loss_difference` of what it prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
+from numpy.typing import NDArray
+
+from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
+from bertkit.models.hub import load_model, save_model
+from bertkit.models.labels import Labels
+from bertkit.progress import silent_progress
+from bertkit.tasks.catalogue import find_task
+from bertkit.tasks.readers import load_split
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.finetune import EpochOrder
+
+_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ours and theirs: one loss a step, one label an example of dev."""
+
+    losses: tuple[list[float], list[float]]
+    labels: tuple[list[str], list[str]]
+    probabilities: tuple[list[list[float]], list[list[float]]]
+
+    @property
+    def largest_loss_difference(self) -> float:
+        """Relative to theirs."""
+        return max(abs(a - b) / b for a, b in zip(*self.losses, strict=True))
+
+
+def starting_point(source: Path, labels: tuple[str, ...], directory: Path) -> Path:
+    """A copy of a model without dropout, and with a head."""
+    calm = directory / "calm"
+    shutil.copytree(source, calm)
+    config = json.loads((calm / "config.json").read_text())
+    (calm / "config.json").write_text(json.dumps(config | dict.fromkeys(_DROPOUTS, 0.0)))
+    model, report = load_model(calm, heads=("sequence_classification",), labels=Labels(labels))
+    hub_names = model.hub_form().hub_names(model.state_dict())
+    model.initialise(0, only={name for name, hub_name in hub_names.items() if hub_name in report.drawn_anew})
+    save_model(model, Tokenizer.load(calm), directory / "start")
+    return directory / "start"
+
+
+def compare(task: str, tasks: Path, *, batch: int, max_length: int, steps: int, directory: Path) -> Comparison:
+    """Train both sides.
+
+    Args:
+        task: a GLUE task of labels.
+        tasks: GLUE's folder.
+        batch: sequences of an update.
+        max_length: tokens of the longest sequence.
+        steps: updates.
+        directory: an empty one, for model and run.
+    """
+    spec = find_task(task)
+    assert spec.labels is not None
+    start = starting_point(minilm(), spec.labels, directory)
+    rate = 5e-5
+    settings = (f"lr={rate}", f"batch={batch}", f"max_length={max_length}", f"optimisation.max_steps={steps}")
+    engine = ("engine.device=cpu", "engine.precision=fp32", "engine.log_every_steps=1", "epochs=1000")
+    request = FinetuneRequest(
+        task=task,
+        model=str(start),
+        data_dir=str(tasks),
+        overrides=[*settings, *engine, "optimisation.evaluations_per_epoch=1", "warmup=0.1"],
+        run_dir=directory / "run",
+    )
+    ours = finetune(request, progress=silent_progress).run
+    lines = [json.loads(line) for line in ours.metrics.read_text().splitlines()]
+    said = [json.loads(line) for line in (ours.path / "predictions" / f"{task}-dev.jsonl").read_text().splitlines()]
+
+    peer = PeerClassification.of(spec, start, max_length)
+    train, dev = (load_split(spec, split, str(tasks)).examples for split in ("train", "dev"))
+    features = peer.features(train)
+    loop = Loop(peer.build(), LoopSettings(rate, steps))
+    order = EpochOrder(len(features), batch, seed=0)
+    losses = [loop.step(peer.batch([features[i] for i in order.items(step)]), step) for step in range(steps)]
+    logits: NDArray[np.float32] = np.stack(peer.predict(loop, peer.features(dev)))
+    probabilities = torch.softmax(torch.from_numpy(logits), dim=-1).tolist()
+    return Comparison(
+        ([line["loss"] for line in lines if "loss" in line], losses),
+        ([line["prediction"] for line in said], [spec.labels[int(each.argmax())] for each in logits]),
+        ([[line["scores"][name] for name in spec.labels] for line in said], probabilities),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", type=Path, required=True, help="folder that holds glue/")
+    parser.add_argument("--task", default="rte")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        found = compare(
+            options.task,
+            options.tasks / "glue",
+            batch=options.batch,
+            max_length=options.max_length,
+            steps=options.steps,
+            directory=Path(directory),
+        )
+    ours, theirs = torch.tensor(found.probabilities[0]), torch.tensor(found.probabilities[1])
+    document = {
+        "steps": len(found.losses[0]),
+        "first_loss": found.losses[0][0],
+        "last_loss": found.losses[0][-1],
+        "largest_loss_difference": found.largest_loss_difference,
+        "dev_examples": len(found.labels[0]),
+        "dev_labels_that_differ": sum(a != b for a, b in zip(*found.labels, strict=True)),
+        "largest_probability_difference": float((ours - theirs).abs().max()),
+    }
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Fine-tuning speed beside plain `transformers` loops: examples a second on the same SST-2 batches, alternating.
+
+The peers are what one writes with the library (finetune_peer.py): all-MiniLM-L6-v2, SDPA, fused AdamW, clipping,
+batches of 32 in random order; one pads to the limit of 128 tokens, as the library's GLUE example does by default, one
+to the longest of each batch. All three take the same examples, in one process, step about, so that a machine that slows
+down slows all; texts are tokenised before, and making a batch counts. `cpu_ratio` compares processor time, which does
+not count what other programs take, and is the better figure on a machine that is busy.
+
+    python -m benchmarks.finetune_speed --tasks DATA                 as many threads as OMP_NUM_THREADS says
+    python -m benchmarks.finetune_speed --tasks DATA --profile       where the time of our step goes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
+from torch.profiler import ProfilerActivity, profile
+
+from bertkit.models.hub import load_model
+from bertkit.models.labels import Labels
+from bertkit.tasks.base import Features, TaskBatch
+from bertkit.tasks.catalogue import find_task
+from bertkit.tasks.classification import Classification, TextSettings
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.readers import load_split
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.config import EngineConfig
+from bertkit.training.cost import measured_peak_flops
+from bertkit.training.engine import resolve_engine
+from bertkit.training.finetune import EpochOrder, TaskStepper, task_flops
+from bertkit.training.optimizers import AdamWConfig
+
+LIMIT, BATCH, RATE = 128, 32, 5e-5
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", type=Path, required=True, help="folder that holds glue/")
+    parser.add_argument("--task", default="sst2")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of each side")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--examples", type=int, default=16_384, help="of train, so many are read")
+    parser.add_argument("--profile", action="store_true")
+    return parser.parse_args()
+
+
+class Ours:
+    """bertkit's step."""
+
+    def __init__(self, task: str, examples: list[Any], precision: str) -> None:
+        spec = find_task(task)
+        assert spec.labels is not None
+        labels = Labels(spec.labels)
+        self.task = Classification(labels, spec.metrics, TextSettings())
+        encoder = SequenceEncoder(Tokenizer.load(minilm()), max_tokens=LIMIT)
+        self.features: Features = self.task.encode(examples, encoder)
+        self.engine = resolve_engine(EngineConfig(device="cpu", precision=precision))
+        self.model, _ = load_model(minilm(), heads=(self.task.head,), labels=labels)
+        optimizer = AdamWConfig().build(self.model)
+        self.stepper = TaskStepper(self.model, self.task, optimizer, self.engine, 1.0)
+
+    def batches(self, items: Any) -> list[TaskBatch]:
+        return [self.features.batch(part) for part in self.features.cut(items, self.engine.micro_batch_tokens)]
+
+    def step(self, items: Any) -> None:
+        self.stepper.step(self.batches(items), RATE)
+
+
+def peers(task: str, examples: list[Any], *, bf16: bool) -> dict[str, Callable[[Any], object]]:
+    """Both other sides, each with its own weights."""
+    made: dict[str, Callable[[Any], object]] = {}
+    for name, length in (("padded to 128", LIMIT), ("padded to the longest", None)):
+        peer = PeerClassification.of(find_task(task), minilm(), LIMIT)
+        features = peer.features(examples)
+        loop = Loop(peer.build(), LoopSettings(RATE, 10_000, bf16=bf16))
+
+        def step(
+            items: Any,
+            peer: PeerClassification = peer,
+            loop: Loop = loop,
+            features: list[Any] = features,
+            length: int | None = length,
+        ) -> None:
+            loop.step(peer.batch([features[i] for i in items], length=length), 1000)
+
+        made[name] = step
+    return made
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds that it takes, and seconds of processor time."""
+    started, used = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - started, time.process_time() - used
+
+
+def parts_of(ours: Ours, orders: Iterator[Any], steps: int) -> dict[str, float]:
+    """Median milliseconds of processor time of the parts of our step."""
+    stepper, found = ours.stepper, []
+    clip, update, clear = stepper.rows.clip, stepper.optimizer.step, stepper.rows.clear
+    seconds: dict[str, float] = {}
+
+    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            started = time.process_time()
+            result = call(*given, **named)
+            seconds[name] = seconds.get(name, 0.0) + time.process_time() - started
+            return result
+
+        return run
+
+    stepper.rows.clip, stepper.rows.clear = watched("clipping", clip), watched("clipping", clear)  # type: ignore[method-assign]
+    stepper.optimizer.step = watched("AdamW", update)  # type: ignore[method-assign]
+    for _ in range(steps):
+        items = next(orders)
+        seconds.clear()
+        started = time.process_time()
+        batches = ours.batches(items)
+        seconds["batch"] = time.process_time() - started
+        _, whole = timed(partial(stepper.step, batches, RATE))
+        seconds["forward and backward"] = whole - seconds["clipping"] - seconds["AdamW"]
+        found.append(dict(seconds))
+    stepper.rows.clip, stepper.rows.clear, stepper.optimizer.step = clip, clear, update  # type: ignore[method-assign]
+    return {name: round(1000 * statistics.median(each[name] for each in found), 2) for name in found[0]}
+
+
+def show_profile(ours: Ours, orders: Iterator[Any], steps: int) -> None:
+    """The operators of our step by their own time."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=False) as found:
+        for _ in range(steps):
+            ours.step(next(orders))
+    print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=35, max_name_column_width=60))
+
+
+def main() -> None:
+    options = arguments()
+    spec = find_task(options.task)
+    examples = load_split(spec, "train", str(options.tasks / "glue")).examples[: options.examples]
+    ours = Ours(options.task, examples, options.precision)
+    order = EpochOrder(len(examples), BATCH, seed=0)
+    orders = (order.items(step) for step in range(10**6))
+    for _ in range(2):
+        ours.step(next(orders))
+    parts = parts_of(ours, orders, options.steps)
+    if options.profile:
+        print(json.dumps(parts))
+        show_profile(ours, orders, options.steps)
+        return
+    sides = {"bertkit": ours.step, **peers(options.task, examples, bf16=options.precision == "bf16")}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    flops = []
+    for step in range(options.steps + 1):
+        items = next(orders)
+        for name, run in sides.items():
+            spent = timed(partial(run, items))
+            if step:  # the first step of each warms up
+                seconds[name].append(spent)
+        flops.append(task_flops(ours.model, ours.task.head, ours.batches(items)))
+
+    def ratios(kind: int) -> dict[str, list[float]]:
+        """Theirs over ours, step by step."""
+        own = [each[kind] for each in seconds["bertkit"]]
+        return {
+            name: [theirs[kind] / mine for theirs, mine in zip(spent, own, strict=True)]
+            for name, spent in seconds.items()
+            if name != "bertkit"
+        }
+
+    wall, processor = ratios(0), ratios(1)
+    rates = {name: BATCH / statistics.median(wall_of for wall_of, _ in spent) for name, spent in seconds.items()}
+    document = {
+        "task": options.task,
+        "batch": BATCH,
+        "precision": options.precision,
+        "threads": torch.get_num_threads(),
+        "mean_tokens": round(float(ours.features.tokens_I.mean()), 1),
+        "examples_per_s": {name: round(rate, 1) for name, rate in rates.items()},
+        "ratio": {name: round(statistics.median(each), 2) for name, each in wall.items()},
+        "ratio_lowest_highest": {name: [round(min(each), 2), round(max(each), 2)] for name, each in wall.items()},
+        "cpu_ratio": {name: round(statistics.median(each), 2) for name, each in processor.items()},
+        "cpu_milliseconds_of_our_step": parts,
+        "gflops": round(statistics.mean(flops) / BATCH * rates["bertkit"] / 1e9, 1),
+        "matmul_peak_gflops": round(measured_peak_flops(ours.engine.device, bf16=ours.engine.bf16) / 1e9, 1),
+    }
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What a method of fine-tuning is: which weights are trained in which epoch, on what model, by which gradient.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: all of them, from the first step on. Siblings hold one method
+each. Layer-wise decay of the rate, which any of them may have, is that of ELECTRA (Clark et al. 2020, arXiv:2003.10555,
+appendix B).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from bertkit.errors import UsageError
+from bertkit.models.feature_lstm import FeatureLstm
+from bertkit.models.headed import HeadedModel
+from bertkit.settings import Settings
+from bertkit.tasks.base import Features
+from bertkit.training.engine import Engine
+from bertkit.training.gradients import Gradient
+
+_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+_BELOW_ALL_LAYERS = ("embeddings", "embedding_norm", "word", "mask_emb", "projection")
+"""Parts of an encoder that its first layer reads."""
+FROZEN_BASE = "encoder.base."
+"""What the weights of an encoder that is only read for its features are called."""
+_READERS = ("encoder.lstm.", "encoder.mix.")
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Where a method may keep what the run does not, and how much of it."""
+
+    directory: Path
+    max_bytes: float
+
+
+class Method(Settings, ABC):
+    """What is trained in which epoch."""
+
+    @abstractmethod
+    def is_trained(self, depth: int, epoch: int) -> bool:
+        """Whether a parameter is trained.
+
+        Args:
+            depth: how many layers it lies below the head: 0 for head and pooler, 1 for the top layer, and so on down to
+                the embeddings.
+            epoch: counted from 0.
+        """
+
+    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
+        """The model to train: the given one with what the method adds to it; weights are drawn by the seed.
+
+        Raises:
+            UsageError: the method does not fit the model.
+        """
+        if isinstance(model.encoder, FeatureLstm):
+            raise UsageError(
+                "method.name: the model was trained on the features of a frozen encoder; go on with"
+                " method.name=features, or start from the encoder that it was made from"
+            )
+        return model
+
+    def finish(self, model: HeadedModel) -> None:
+        """Make a plain model of it again."""
+        return
+
+    def set_trained(self, model: HeadedModel, epoch: int) -> None:
+        """Let gradients flow to what this epoch trains."""
+        depths = depth_below_head(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(self.is_trained(depths[name], epoch))
+
+    def gradient(self, seed: int) -> Gradient:
+        """How an update's gradient is computed; what it draws at random is drawn by the seed."""
+        return Gradient()
+
+    @contextmanager
+    def session(
+        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, scratch: Scratch
+    ) -> Iterator[None]:
+        """What is kept while a run lasts.
+
+        Args:
+            model: of `prepare`, where it computes.
+            splits: what is read again and again, in the order of importance.
+            engine: where and how it computes.
+            scratch: see there.
+        """
+        yield
+
+
+class Full(Method):
+    """Every weight from the first step on."""
+
+    name: Literal["full"] = "full"
+
+    def is_trained(self, depth: int, epoch: int) -> bool:
+        return True
+
+
+def depth_below_head(model: HeadedModel) -> Mapping[str, int]:
+    """How many layers each parameter lies below the head: head and pooler 0, top layer 1, first layer L, embeddings
+    L + 1. Weights that several layers share, as ALBERT's, count as the top layer's, like a norm behind it."""
+    numbers = {name: int(found[1]) if (found := _LAYER.match(name)) else None for name, _ in model.named_parameters()}
+    layers = 1 + max((number for number in numbers.values() if number is not None), default=0)
+
+    def depth(name: str, number: int | None) -> int:
+        if not name.startswith("encoder.") or name.startswith(_READERS):
+            return 0
+        if number is not None:
+            return layers - number
+        return layers + 1 if name.split(".")[1] in _BELOW_ALL_LAYERS else 1
+
+    return {name: depth(name, number) for name, number in numbers.items()}
+
+
+def scale_rates(model: HeadedModel, optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """Split the optimiser's groups so that a weight's rate is decay^depth of the head's (`lr_scale` of its group).
+
+    The paper gives the decay alone. ELECTRA's code has one factor more below the head, XLNet's one fewer.
+    """
+    if decay == 1.0:
+        return
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    depths = depth_below_head(model)
+    groups = []
+    for group in optimizer.param_groups:
+        by_depth: dict[int, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_depth.setdefault(depths[names[parameter]], []).append(parameter)
+        for depth, parameters in sorted(by_depth.items()):
+            scale = group.get("lr_scale", 1.0) * decay**depth
+            groups.append({**group, "params": parameters, "lr_scale": scale})
+    optimizer.param_groups[:] = groups
