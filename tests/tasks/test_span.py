@@ -12,6 +12,7 @@ from torch.nn import functional
 from bertkit.errors import UsageError
 from bertkit.models.hub import load_model
 from bertkit.tasks.base import Features, Prediction
+from bertkit.tasks.catalogue import TASKS
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Answer, QuestionExample
 from bertkit.tasks.span import END, START, THRESHOLD, Span, SpanSettings, answer_tokens, most_context
@@ -124,6 +125,15 @@ def test_no_answer_scores_the_smallest_over_chunks_and_a_threshold_is_tuned() ->
     final = own.final(raw, tuned)
     assert [each.prediction for each in final] == ["cat", "list", ""]
     assert own.score(final, examples) == own.score(raw, examples) == {"f1": 1.0, "exact_match": 1.0}
+
+
+@pytest.mark.parametrize("name", ["squad", "squad2"])
+def test_the_published_tasks_have_the_metrics_that_they_name(name: str) -> None:
+    spec = TASKS[name]
+    own = Span(spec.metrics, FULL, may_be_impossible=name == "squad2")
+    scores = own.score([Prediction("a", "cat", {THRESHOLD: 0.0})], [question("cat", "a")])
+    assert scores == dict.fromkeys(spec.metrics, 1.0)
+    assert spec.primary in scores
 
 
 def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:

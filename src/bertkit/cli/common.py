@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from bertkit.cli.story import Story, duration, result, story
+from bertkit.errors import UsageError
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -42,6 +43,7 @@ __all__ = [
     "model_or_default",
     "result",
     "runs_root",
+    "seed_numbers",
     "spread_arguments",
     "story",
 ]
@@ -74,6 +76,21 @@ def cache_root() -> Path:
 def model_or_default(model: str | None) -> str:
     """The model asked for: the one given, else BERTKIT_MODEL, else the usual one."""
     return model or os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL
+
+
+def seed_numbers(text: str | None) -> list[int]:
+    """`0-4` and `1,7,9` as numbers; none where nothing is given.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    found: list[int] = []
+    for part in () if text is None else text.split(","):
+        first, dash, last = (each.strip() for each in part.partition("-"))
+        if not first.isdecimal() or (dash and (not last.isdecimal() or int(last) < int(first))):
+            raise UsageError(f"--seeds {text}: expected numbers and ranges, such as 0-4 or 1,7,9")
+        found += range(int(first), int(last if dash else first) + 1)
+    return list(dict.fromkeys(found))
 
 
 def command_app(help: str | None = None) -> typer.Typer:

@@ -1,12 +1,12 @@
 """`bertkit eval`: what a model is worth, suite by suite.
 
 Nothing here follows a paper. Each suite is a subcommand with options of its own; the work is a job's. To add one, write
-its function here or in a module beside this one, and enter it in SUITES; `score` and `check` will be entries too.
+its function here or in a module beside this one, and enter it in SUITES. The published tasks are suites too
+(eval_tasks.py); `score`, `check` and `ensemble` (ensemble.py) need no model.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,30 +21,18 @@ from bertkit.cli.common import (
     Quiet,
     RunDir,
     Verbose,
-    command_app,
-    model_or_default,
     result,
-    runs_root,
     story,
 )
+from bertkit.cli.ensemble import ensemble
+from bertkit.cli.eval_tasks import BatchTokens, SuiteGroup, eval_request, glue
+from bertkit.errors import CheckError
 
 if TYPE_CHECKING:
-    from bertkit.jobs.evaluation import EvalRequest, Evaluated
-    from bertkit.run.directory import RunDirectory
+    from bertkit.jobs.evaluation import Evaluated
 
 MOST_ROWS = 24
 """Paradigms are shown one by one up to so many, else by phenomenon; paradigms.csv has them all."""
-
-BatchTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-tokens",
-        metavar="N",
-        min=1,
-        show_default=False,
-        help="Tokens computed at once (default: 4096 on a CPU, 32768 on a GPU); changes speed and memory alone.",
-    ),
-]
 
 
 def blimp(
@@ -59,12 +47,12 @@ def blimp(
         ),
     ] = None,
     rule: Annotated[
-        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right"] | None,
+        Literal["original", "within_word_l2r", "masked_next_token", "left_to_right", "encoder_left_to_right"] | None,
         typer.Option(
             "--rule",
             show_default=False,
             help="Mask each token alone, or with the later pieces of its word, or read from left to right"
-            " (default: original with a masked-LM head, else left_to_right).",
+            " (default: as config.json says, else original with a masked-LM head and left_to_right without).",
         ),
     ] = None,
     pairs: Annotated[
@@ -95,7 +83,7 @@ def blimp(
     from bertkit.jobs.blimp import BlimpSettings, evaluate_blimp
 
     settings = BlimpSettings(rule=rule, pairs=pairs, only=only or [], seed=seed)
-    request = _request(model, device, batch_tokens, run_dir, offline)
+    request = eval_request(model, device, batch_tokens, run_dir, offline)
     evaluated = evaluate_blimp(request, data_dir, settings, progress=story.progress)
     _tell_blimp(evaluated.results)
     _finish(evaluated, as_json=as_json)
@@ -144,42 +132,74 @@ def mlm(
     settings = MlmSettings(
         sequence_length=sequence_length, sequences=sequences, pseudo_sequences=pseudo_sequences, seed=seed
     )
-    request = _request(model, device, batch_tokens, run_dir, offline)
+    request = eval_request(model, device, batch_tokens, run_dir, offline)
     evaluated = evaluate_mlm(request, data or (), settings, progress=story.progress)
     _tell_mlm(evaluated.results)
     _finish(evaluated, as_json=as_json)
 
 
-SUITES: dict[str, Callable[..., None]] = {"blimp": blimp, "mlm": mlm}
-"""Each suite's name on the command line and its command."""
+def score(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A published task: rte, squad, conll2003, ...")],
+    predictions: Annotated[
+        Path,
+        typer.Option(
+            "--predictions",
+            metavar="F",
+            help="JSON Lines of id and prediction, GLUE's index and prediction (.tsv), SQuAD's predictions.json, or"
+            " CoNLL columns with the predicted tag last.",
+        ),
+    ],
+    gold: Annotated[Path, typer.Option("--gold", metavar="F", help="The task's own file, with labels.")],
+    split: Annotated[str, typer.Option("--split", metavar="SPLIT", help="Which split the gold file is.")] = "dev",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Score saved predictions, without a model: `bertkit eval score rte --predictions rte-dev.jsonl --gold dev.tsv`"""
+    from bertkit.jobs.score import score_file
 
-app = command_app("Evaluate a model; each suite has options of its own: `bertkit eval SUITE --help`.")
-for _name, _command in SUITES.items():
+    document = score_file(task, predictions, gold, split)
+    if as_json:
+        result(document, as_json=True)
+        return
+    (name, scores), *_ = document["tasks"].items()
+    for metric, figure in scores.items():
+        value = figure["mean"]
+        result(f"{name}  {metric}  {'undefined' if value is None else f'{value:.4f}'}")
+    story.info(f"{document['examples']:,} examples")
+
+
+def check(
+    archive: Annotated[Path, typer.Argument(metavar="ZIP", help="A GLUE submission.")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Validate a GLUE submission, whoever made it; exit code 5 and every fault with file and line where it is none."""
+    from bertkit.tasks.submission import GLUE_FILES, check_submission
+
+    faults = check_submission(archive)
+    if as_json:
+        result({"zip": archive, "ok": not faults, "faults": [fault._asdict() for fault in faults]}, as_json=True)
+    if faults:
+        lines = "".join(f"\n  {fault}" for fault in faults)
+        raise CheckError(f"{archive}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}:{lines}")
+    if not as_json:
+        result(f"{archive}: a complete submission of {len(GLUE_FILES)} files")
+
+
+SUITES: dict[str, Callable[..., None]] = {"glue": glue, "blimp": blimp, "mlm": mlm}
+"""Each suite's name on the command line and its command; published tasks are in `eval_tasks.TASK_TITLES`."""
+
+app = typer.Typer(
+    help="Evaluate a model; each suite has options of its own: `bertkit eval SUITE --help`.",
+    cls=SuiteGroup,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_commands: dict[str, Callable[..., None]] = {**SUITES, "score": score, "check": check, "ensemble": ensemble}
+for _name, _command in _commands.items():
     app.command(_name)(_command)
-
-
-def _request(
-    model: str | None,
-    device: Literal["auto", "cpu", "cuda"] | None,
-    batch_tokens: int | None,
-    run_dir: Path | None,
-    offline: bool,
-) -> EvalRequest:
-    from bertkit.jobs.evaluation import EvalRequest
-
-    def keep_log(run: RunDirectory) -> None:
-        story.log_file = run.log_file
-
-    return EvalRequest(
-        model=model_or_default(model),
-        device=device or "auto",
-        batch_tokens=batch_tokens,
-        runs_root=runs_root(),
-        run_dir=run_dir,
-        offline=offline,
-        command=sys.argv,
-        begun=keep_log,
-    )
 
 
 def _finish(evaluated: Evaluated, *, as_json: bool) -> None:

@@ -35,8 +35,8 @@ def show_recipe(
 ) -> None:
     """Show a recipe resolved: every setting, defaults included, as YAML (or JSON)."""
     from bertkit.recipe.hashing import what_hash
-    from bertkit.recipe.load import dump_recipe, load_recipe
+    from bertkit.recipe.load import dump_recipe, load_any
 
-    resolved = load_recipe(recipe, overrides or ())
+    resolved = load_any(recipe, overrides or ())
     result(resolved.model_dump(mode="json") if as_json else dump_recipe(resolved), as_json=as_json)
     story.info(f"what-hash {what_hash(resolved)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertkit.cli.common import AsJson, Quiet, Verbose, command_app, result, runs_root, story
+from bertkit.cli.common import AsJson, Offline, Quiet, Verbose, command_app, result, runs_root, story
 from bertkit.errors import DataError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SHOWN_RESULTS = 3
 """How many figures of a run's results fit in its line of `runs list`."""
 
-app = command_app("List the runs, show one, or verify that its files are what it wrote.")
+app = command_app("List the runs, show one, compare two, or verify that a run's files are what it wrote.")
 
 
 def _complete_run(incomplete: str) -> list[str]:
@@ -71,6 +71,53 @@ def show_run(run: RunName, as_json: AsJson = False, quiet: Quiet = False, verbos
     result(found.path)
 
 
+@app.command("diff")
+def diff(
+    a: RunName,
+    b: RunName,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", show_default=False, help="This task only.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="SPLIT", show_default=False, help="This split only.")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="NAME", show_default=False, help="In place of the task's primary metric."),
+    ] = None,
+    resamples: Annotated[int, typer.Option("--resamples", metavar="N", min=1, help="Of the bootstrap.")] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the bootstrap.")] = 0,
+    offline: Offline = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Compare two runs by their saved predictions: paired bootstrap, agreement, and how their recipes differ."""
+    from bertkit.jobs.runs_diff import compare_runs
+    from bertkit.run.directory import find_run
+
+    first, second = (find_run(name, runs_root()) for name in (a, b))
+    document = compare_runs(
+        first, second, task=task, split=split, metric=metric, resamples=resamples, seed=seed, offline=offline
+    )
+    if as_json:
+        result(document, as_json=True)
+        return
+    for each in document["comparisons"]:
+        if each["recipe"]:
+            differing = [(one["key"], one["a"], one["b"]) for one in each["recipe"]]
+            story.table((f"{each['task']}: recipe", first.id, second.id), differing)
+        rows = [(name, *(_figure(pair[key]) for key in "ab")) for name, pair in each["scores"].items()]
+        story.table((f"{each['task']} {each['split']}", first.id, second.id), rows)
+        counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in each["agreement"].items())
+        story.info(f"{each['examples']:,} examples: {counts}")
+        low, high = each["interval"]
+        result(
+            f"{each['task']} {each['split']} {each['metric']}: {each['difference']:+.4f} from A to B,"
+            f" {each['confidence']:.0%} interval {low:+.4f} to {high:+.4f}, p = {each['p_value']:.4f}"
+        )
+
+
 @app.command("verify")
 def verify(run: RunName, as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
     """Check every file of a run against its recorded hash; exit code 5 where one is missing, truncated or altered."""
@@ -88,6 +135,10 @@ def verify(run: RunName, as_json: AsJson = False, quiet: Quiet = False, verbose:
     report.raise_for_faults()
     if not as_json:
         result(report.path)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Meter:
         done = f"{self.completed:,}"
         if self._total:
             done += f"/{self._total:,} ({self.completed / self._total:.0%})"
-        parts = [f"{self._label}: {done} {self._unit}", f"{rate:,.0f} {self._unit}/s"]
+        parts = [f"{self._label}: {done} {self._unit}", f"{speed(rate)} {self._unit}/s"]
         if self._total and rate > 0:
             parts.append(f"{duration(max(self._total - self.completed, 0) / rate)} left")
         return ", ".join([*parts, self.note] if self.note else parts)
@@ -234,6 +234,11 @@ def quiet_library_bars() -> None:
     """Keep the libraries' own bars off a log file; a value that the user set stays."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+
+def speed(rate: float) -> str:
+    """Units a second as people say them: 1,234, 12, 3.4, 0.05."""
+    return f"{rate:,.0f}" if rate >= 9.95 else f"{rate:.2g}"
 
 
 def duration(seconds: float) -> str:

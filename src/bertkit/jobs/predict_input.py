@@ -1,0 +1,232 @@
+"""A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, or Parquet.
+
+No paper; CSV is RFC 4180, a TSV is never quoted. Sibling of bertkit.tasks.readers, which read whole files with labels;
+here lines come one by one, as fast as they are asked for, and a blank one is an example that is None: what is printed
+has one line for each.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from bertkit.errors import DataError, UsageError
+from bertkit.tasks.catalogue import Kind
+from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
+from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
+from bertkit.tasks.readers.swag import endings_in
+from bertkit.tasks.readers.table import table_rows
+from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES
+
+Form = Literal["text", "jsonl", "csv", "tsv", "parquet"]
+Lines = Iterator[tuple[int, str]]
+Rows = Iterator[tuple[str, dict[str, Any] | None]]
+_SUFFIXES: dict[str, Form] = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+STDIN = "stdin"
+
+
+@dataclass(frozen=True)
+class InputColumns:
+    """Which columns or fields hold what.
+
+    Attributes:
+        text, text_pair: the user's choice; None for the first of the usual names that is there.
+        texts, text_pairs: what the model's own data calls them, before `text` and `text_pair`.
+        endings: likewise, of a choice: a column of lists, or a column for each ending.
+    """
+
+    text: str | None = None
+    text_pair: str | None = None
+    texts: tuple[str, ...] = ()
+    text_pairs: tuple[str, ...] = ()
+    endings: tuple[str, ...] = ("endings",)
+
+    def first(self, row: Mapping[str, Any], *last: str) -> str:
+        """The column of the text: the one named, or the first usual one; `last` are the kind's own names."""
+        return self.text or next((each for each in (*self.texts, *last) if each in row), last[-1])
+
+    def second(self, row: Mapping[str, Any], last: str) -> str | None:
+        """The column of the second text; None where the row has nothing in any usual one."""
+        return self.text_pair or next((each for each in (*self.text_pairs, last) if row.get(each) is not None), None)
+
+
+def check_there(path: Path) -> None:
+    """Refuse a path that is no file, before a model is read for it.
+
+    Raises:
+        DataError: there is nothing, or a directory.
+    """
+    if not path.is_file() and not path.is_fifo():
+        near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise DataError(f"{path}: {'is a directory; name a file in it' if path.is_dir() else 'no such file'}{hint}")
+
+
+def stdin_lines(stream: BinaryIO) -> Lines:
+    """Lines of a pipe with their numbers from 1, as soon as each is there.
+
+    Raises:
+        DataError: a line that is not UTF-8.
+    """
+    for number, line in enumerate(stream, start=1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as fault:
+            raise DataError(f"{STDIN}, line {number}: not valid UTF-8 at byte {fault.start}; convert it") from fault
+        yield number, text.rstrip("\r\n")
+
+
+def open_input(path: Path | None, stream: BinaryIO, form: Form | None, columns: InputColumns) -> Rows:
+    """The rows of a file, or of a pipe where there is none, each with its place; a blank line is None.
+
+    Args:
+        path: the file.
+        stream: the pipe.
+        form: what it is; by the file's ending, or by a pipe's first line, where None.
+        columns: a pipe whose columns are named is a table.
+
+    Raises:
+        UsageError: Parquet from a pipe.
+        DataError: no such file; else see `table_rows`: a fault is raised when its line is reached.
+    """
+    if path is not None:
+        check_there(path)
+        bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+        form = form or _SUFFIXES.get(bare.suffix.lower(), "text")
+        if form == "parquet":
+            return table_rows(path)
+        lines = numbered_lines(path)
+    else:
+        if form == "parquet":
+            raise UsageError("--format parquet: is read from a file, not from a pipe; give its path")
+        lines = stdin_lines(stream)
+        first = next(lines, None)
+        lines = chain([] if first is None else [first], lines)
+        form = form or _guessed("" if first is None else first[1], columns)
+    place = STDIN if path is None else str(path)
+    if form == "text":
+        return ((f"{place}, line {n}", {"text": line} if line.strip() else None) for n, line in lines)
+    if form == "jsonl":
+        return _objects(lines, place)
+    return _table(lines, place, tabs=form == "tsv")
+
+
+def _guessed(first: str, columns: InputColumns) -> Form:
+    if first.lstrip().startswith("{"):
+        return "jsonl"
+    if columns.text is None and columns.text_pair is None:
+        return "text"
+    return "tsv" if "\t" in first else "csv"
+
+
+def _objects(lines: Lines, place: str) -> Rows:
+    for number, line in lines:
+        where = f"{place}, line {number}"
+        yield where, json_object(line, where) if line.strip() else None
+
+
+def _table(lines: Lines, place: str, *, tabs: bool) -> Rows:
+    """Rows under the names of the first one."""
+    header: list[str] | None = None
+    for where, fields in _tab_fields(lines, place) if tabs else _csv_fields(lines, place):
+        if header is None:
+            header = [name.strip() for name in fields]
+            if twice := sorted({name for name in header if name and header.count(name) > 1}):
+                raise DataError(f"{where}: column {twice[0]!r} stands there twice; rename one")
+            continue
+        if len(fields) != len(header):
+            raise DataError(f"{where}: {len(fields)} fields, expected {len(header)}, as in the first line")
+        yield where, dict(zip(header, fields, strict=True))
+
+
+def _tab_fields(lines: Lines, place: str) -> Iterator[tuple[str, list[str]]]:
+    for number, line in lines:
+        if line:
+            yield f"{place}, line {number}", line.split("\t")
+
+
+def _csv_fields(lines: Lines, place: str) -> Iterator[tuple[str, list[str]]]:
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+    reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
+    begun = 1
+    try:
+        for fields in reader:
+            if fields:
+                yield f"{place}, line {begun}", fields
+            begun = reader.line_num + 1
+    except csv.Error as fault:
+        raise DataError(f"{place}, line {begun}: not valid CSV: {fault}; a quote within quotes is doubled") from fault
+
+
+def examples_of(
+    rows: Iterable[tuple[str, dict[str, Any] | None]], kind: Kind, columns: InputColumns
+) -> Iterator[Example | None]:
+    """The examples that rows hold; None where there is nothing to read, as on a blank line.
+
+    Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, cut at white space. Spans:
+    `question` and `context`. Choice: `context` (or `text`), perhaps `question`, and `endings`, a list.
+
+    Raises:
+        DataError: a field that is missing (near names are given) or of the wrong type.
+    """
+    makers: dict[str, Callable[..., Example | None]] = {"tagging": _tagged, "span": _asked, "choice": _chosen}
+    make: Callable[..., Example | None] = makers.get(kind, _text)
+    for number, (where, row) in enumerate(rows):
+        example = None if row is None else make(row, _id(row, number), where, columns)
+        # Sentences of a stream belong to no document: each is one of its own.
+        yield replace(example, document=number) if isinstance(example, TaggedExample) else example
+
+
+def _id(row: Mapping[str, Any], number: int) -> str:
+    value = row.get("id")
+    return str(number) if value is None or value == "" else str(value)
+
+
+def _text(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TextExample | None:
+    text = _string(row, columns.first(row, "text"), where)
+    pair = columns.second(row, "text_pair")
+    second = None if pair is None else _string(row, pair, where)
+    return TextExample(name, text, second) if (text + (second or "")).strip() else None
+
+
+def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TaggedExample | None:
+    named = columns.first(row, "words", "tokens", "text")
+    value = row.get(named)
+    if isinstance(value, list):
+        bad = next((each for each in value if not isinstance(each, str) or not each.strip()), None)
+        if bad is not None:
+            raise DataError(f"{where}, {named}: {bad!r}, expected words, none of them blank")
+        words = tuple(encodable(each, f"{where}, {named}") for each in value)
+    else:
+        words = tuple(_string(row, named, where).split())
+    return TaggedExample(name, words) if words else None
+
+
+def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> QuestionExample | None:
+    question = _string(row, columns.text or "question", where)
+    context = _string(row, columns.text_pair or "context", where)
+    return QuestionExample(name, question, context) if question.strip() and context.strip() else None
+
+
+def _chosen(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> ChoiceExample | None:
+    context = _string(row, columns.first(row, "text", "context"), where)
+    asked = columns.second(row, "question")
+    question = "" if asked is None else _string(row, asked, where)
+    names = columns.endings if all(each in row for each in columns.endings) else ("endings",)
+    given = [field(row, each, where) for each in names]
+    endings = endings_in(given if len(given) > 1 else given[0], f"{where}, {', '.join(names)}")
+    return ChoiceExample(name, context, question, endings)
+
+
+def _string(row: dict[str, Any], name: str, where: str) -> str:
+    value = field(row, name, where)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise DataError(f"{where}, {name}: {kind_of(value)}, expected text")
+    return encodable(value, f"{where}, {name}")

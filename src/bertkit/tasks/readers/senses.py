@@ -1,0 +1,146 @@
+"""Sentences whose words have senses: SemCor as JSON Lines, and the files of the word sense disambiguation framework.
+
+Miller et al. 1993 (SemCor); Raganato, Camacho-Collados and Navigli 2017, "Word sense disambiguation: a unified
+evaluation framework and empirical comparison", EACL: an XML file of sentences with instances, and a file of gold keys
+beside it, `X.data.xml` and `X.gold.key.txt`. A sense is a WordNet sense key, such as `bank%1:14:00::`.
+
+JSON Lines: {"id": "br-a01.s1", "tokens": ["The", "jury", ...], "senses": [[token, lemma, part of speech, key], ...]}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from bertkit.errors import DataError
+from bertkit.tasks.readers.common import field, json_rows, numbered_lines
+from bertkit.text.lines import COMPRESSIONS
+
+DATA, GOLD = ".data.xml", ".gold.key.txt"
+_OF_NUMBER = {"1": "n", "2": "v", "3": "a", "4": "r", "5": "a"}
+_OF_NAME = {"NOUN": "n", "VERB": "v", "ADJ": "a", "ADV": "r"}
+
+
+@dataclass(frozen=True, slots=True)
+class SenseMark:
+    """A word with a sense.
+
+    Attributes:
+        place: of the word in its sentence.
+        lemma: lower-case, words of a phrase joined by `_`.
+        pos: n, v, a or r, as WordNet has them; as it is written where it is none of the framework's.
+        keys: senses, any of which is right; empty where there is no gold.
+    """
+
+    place: int
+    lemma: str
+    pos: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SenseSentence:
+    """A sentence and the senses of its words.
+
+    Attributes:
+        id: for messages.
+        words: phrases that have one sense are one word, with blanks.
+        marks: in the order of the words.
+    """
+
+    id: str
+    words: tuple[str, ...]
+    marks: tuple[SenseMark, ...]
+
+
+def read_senses(path: Path) -> list[SenseSentence]:
+    """The sentences of a `.jsonl` file (also compressed) or of a `.data.xml` file with its gold keys.
+
+    Raises:
+        DataError: a file at fault or of another kind, no gold keys beside the XML, or no sense at all.
+    """
+    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    if bare.suffix == ".jsonl":
+        sentences = list(_semcor(path))
+    elif path.suffix == ".xml":
+        sentences = list(_framework(path))
+    else:
+        raise DataError(f"{path}: expected word senses in a .jsonl file of SemCor's shape or in a {DATA} file")
+    if not any(mark.keys for sentence in sentences for mark in sentence.marks):
+        raise DataError(f"{path}: no word has a gold sense")
+    return sentences
+
+
+def _semcor(path: Path) -> Iterator[SenseSentence]:
+    for line, record in json_rows(path):
+        where = f"{path}, line {line}"
+        words = field(record, "tokens", where)
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise DataError(f"{where}: tokens are {words!r:.60}, expected a list of words")
+        senses = field(record, "senses", where)
+        if not isinstance(senses, list):
+            raise DataError(f"{where}: senses are {senses!r:.60}, expected a list of [token, lemma, pos, key]")
+        marks = tuple(_mark(sense, len(words), f"{where}, sense {n}") for n, sense in enumerate(senses, 1))
+        yield SenseSentence(str(record.get("id", f"line {line}")), tuple(words), marks)
+
+
+def _mark(sense: Any, words: int, where: str) -> SenseMark:
+    whole = isinstance(sense, list) and len(sense) == 4 and type(sense[0]) is int
+    if not whole or not all(isinstance(each, str) for each in sense[1:]):
+        raise DataError(f"{where}: {sense!r:.60}, expected [token, lemma, pos, key]")
+    place, lemma, pos, key = sense
+    if not 0 <= place < words:
+        raise DataError(f"{where}: token {place} of a sentence of {words}; tokens are counted from 0")
+    return SenseMark(place, lemma.lower(), pos_of_key(key) or pos, (key,))
+
+
+def pos_of_key(key: str) -> str:
+    """n, v, a or r, by a WordNet sense key; nothing where it is none."""
+    return _OF_NUMBER.get(key.partition("%")[2][:1], "")
+
+
+def _framework(path: Path) -> Iterator[SenseSentence]:
+    gold_path = path.with_name(path.name.removesuffix(DATA).removesuffix(".xml") + GOLD)
+    if not gold_path.is_file():
+        raise DataError(f"{path}: no gold keys; expected them in {gold_path.name} beside it")
+    gold = dict(_gold(gold_path))
+    try:
+        for _, element in ElementTree.iterparse(path):
+            if element.tag == "sentence":
+                yield _sentence(element, gold, path)
+                element.clear()
+    except ElementTree.ParseError as fault:
+        raise DataError(f"{path}: not valid XML: {fault}") from fault
+
+
+def _sentence(element: ElementTree.Element, gold: dict[str, tuple[str, ...]], path: Path) -> SenseSentence:
+    name = element.get("id", "")
+    words: list[str] = []
+    marks = []
+    for child in _words(element):
+        if child.tag == "instance":
+            for attribute in ("id", "lemma", "pos"):
+                if attribute not in child.attrib:
+                    raise DataError(f"{path}: sentence {name}: an instance without {attribute}")
+            pos = child.attrib["pos"]
+            keys = gold.get(child.attrib["id"], ())
+            lemma = child.attrib["lemma"].lower().replace(" ", "_")
+            marks.append(SenseMark(len(words), lemma, _OF_NAME.get(pos, pos), keys))
+        words.append(child.text or "")
+    return SenseSentence(name, tuple(words), tuple(marks))
+
+
+def _words(element: ElementTree.Element) -> Iterable[ElementTree.Element]:
+    return (child for child in element if child.tag in ("wf", "instance"))
+
+
+def _gold(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for number, line in numbered_lines(path):
+        if line and not line.isspace():
+            name, *keys = line.split()
+            if not keys:
+                raise DataError(f"{path}, line {number}: {name} has no sense key; expected `INSTANCE KEY [KEY ...]`")
+            yield name, tuple(keys)

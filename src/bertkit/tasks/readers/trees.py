@@ -1,0 +1,124 @@
+"""Dependency trees from CoNLL-U: words, parts of speech, heads and relations, each tree checked.
+
+Nivre et al. 2020, arXiv:2004.10643 (CoNLL-U). Sibling columns.py reads words and parts of speech alone and so has no
+use for heads; here what is no tree is refused, since every measure of a tree would be meaningless on it.
+
+Shapes: W words of a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertkit.errors import DataError
+from bertkit.tasks.readers.common import numbered_lines
+
+ROOT = -1
+"""The head of the root."""
+_FIELDS = 10
+_WORD, _UPOS, _HEAD, _RELATION = 1, 3, 6, 7
+
+
+@dataclass(frozen=True, slots=True)
+class TreeExample:
+    """A sentence and its dependency tree.
+
+    Attributes:
+        id: `sent_id`, or its number in the file.
+        line: of its first word.
+        words: syntactic words.
+        tags: universal parts of speech.
+        heads: each word's head, from 0; `ROOT` at the root.
+        relations: each word's relation to its head, such as `nsubj` or `nmod:poss`.
+    """
+
+    id: str
+    line: int
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    heads: tuple[int, ...]
+    relations: tuple[str, ...]
+
+
+def read_trees(path: Path) -> list[TreeExample]:
+    """The trees of a treebank, over syntactic words: ranges (`1-2`) and empty nodes (`8.1`) are passed over.
+
+    Raises:
+        DataError: a line without ten fields, a head that is no word of the sentence, a sentence without a root or with
+            several, a cycle (each with sentence id and line), or a file without sentences.
+    """
+    trees: list[TreeExample] = []
+    name = ""
+    rows: list[tuple[int, list[str]]] = []
+    for number, line in _ended(path):
+        if line.startswith("#"):
+            key, _, value = line[1:].partition("=")
+            name = value.strip() if key.strip() == "sent_id" else name
+        elif line and not line.isspace():
+            fields = line.split("\t")
+            if len(fields) != _FIELDS:
+                raise DataError(f"{path}, line {number}: {len(fields)} fields, expected CoNLL-U's {_FIELDS}")
+            if fields[0].isdigit():
+                rows.append((number, fields))
+        elif rows:
+            trees.append(_tree(rows, name or str(len(trees) + 1), path))
+            rows, name = [], ""
+    if not trees:
+        raise DataError(f"{path}: holds no sentences")
+    return trees
+
+
+def _tree(rows: Sequence[tuple[int, list[str]]], name: str, path: Path) -> TreeExample:
+    heads: list[int] = []
+    for number, fields in rows:
+        head = fields[_HEAD]
+        if not head.isdecimal() or int(head) > len(rows):
+            raise DataError(
+                f"{path}, line {number}: sentence {name}: the head of {fields[_WORD]!r} is {head!r}, expected 0 (the"
+                f" root) or a word from 1 to {len(rows)}"
+            )
+        heads.append(int(head) - 1)
+    first = rows[0][0]
+    words = tuple(fields[_WORD] for _, fields in rows)
+    roots = [place for place, head in enumerate(heads) if head == ROOT]
+    cycle = find_cycle(heads)
+    if cycle:
+        around = " -> ".join(f"{place + 1} {words[place]!r}" for place in (*cycle, cycle[0]))
+        raise DataError(f"{path}, line {rows[cycle[0]][0]}: sentence {name}: heads go in a cycle, {around}; no tree")
+    if len(roots) != 1:
+        found = ", ".join(f"{place + 1} {words[place]!r}" for place in roots)
+        raise DataError(f"{path}, line {first}: sentence {name}: {len(roots)} roots ({found}), expected one (head 0)")
+    return TreeExample(
+        name,
+        first,
+        words,
+        tuple(fields[_UPOS] for _, fields in rows),
+        tuple(heads),
+        tuple(fields[_RELATION] for _, fields in rows),
+    )
+
+
+def find_cycle(heads: Sequence[int]) -> list[int]:
+    """The places of one cycle, in the order of the heads; empty where there is none."""
+    done = [False] * len(heads)
+    for start in range(len(heads)):
+        path: list[int] = []
+        place = start
+        while place != ROOT and not done[place]:
+            if place in path:
+                return path[path.index(place) :]
+            path.append(place)
+            place = heads[place]
+        for place in path:
+            done[place] = True
+    return []
+
+
+def _ended(path: Path) -> Iterator[tuple[int, str]]:
+    """The file's lines, and a blank one behind the last."""
+    number = 0
+    for number, line in numbered_lines(path):
+        yield number, line
+    yield number + 1, ""

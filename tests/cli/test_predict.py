@@ -1,0 +1,232 @@
+"""`bertkit predict`: what fine-tuning saved, for every kind of task, in a pipe, and faults that say where."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
+from tests.tasks.tiny_task import reviews, write_model
+
+from bertkit.jobs.evaluation import EvalRequest
+from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
+from bertkit.jobs.predict import FIRST_WINDOW, Predictor, windows_of
+from bertkit.progress import silent_progress
+from bertkit.tasks.examples import TextExample
+
+Bertkit = Callable[..., Any]
+
+
+class Trained:
+    """A fine-tuned run of each kind, made when first asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.base = write_model(directory / "base")
+        self._made: dict[str, tuple[Path, Path]] = {}
+
+    def of(self, kind: str) -> tuple[Path, Path]:
+        """The run, and dev without labels."""
+        if kind not in self._made:
+            task, inputs = write_kind(self.directory, kind)
+            extra = ["span.max_query_tokens=8", "data.max_length=32"] if kind == "span" else []
+            request = FinetuneRequest(
+                task=task,
+                model=str(self.base),
+                run_dir=self.directory / f"run-{kind}",
+                overrides=["lr=6e-3", "batch=7", "optimisation.max_steps=5", "engine.device=cpu", *extra],
+            )
+            self._made[kind] = finetune(request, progress=silent_progress).run.path, inputs
+        return self._made[kind]
+
+    def saved(self, kind: str) -> list[Any]:
+        """The lines that the fine-tuning wrote of dev."""
+        return lines_of((self.of(kind)[0] / "predictions" / f"{kind}-dev.jsonl").read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("predict"))
+
+
+@pytest.fixture
+def piped(bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> Bertkit:
+    """The command line with a text on stdin."""
+
+    def call(text: str | bytes, *words: str | Path) -> Any:
+        content = text if isinstance(text, bytes) else text.encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        return bertkit("predict", *words)
+
+    return call
+
+
+def lines_of(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_predicts_what_its_fine_tuning_saved(trained: Trained, bertkit: Bertkit, kind: str) -> None:
+    run, inputs = trained.of(kind)
+    outcome = bertkit("predict", "--model", run, inputs)
+    assert outcome.code == 0, outcome.stderr
+    found = lines_of(outcome.stdout)
+    words = [line.pop("words", None) for line in found]
+    assert found == trained.saved(kind)
+    assert len(found) == DEV
+    assert all((each is not None) == (kind == "tagging") for each in words)
+    assert "warning" not in outcome.stderr
+
+
+def test_lines_do_not_depend_on_the_batch_but_for_rounding(trained: Trained, bertkit: Bertkit) -> None:
+    run, inputs = trained.of("classification")
+    runs = [
+        lines_of(bertkit("predict", "--model", run, inputs, "--batch-tokens", n).stdout) for n in ("1", "17", "4096")
+    ]
+    for other in runs[1:]:
+        assert [line["prediction"] for line in other] == [line["prediction"] for line in runs[0]]
+        scores = [[line["scores"]["good"] for line in lines] for lines in (runs[0], other)]
+        np.testing.assert_allclose(*scores, atol=1e-6)
+
+
+def test_every_form_of_input_says_the_same(trained: Trained, piped: Bertkit, tmp_path: Path) -> None:
+    run, _ = trained.of("classification")
+    texts = [text for text, _ in reviews(5, 9)]
+    plain = piped("".join(f"{text}\n" for text in texts), "--model", run)
+    assert plain.code == 0, plain.stderr
+    objects = "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts)
+    table = "n,body\n" + "".join(f'{i},"{text}"\n' for i, text in enumerate(texts))
+    tabs = table.replace(",", "\t").replace('"', "")
+    assert piped(objects, "--model", run, "-").stdout == plain.stdout
+    assert piped(table, "--model", run, "--text", "body").stdout == plain.stdout
+    assert piped(tabs, "--model", run, "--text", "body").stdout == plain.stdout
+    file = tmp_path / "texts.tsv"
+    file.write_text(tabs)
+    assert piped("", file, "--model", run, "--text", "body").stdout == plain.stdout
+    assert piped(table.replace("\n", "\r\n"), "--model", run, "--text", "body").stdout == plain.stdout
+    assert [line["id"] for line in lines_of(plain.stdout)] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_blank_line_is_answered_by_null_so_that_lines_stay_together(trained: Trained, piped: Bertkit) -> None:
+    outcome = piped("the cat\n\n  \nfine list\n", "--model", trained.of("classification")[0])
+    found = lines_of(outcome.stdout)
+    assert [line["prediction"] is None for line in found] == [False, True, True, False]
+    assert "2 of 4 lines are blank" in outcome.stderr
+    empty = piped("", "--model", trained.of("classification")[0])
+    assert (empty.code, empty.stdout) == (0, "")
+    assert "stdin holds nothing to predict" in empty.stderr
+
+
+def test_top_keeps_the_greatest_scores_first(trained: Trained, piped: Bertkit) -> None:
+    run, _ = trained.of("classification")
+    (line,) = lines_of(piped("the fine cat\n", "--model", run, "--top", "1").stdout)
+    (whole,) = lines_of(piped("the fine cat\n", "--model", run).stdout)
+    assert line["scores"] == {whole["prediction"]: max(whole["scores"].values())}
+
+
+def test_a_reader_who_leaves_ends_it_without_a_word(trained: Trained) -> None:
+    run, _ = trained.of("classification")
+    command = [sys.executable, "-m", "bertkit", "predict", "--model", str(run)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(b"the fine cat\n" * 5000)
+    process.stdin.close()
+    first = process.stdout.readline()
+    process.stdout.close()
+    told = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 141
+    assert json.loads(first)["id"] == "0"
+    assert told == b""
+
+
+def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
+    """A stream without an end is answered, in windows that grow and stay bounded."""
+    predictor = Predictor.load(str(trained.of("classification")[0]), EvalRequest("x", device="cpu").engine())
+    read: list[int] = []
+
+    def endless() -> Iterator[TextExample]:
+        for number in count():
+            read.append(number)
+            yield TextExample(str(number), "the fine cat")
+
+    answers = list(islice(predictor.stream(endless()), 3))
+    assert [prediction.id for _, prediction in answers if prediction] == ["0", "1", "2"]
+    assert len(read) == FIRST_WINDOW
+    assert [len(window) for window in windows_of(range(100), 5, 20)] == [5, 10, 20, 20, 20, 20, 5]
+    assert [len(window) for window in windows_of(["x" * 9_000_000] * 3, 64)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        ('{"txet": "a"}\n', [], "stdin, line 1: no column 'text'; there are: 'txet'; did you mean 'txet'?"),
+        ('{"text": "a"}\n{"text": 3}\n', [], "stdin, line 2, text: a number, expected text"),
+        ('{"text": "a"}\n{"text"\n', [], "stdin, line 2, column"),
+        ("body,n\na\n", ["--text", "body"], "stdin, line 2: 1 fields, expected 2"),
+        ("body,n\n", ["--text", "boody", "--format", "csv"], ""),
+        ("body,n\na,1\n", ["--text", "boody"], "did you mean 'body'?"),
+        ("a,a\nx,y\n", ["--text", "a"], "stdin, line 1: column 'a' stands there twice"),
+        (b"fine\n\xff\n", [], "stdin, line 2: not valid UTF-8 at byte 0"),
+    ],
+)
+def test_faults_of_the_input_are_told_with_their_line(
+    trained: Trained, piped: Bertkit, text: str | bytes, words: list[str], told: str
+) -> None:
+    outcome = piped(text, "--model", trained.of("classification")[0], *words)
+    assert outcome.code == (3 if told else 0)
+    assert told in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_faults_of_model_and_usage_are_told(trained: Trained, bertkit: Bertkit, piped: Bertkit, tmp_path: Path) -> None:
+    run, inputs = trained.of("classification")
+    headless = piped("a\n", "--model", trained.base)
+    assert (headless.code, headless.stdout) == (3, "")
+    assert "has no head of a task (architectures: BertForPreTraining)" in headless.stderr
+    assert "bertkit finetune --task TASK" in headless.stderr
+    cases = [
+        (3, "did you mean", [inputs.with_name("classification-inputs.jsonl"), "--model", run]),
+        (3, "is a directory", [tmp_path, "--model", run]),
+        (2, "--max-length 99: ", ["-", "--model", run, "--max-length", "99"]),
+        (2, "--format parquet", ["-", "--model", run, "--format", "parquet"]),
+        (3, "no model here", ["-", "--model", "./nowhere"]),
+    ]
+    for code, told, words in cases:
+        outcome = piped("a\n", *words)
+        assert (outcome.code, outcome.stdout) == (code, ""), words
+        assert told in outcome.stderr, outcome.stderr
+    question = piped("a\n", "--model", trained.of("span")[0])
+    assert question.code == 3
+    assert "no column 'question'; there are: 'text'" in question.stderr
+    single = piped("the cat\n", "--model", trained.of("pair")[0])
+    assert single.code == 0
+    assert "was trained on pairs of texts" in single.stderr
+    cut = piped("cat " * 60 + "\n", "--model", run)
+    assert "1 of 1 examples are cut to 40 tokens" in cut.stderr
+
+
+def test_outputs_that_are_not_finite_are_no_prediction(trained: Trained, piped: Bertkit, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    run, _ = trained.of("classification")
+    for file in (run / "model").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["classifier.bias"] = torch.full_like(tensors["classifier.bias"], torch.nan)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    outcome = piped("the cat\n", "--model", tmp_path)
+    assert (outcome.code, outcome.stdout) == (3, "")
+    assert "not finite numbers" in outcome.stderr
+    assert "example 0" in outcome.stderr
