@@ -83,3 +83,18 @@ def test_show_of_an_unknown_recipe_gives_the_nearest(bertkit) -> None:
     outcome = bertkit("recipes", "show", "tinyy")
     assert outcome.code == 2
     assert "did you mean 'tiny'?" in outcome.stderr
+
+
+def test_a_recipe_that_fine_tunes_is_shown_with_its_tasks_settings_and_its_faults_are_told(bertkit) -> None:
+    Path("mine.yaml").write_text("kind: finetune\ntask: mrpc\nmodel: org/name\noptimisation: {epochs: 4}\n")
+    shown = bertkit("recipes", "show", "mine.yaml", "--set", "seed=3", "--json")
+    assert shown.code == 0, shown.stderr
+    document = json.loads(shown.stdout)
+    assert (document["kind"], document["task"], document["seed"]) == ("finetune", "mrpc", 3)
+    assert (document["optimisation"]["epochs"], document["optimisation"]["batch_sequences"]) == (4, 32)
+    Path("open.yaml").write_text("kind: finetune\ntask: mrpc\n")
+    assert bertkit("recipes", "show", "open.yaml").code == 0
+    Path("wrong.yaml").write_text("kind: finetune\ntask: mrcp\noptimisation: {epoch: 4}\n")
+    outcome = bertkit("recipes", "show", "wrong.yaml")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "optimisation.epoch: unknown key; did you mean epochs?" in outcome.stderr

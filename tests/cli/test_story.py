@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from bertkit.cli import story as story_module
-from bertkit.cli.story import Story, duration
+from bertkit.cli.story import Story, duration, speed
 
 
 @pytest.fixture
@@ -36,6 +36,13 @@ def test_a_table_in_a_log_is_aligned_and_never_cut(told: Story, capsys: pytest.C
     told.table(["name", "loss"], [["a", 1.5], [long, None], ["b", 10.25]][::2], title="Runs")
     told.table(["path"], [[long]])
     assert capsys.readouterr().err == f"Runs\nname   loss\na       1.5\nb     10.25\npath\n{long}\n"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0.0, "0"), (0.043, "0.043"), (0.4, "0.4"), (3.26, "3.3"), (9.97, "10"), (1234.5, "1,234")]
+)
+def test_a_slow_rate_is_not_rounded_to_nothing(rate: float, text: str) -> None:
+    assert speed(rate) == text
 
 
 def test_a_log_gets_a_progress_line_only_now_and_then(

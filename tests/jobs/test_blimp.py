@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.probes.pseudo_likelihood import TextScore, score_texts
 from bertkit.run.verify import verify_run
 from bertkit.tasks.minimal_pairs import MinimalPair, Paradigm
+from tests.jobs.tiny_run import write_recipe
 from tests.probes.tiny_models import constant_model, save_tiny, tiny_model, tiny_tokenizer
 
 SINGULAR = [("The reader tests a file.", "The reader test a file."), ("A value is the number.", "A value the number.")]
@@ -189,3 +191,20 @@ def test_all_of_blimp_is_compared_with_published_figures() -> None:
     assert {row["model"] for row in results["references"]} >= {"human", "GPT-2-345M"}
     assert (results["average"], results["ties"]) == (0.5, 67_000)
     assert blimp_results(whole[1:], examined, BlimpSettings())["references"] == []
+
+
+def test_a_run_of_masked_next_token_prediction_is_scored_as_it_was_trained(
+    tmp_path: Path, bertkit: Callable[..., Any]
+) -> None:
+    recipe, text = write_recipe(tmp_path)
+    words = ["--set", "objective=[masked_next_token, {causal_lm: {share: 0.3}}]", "--set", "engine.examples=[]"]
+    words += ["--set", "data.layout={name: doc-sentences}", "--max-steps", "2", "-q"]
+    done = bertkit("pretrain", recipe, "--data", text, "--run-dir", tmp_path / "run", *words)
+    assert done.code == 0, done.stderr
+    data = write_pairs(tmp_path / "data")
+    request = EvalRequest(model=str(tmp_path / "run"), device="cpu", runs_root=tmp_path / "runs")
+    results = evaluate_blimp(request, data, BlimpSettings(pairs=2)).results
+    assert results["protocol"]["rule"] == "masked_next_token"
+    assert "predicted from the state before it" in results["protocol"]["statement"]
+    with pytest.raises(UsageError, match=r"trained to predict the token behind them.*take masked_next_token"):
+        evaluate_blimp(request, data, BlimpSettings(pairs=2, rule="original"))
