@@ -5,7 +5,7 @@ fp32. One packs its sequences, the other pads them; nothing else should differ b
 
     python -m benchmarks.finetune_oracle --tasks DATA          200 steps of 16 RTE pairs of at most 128 tokens
 
-On RTE (September 2026, 2 threads): see `largest_loss_difference` of what it prints.
+tests/jobs/test_finetune_oracle.py runs it with smaller batches.
 """
 
 from __future__ import annotations

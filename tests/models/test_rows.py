@@ -15,6 +15,8 @@ SIZES = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "intermediate_size": 64,
+    "embedding_size": 12,
+    "intra_bottleneck_size": 16,
     "max_position_embeddings": 32,
 }
 SEQUENCES = ([1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3], [4, 5, 6, 7, 8, 9, 2])
