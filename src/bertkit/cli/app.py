@@ -36,6 +36,8 @@ COMMANDS = {
     "show-batch": "bertkit.cli.show_batch",
     "fill": "bertkit.cli.fill",
     "eval": "bertkit.cli.eval",
+    "probe": "bertkit.cli.probe",
+    "predict": "bertkit.cli.predict",
     "export": "bertkit.cli.export",
     "runs": "bertkit.cli.runs",
     "recipes": "bertkit.cli.recipes",

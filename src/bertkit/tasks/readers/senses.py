@@ -5,6 +5,7 @@ evaluation framework and empirical comparison", EACL: an XML file of sentences w
 beside it, `X.data.xml` and `X.gold.key.txt`. A sense is a WordNet sense key, such as `bank%1:14:00::`.
 
 JSON Lines: {"id": "br-a01.s1", "tokens": ["The", "jury", ...], "senses": [[token, lemma, part of speech, key], ...]}.
+An occurrence with several senses joins their keys by semicolons; an example counts for the first of them.
 """
 
 from __future__ import annotations
@@ -94,7 +95,15 @@ def _mark(sense: Any, words: int, where: str) -> SenseMark:
     place, lemma, pos, key = sense
     if not 0 <= place < words:
         raise DataError(f"{where}: token {place} of a sentence of {words}; tokens are counted from 0")
-    return SenseMark(place, lemma.lower(), pos_of_key(key) or pos, (key,))
+    keys = keys_of(key)
+    return SenseMark(place, lemma.lower(), pos_of_key(keys[0]) or pos, keys)
+
+
+def keys_of(written: str) -> tuple[str, ...]:
+    """The sense keys of an occurrence that may have several: `case%1:26:00::;1:11:00::` writes the lemma once."""
+    first, *others = written.split(";")
+    lemma = first.partition("%")[0]
+    return first, *(other if "%" in other else f"{lemma}%{other}" for other in others)
 
 
 def pos_of_key(key: str) -> str:
