@@ -1,0 +1,75 @@
+"""`bertkit probe heads`: what each attention head is worth.
+
+Nothing here follows a paper; the job of the same name does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from bertkit.cli.common import AsJson, Device, Offline, Quiet, RunDir, Verbose
+from bertkit.cli.eval_tasks import DataDir
+from bertkit.cli.probe_common import BatchTokens, DrawSeed, Models, Texts, finish, probe_request
+
+
+def heads(
+    model: Models = None,
+    data: Texts = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            metavar="TASK",
+            show_default=False,
+            help="The task that the model was fine-tuned on, in place of words of --data (default: its run's own).",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    sentences: Annotated[
+        int,
+        typer.Option("--sentences", metavar="N", min=1, help="Sentences, or training examples, for importance."),
+    ] = 1000,
+    score_sentences: Annotated[
+        int,
+        typer.Option(
+            "--score-sentences",
+            metavar="N",
+            min=1,
+            help="Other sentences, or dev examples, that every ablation is scored on.",
+        ),
+    ] = 200,
+    normalise: Annotated[
+        Literal["layer", "none"],
+        typer.Option("--normalise", metavar="HOW", help="Importance by its L2 norm over the layer, or none."),
+    ] = "layer",
+    prune_share: Annotated[
+        float, typer.Option("--prune-share", metavar="SHARE", min=0.001, max=1, help="Of all heads, in each step.")
+    ] = 0.1,
+    random_orders: Annotated[
+        int, typer.Option("--random-orders", metavar="N", min=0, help="Random orders of pruning, as a baseline.")
+    ] = 3,
+    seed: DrawSeed = 0,
+    batch_tokens: BatchTokens = None,
+    run_dir: RunDir = None,
+    device: Device = None,
+    offline: Offline = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Which heads a model could do without: `bertkit probe heads --model M --data text.txt`, or --task rte"""
+    from bertkit.jobs.probe_heads import HeadsSettings, probe_heads
+
+    settings = HeadsSettings(
+        task=task,
+        sentences=sentences,
+        score_sentences=score_sentences,
+        normalise=normalise,
+        prune_share=prune_share,
+        random_orders=random_orders,
+        seed=seed,
+    )
+    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
+    finish(probe_heads(request, settings, data_dir=data_dir), as_json=as_json)

@@ -1,0 +1,141 @@
+"""Figures of probes: the same look for all of them, readable in greyscale, equal results in equal files.
+
+Own design, after run/figures.py, which draws the curves of training. Lines differ by marker and dash, never by colour
+alone; a heat map is grey and says its numbers where there is room. Callers name units and n in labels and titles.
+
+A kind's drawing is a function without arguments that gives a matplotlib figure; matplotlib is imported when it is
+called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+SHADES = ("black", "0.35", "0.55")
+PANEL_WIDTH, PANEL_HEIGHT = 4.6, 3.8
+"""Inches."""
+_DOTS_PER_INCH = 130
+_MOST_NUMBERS = 20
+"""A heat map of more rows or columns does not write its numbers out."""
+_DARK = 0.6
+
+
+def new_figure(
+    title: str, *, panels: int = 1, rows: int = 1, width: float = 0, height: float = 0
+) -> tuple[Figure, Any]:
+    """A figure and its axes.
+
+    Args:
+        title: over all of it: what was measured, of which model, on how many of what.
+        panels: columns of axes.
+        rows: rows of axes.
+        width, height: in inches; by the number of panels where 0.
+
+    Returns:
+        The figure; and its axes: one, or an array where there are several.
+    """
+    from matplotlib.figure import Figure
+
+    size = (width or PANEL_WIDTH * panels, height or PANEL_HEIGHT * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, panels)
+    figure.suptitle(title, fontsize="medium")
+    return figure, axes
+
+
+def plain(axes: Axes, *, x: str, y: str, title: str = "") -> None:
+    """Labels, a light grid and no frame."""
+    axes.set(xlabel=x, ylabel=y)
+    axes.set_title(title, fontsize="medium")
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def lines(axes: Axes, x: Sequence[float], series: Mapping[str, Sequence[float | None]]) -> None:
+    """A line for each series, told apart by marker and dash, with a legend below; a missing value is a gap."""
+    for number, (label, values) in enumerate(series.items()):
+        heights = [np.nan if value is None else value for value in values]
+        axes.plot(
+            x,
+            heights,
+            label=label,
+            color=SHADES[number % len(SHADES)],
+            linestyle=DASHES[number % len(DASHES)],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=4,
+        )
+    if len(series) > 1:
+        # Below the axes: inside there is no place that no line may cross.
+        columns = 1 if len(series) <= 3 else 2
+        axes.legend(
+            frameon=False,
+            fontsize="small",
+            loc="upper left",
+            bbox_to_anchor=(0.0, -0.16),
+            ncols=columns,
+            handlelength=3,
+        )
+
+
+def layer_ticks(axes: Axes, layers: int) -> None:
+    """Whole layers on the horizontal axis, the embeddings as 0."""
+    step = 1 if layers <= 13 else 2 if layers <= 25 else 4
+    axes.set_xticks(range(0, layers, step))
+
+
+def heat_map(
+    axes: Axes,
+    values: Floats,
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    low: float = 0.0,
+    high: float = 1.0,
+    numbers: str = "{:.2f}",
+) -> Any:
+    """A map in grey, dark where high, rows from the top; the image is given back for a colour bar.
+
+    Args:
+        values: (rows, columns).
+        rows, columns: their names.
+        low, high: of the scale.
+        numbers: how a cell's value is written where the map is small; nothing where empty.
+    """
+    image = axes.imshow(values, cmap="Greys", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
+    if numbers and max(len(rows), len(columns)) <= _MOST_NUMBERS:
+        for (row, column), value in np.ndenumerate(values):
+            share = (value - low) / ((high - low) or 1)
+            colour = "white" if share > _DARK else "black"
+            text = numbers.format(value).replace("0.", ".", 1) if abs(value) < 1 else numbers.format(value)
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize="x-small")
+    return image
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write `stem.svg` and `stem.png`; the same figure gives the same bytes."""
+    import matplotlib
+
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".svg", ".png")]
+    with matplotlib.rc_context({"svg.hashsalt": "bertkit", "svg.fonttype": "none"}):
+        figure.savefig(paths[0], metadata={"Date": None})
+        figure.set_layout_engine("none")  # what the first drawing has laid out stays
+        figure.savefig(paths[1], dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    return paths

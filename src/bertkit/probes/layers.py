@@ -1,0 +1,303 @@
+"""What each layer knows: linear probes of labels on words and spans, by layer and on a learnt mix of layers.
+
+Tenney et al. 2019, arXiv:1905.06316 (edge probing) and arXiv:1905.05950 (scalar mix, its centre of gravity, expected
+layer); Voita and Titov 2020, arXiv:2003.12298 (minimum description length by online coding); Hewitt and Liang 2019,
+arXiv:1909.03368 (control tasks, selectivity).
+
+What differs from the published set-ups, for all of them: the probe is multinomial logistic regression with an L2
+penalty on standardised states, fitted by L-BFGS on all examples, so that it has one optimum and no seed, rate or epoch
+to choose; edge probing's classifier has a hidden layer over a projection. Pooling a span needs no projection here, and
+a mix needs no factor gamma, whose place the classifier's weights take.
+
+Shapes: N items (words, spans or pairs of spans), P spans of an item, C tokens of the items' spans in a chunk, D width,
+F features = D or 2 D a span, K labels, L layers of a mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from bertkit.data.random import Draw
+from bertkit.settings import Settings
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+SpanPooling = Literal["attention", "endpoints", "mean"]
+
+PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
+"""Shares of the training items at which the online code learns anew (Voita and Titov 2020)."""
+_ITEMS_AT_ONCE = 4096
+_MEMORY = 10
+_GRADIENT, _CHANGE = 1e-4, 1e-9
+
+
+class ProbeFit(Settings):
+    """How a linear probe is fitted."""
+
+    penalty: float = Field(1.0, gt=0, description="Of half the squared parameters, beside the summed cross-entropy.")
+    max_iterations: int = Field(100, ge=0, description="Of L-BFGS.")
+    pooling: SpanPooling = Field("attention", description="How the states of a span of several words become one.")
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """What is classified.
+
+    Attributes:
+        spans_NP2: each item's spans: first row in the tables of states, and behind the last.
+        label_N: ids of labels; -1 where the training items do not have it.
+        keys: what a control task's label hangs on: the item's first span, as it is written.
+    """
+
+    spans_NP2: Int64s
+    label_N: Int64s
+    keys: Sequence[str]
+
+    def __len__(self) -> int:
+        return int(self.label_N.size)
+
+    def at(self, index: Int64s) -> Items:
+        """Some of them, in this order."""
+        return Items(self.spans_NP2[index], self.label_N[index], [self.keys[number] for number in index.tolist()])
+
+    def labelled(self, label_N: Int64s) -> Items:
+        """The same items with other labels."""
+        return Items(self.spans_NP2, label_N, self.keys)
+
+
+class LinearProbe:
+    """Logistic regression on the pooled states of one layer, or on a mix of several.
+
+    Args:
+        tables: (W, D) of each layer, standardised.
+        spans: P.
+        labels: K.
+        fit: settings.
+
+    Attributes:
+        weight_KF: of the classifier; the last column is the bias.
+        mix_L: logits of the mix; zero, and not learnt, where there is one layer.
+        query_PD: of the attention over a span's words; 0 is the mean.
+    """
+
+    def __init__(self, tables: Sequence[Tensor], spans: int, labels: int, fit: ProbeFit) -> None:
+        self._tables, self._fit = tables, fit
+        width = tables[0].shape[1]
+        features = spans * width * (2 if fit.pooling == "endpoints" else 1)
+        self.weight_KF = torch.zeros(labels, features + 1, requires_grad=True)
+        self.mix_L = torch.zeros(len(tables), requires_grad=len(tables) > 1)
+        self.query_PD = torch.zeros(spans, width, requires_grad=fit.pooling == "attention")
+
+    @property
+    def mix_weights(self) -> Floats:
+        """The softmax of the mix, (L,)."""
+        found: Floats = torch.softmax(self.mix_L.detach().double(), 0).numpy()
+        return found
+
+    def fit(self, items: Items) -> LinearProbe:
+        """Minimise summed cross-entropy + penalty/2 ||all that is learnt||^2, both over N, from where that is now.
+
+        The sum runs over chunks of items, so that memory does not grow with their number.
+        """
+        if not self._fit.max_iterations:
+            return self
+        learnt = [each for each in (self.weight_KF, self.mix_L, self.query_PD) if each.requires_grad]
+        if items.spans_NP2.size and int(np.diff(items.spans_NP2, axis=2).max()) == 1:
+            learnt = [each for each in learnt if each is not self.query_PD]
+        optimizer = torch.optim.LBFGS(
+            learnt,
+            max_iter=self._fit.max_iterations,
+            history_size=_MEMORY,
+            tolerance_grad=_GRADIENT,
+            tolerance_change=_CHANGE,
+            line_search_fn="strong_wolfe",
+        )
+        label_N = torch.from_numpy(items.label_N)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            squares = self.weight_KF.square().sum() + self.query_PD.square().sum() + self.mix_L.square().sum()
+            total = 0.5 * self._fit.penalty * squares / len(items)
+            total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            value = total.detach()
+            for first in range(0, len(items), _ITEMS_AT_ONCE):
+                chunk = slice(first, first + _ITEMS_AT_ONCE)
+                logits_NK = self.logits(items.spans_NP2[chunk])
+                loss = torch.nn.functional.cross_entropy(logits_NK, label_N[chunk], reduction="sum") / len(items)
+                loss.backward()  # type: ignore[no-untyped-call]
+                value = value + loss.detach()
+            return value
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+    def logits(self, spans_NP2: Int64s) -> Tensor:
+        """(N, K)."""
+        pooled = [
+            pool_spans(self._states(spans_NP2[:, number]), spans_NP2[:, number], self._fit.pooling, query_D)
+            for number, query_D in enumerate(self.query_PD)
+        ]
+        features_NF = torch.cat(pooled, dim=1)
+        return features_NF @ self.weight_KF[:, :-1].T + self.weight_KF[:, -1]
+
+    def _states(self, spans_N2: Int64s) -> Tensor:
+        """Mixed states of the spans' words, one span after the other, (C, D)."""
+        rows_C = span_rows(spans_N2)
+        if len(self._tables) == 1:
+            return _read(self._tables[0], rows_C)
+        mixed_CD: Tensor | None = None
+        for share, table_WD in zip(torch.softmax(self.mix_L, 0), self._tables, strict=True):
+            part_CD = share * _read(table_WD, rows_C)
+            mixed_CD = part_CD if mixed_CD is None else mixed_CD + part_CD
+        assert mixed_CD is not None
+        return mixed_CD
+
+    @torch.no_grad()
+    def predict(self, items: Items) -> Int64s:
+        """The likeliest label of each item, (N,)."""
+        parts = [
+            self.logits(items.spans_NP2[first : first + _ITEMS_AT_ONCE]).argmax(1).numpy()
+            for first in range(0, len(items), _ITEMS_AT_ONCE)
+        ]
+        found: Int64s = np.concatenate(parts)
+        return found
+
+    @torch.no_grad()
+    def bits(self, items: Items) -> float:
+        """Bits that the items' labels take: the sum of -log2 p."""
+        total, label_N = 0.0, torch.from_numpy(items.label_N)
+        for first in range(0, len(items), _ITEMS_AT_ONCE):
+            chunk = slice(first, first + _ITEMS_AT_ONCE)
+            logits_NK = self.logits(items.spans_NP2[chunk]).double()
+            total += torch.nn.functional.cross_entropy(logits_NK, label_N[chunk], reduction="sum").item()
+        return total / float(np.log(2))
+
+
+def pool_spans(states_CD: Tensor, spans_N2: Int64s, pooling: SpanPooling, query_D: Tensor) -> Tensor:
+    """One vector a span, (N, D), or (N, 2 D) by endpoints.
+
+    Args:
+        states_CD: states of the spans' words, one span after the other.
+        spans_N2: only the lengths matter.
+        pooling: `attention`: softmax over the span of query . state; `endpoints`: first and last word; `mean`.
+        query_D: of the attention.
+    """
+    lengths_N = torch.from_numpy(spans_N2[:, 1] - spans_N2[:, 0])
+    ends_N = torch.cumsum(lengths_N, 0)
+    if pooling == "endpoints":
+        return torch.cat([states_CD[ends_N - lengths_N], states_CD[ends_N - 1]], dim=1)
+    if int(lengths_N.max()) == 1:
+        return states_CD
+    count = lengths_N.numel()
+    span_C = torch.repeat_interleave(torch.arange(count), lengths_N)
+    score_C = states_CD @ query_D if pooling == "attention" else states_CD.new_zeros(states_CD.shape[0])
+    highest_N = score_C.new_full((count,), -torch.inf).scatter_reduce(0, span_C, score_C.detach(), "amax")
+    weight_C = torch.exp(score_C - highest_N[span_C])
+    totals_N = weight_C.new_zeros(count).index_add(0, span_C, weight_C)
+    weighted_CD = states_CD * (weight_C / totals_N[span_C])[:, None]
+    return states_CD.new_zeros(count, states_CD.shape[1]).index_add(0, span_C, weighted_CD)
+
+
+def span_rows(spans_N2: Int64s) -> Int64s:
+    """The rows of the spans, one span after the other."""
+    lengths_N = spans_N2[:, 1] - spans_N2[:, 0]
+    ends_N = np.cumsum(lengths_N)
+    found: Int64s = np.arange(int(ends_N[-1])) + np.repeat(spans_N2[:, 0] - (ends_N - lengths_N), lengths_N)
+    return found
+
+
+def _read(table_WD: Tensor, rows_C: Int64s) -> Tensor:
+    """Rows of a table; without a copy where they stand together."""
+    if rows_C.size and rows_C[-1] - rows_C[0] + 1 == rows_C.size and (np.diff(rows_C) == 1).all():
+        return table_WD[int(rows_C[0]) : int(rows_C[-1]) + 1]
+    return table_WD[torch.from_numpy(rows_C)]
+
+
+@dataclass(frozen=True)
+class Code:
+    """An online code of the training labels.
+
+    Attributes:
+        bits: its length.
+        uniform_bits: what n labels take that nothing is known of, n log2 K.
+    """
+
+    bits: float
+    uniform_bits: float
+
+    @property
+    def compression(self) -> float:
+        """How many times shorter than the uniform code it is."""
+        return self.uniform_bits / self.bits if self.bits else float("inf")
+
+
+def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeFit, order_N: Int64s) -> Code:
+    """The description length of the labels by online coding (Voita and Titov 2020).
+
+    The first portion takes log2 K bits an item; each next one is coded by a probe that has learnt from all before it.
+
+    Args:
+        tables: states.
+        items: whose labels are sent.
+        labels: K.
+        fit: of the probes. Each starts from the weights of the one before, which changes nothing but speed.
+        order_N: in which they are sent; neighbours should not stand together by chance of the file.
+    """
+    count = len(items)
+    ends = sorted({max(1, round(share * count)) for share in PORTIONS})
+    bits = ends[0] * float(np.log2(labels))
+    probe = LinearProbe(tables, items.spans_NP2.shape[1], labels, fit)
+    for begin, end in pairwise(ends):
+        probe.fit(items.at(np.sort(order_N[:begin])))
+        bits += probe.bits(items.at(np.sort(order_N[begin:end])))
+    return Code(bits, count * float(np.log2(labels)))
+
+
+def control_labels(keys: Sequence[str], label_N: Int64s, draw: Draw, known: dict[str, int]) -> Int64s:
+    """Labels of a control task: every key has one, drawn from the labels' own distribution and the same ever after.
+
+    Args:
+        keys: what an item's label hangs on.
+        label_N: ids whose frequencies are drawn from; -1 is left out.
+        draw: of the labels.
+        known: labels that were drawn earlier, by key; new ones are entered, in the keys' alphabetical order.
+    """
+    values, counts = np.unique(label_N[label_N >= 0], return_counts=True)
+    steps = np.cumsum(counts) / counts.sum()
+    fresh = sorted(set(keys) - set(known))
+    chance = draw.uniform("control", sample=np.arange(len(fresh)) + len(known))
+    places = np.minimum(np.searchsorted(steps, chance, side="right"), values.size - 1)
+    known |= dict(zip(fresh, values[places].tolist(), strict=True))
+    return np.array([known[key] for key in keys], dtype=np.int64)
+
+
+def centre_of_gravity(weights_L: Floats) -> float:
+    """The mean layer by the mix's weights, the embeddings as 0 (Tenney et al. 2019, 1905.05950)."""
+    return float(np.arange(weights_L.size) @ weights_L)
+
+
+def divergence_from_uniform(weights_L: Floats) -> float:
+    """KL(mix || uniform) in nats: 0 where every layer has the same weight."""
+    positive = weights_L[weights_L > 0]
+    return float((positive * np.log(positive * weights_L.size)).sum())
+
+
+def expected_layer(scores_L: Sequence[float]) -> float:
+    """The layer at which an item is expected to be solved, from the scores of mixes of layers 0..l.
+
+    Sum of l (s_l - s_(l-1)) over sum of (s_l - s_(l-1)), l from 1 (Tenney et al. 2019, 1905.05950). NaN where gains
+    and losses cancel so far that it is no layer from 1 to the last, for the quotient then means nothing.
+    """
+    gains = np.diff(np.asarray(scores_L, dtype=np.float64))
+    total = gains.sum()
+    found = float(np.arange(1, gains.size + 1) @ gains / total) if total > 0 else float("nan")
+    return found if 1 <= found <= gains.size else float("nan")

@@ -1,0 +1,237 @@
+"""Sentences as a model reads them, with the pieces of every word: what all probes work on.
+
+Own design. A sentence comes cut into words (a treebank's) or as plain text, which the tokenizer's own rules cut.
+Special tokens stand as the family's template puts them, and belong to no word. What a model cannot read whole, or
+cannot be aligned, is left out, counted and named; nothing is cut, for annotations would lose their words.
+
+    ids_T         [CLS] the  wal  ##king  end  .   [SEP]
+    word_T         -1    0    1     1      2   3    -1
+    spans_W2            1:2  2:4          4:5 5:6
+
+Shapes: T tokens of a sentence, W words of a sentence.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.headed import HeadedModel
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.readers.common import Notes
+from bertkit.text.tokenizer import Tokenizer
+
+Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+CutInto = Literal["words", "spaces"]
+"""How plain text becomes words: by the tokenizer's own rules (which part words from punctuation, most of them), or at
+white space alone, so that models with different tokenizers have the same words."""
+
+TOO_LONG = "sentences longer than the model reads (left out)"
+NO_PIECES = "sentences with a word that the tokenizer makes nothing of (left out)"
+NO_WORDS = "sentences without a word (left out)"
+_AT_ONCE = 512
+"""Sentences that go through the tokenizer together."""
+_NAMED_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence before it is encoded.
+
+    Attributes:
+        name: where it comes from, for messages.
+        text: as it is written; not looked at where there are words.
+        words: its words, where whoever annotated it has cut it.
+    """
+
+    name: str
+    text: str = ""
+    words: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedSentence:
+    """A sentence as a model reads it.
+
+    Attributes:
+        number: its place among the sentences that were given, from 0; those that were left out count.
+        name: where it comes from.
+        words: as they are written.
+        ids_T: token ids, special tokens included.
+        types_T: segment types.
+        word_T: the word that each token belongs to; -1 at special tokens.
+        spans_W2: where each word begins, and behind its last piece.
+    """
+
+    number: int
+    name: str
+    words: tuple[str, ...]
+    ids_T: Int64s
+    types_T: Int64s
+    word_T: Int64s
+    spans_W2: Int64s
+
+    @property
+    def special_T(self) -> Bools:
+        """Tokens that belong to no word."""
+        return self.word_T < 0
+
+    @cached_property
+    def punctuation_W(self) -> Bools:
+        """Words of punctuation and symbols alone."""
+        return np.array([is_punctuation(word) for word in self.words], dtype=np.bool_)
+
+    def places(self, token_id: int) -> Int64s:
+        """Where a token stands, such as the tokenizer's `cls_id` or `sep_id`."""
+        return np.flatnonzero((self.ids_T == token_id) & self.special_T)
+
+
+class TextEncoder:
+    """Sentences to what a model reads.
+
+    Args:
+        tokenizer: the model's.
+        max_tokens: of the longest sequence, special tokens included.
+        token_types: whether the model tells segments apart.
+        cut_into: how plain text becomes words.
+
+    Attributes:
+        notes: what was left out, counted, with the first names of each sort.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_tokens: int, token_types: bool = True, cut_into: CutInto = "words"
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.notes = Notes()
+        self._sequences = SequenceEncoder(tokenizer, max_tokens=max_tokens, token_types=token_types)
+        # Without rules of its own the tokenizer takes a text for one word.
+        self._cut_at_spaces = cut_into == "spaces" or tokenizer.backend.pre_tokenizer is None
+
+    @classmethod
+    def of(cls, model: HeadedModel, tokenizer: Tokenizer, *, cut_into: CutInto = "words") -> TextEncoder:
+        """The encoder that goes with a model."""
+        config = model.encoder.config
+        return cls(tokenizer, max_tokens=config.max_tokens, token_types=config.reads_token_types, cut_into=cut_into)
+
+    def encode(self, sentences: Iterable[Sentence]) -> Iterator[EncodedSentence]:
+        """The sentences that the model can read, in their order, some hundred in memory at a time."""
+        stream, number = iter(sentences), -1
+        while some := list(islice(stream, _AT_ONCE)):
+            for sentence, pieces, words in self._cut(some):
+                number += 1
+                encoded = self._encoded(sentence, pieces, words, number)
+                if encoded is not None:
+                    yield encoded
+
+    def _cut(self, sentences: Sequence[Sentence]) -> Iterator[tuple[Sentence, Any, tuple[str, ...]]]:
+        """Each sentence with its encoding and its words."""
+        given: list[tuple[str, ...] | None] = [
+            tuple(each.text.split()) if each.words is None and self._cut_at_spaces else each.words for each in sentences
+        ]
+        by_words = iter(self._sequences.pieces_of_words([words for words in given if words is not None]))
+        texts = [each.text for each, words in zip(sentences, given, strict=True) if words is None]
+        by_text = iter(self._sequences.pieces(texts))
+        for sentence, words in zip(sentences, given, strict=True):
+            if words is not None:
+                yield sentence, next(by_words), words
+            else:
+                pieces = next(by_text)
+                yield sentence, pieces, _words_of(sentence.text, pieces)
+
+    def _encoded(self, sentence: Sentence, pieces: Any, words: tuple[str, ...], number: int) -> EncodedSentence | None:
+        word_N, words = _without_blanks(np.array([-1 if w is None else w for w in pieces.word_ids], np.int64), words)
+        if not words or not word_N.size:
+            self._leave_out(NO_WORDS, sentence)
+            return None
+        if word_N.size > self._sequences.room(1):
+            self._leave_out(TOO_LONG, sentence)
+            return None
+        begins_N = (np.diff(word_N, prepend=-1) != 0) & (word_N >= 0)
+        starts_W = np.flatnonzero(begins_N)
+        if not np.array_equal(word_N[starts_W], np.arange(len(words))):
+            self._leave_out(NO_PIECES, sentence)
+            return None
+        ids, types = self._sequences.sequence(pieces.ids, example=sentence.name)
+        before = self._sequences.single.before
+        word_T = np.full(len(ids), -1, dtype=np.int64)
+        word_T[before : before + word_N.size] = word_N
+        ends_W = starts_W + np.bincount(word_N[word_N >= 0])
+        return EncodedSentence(
+            number,
+            sentence.name,
+            words,
+            np.array(ids, dtype=np.int64),
+            np.array(types, dtype=np.int64),
+            word_T,
+            np.stack([starts_W, ends_W], axis=1) + before,
+        )
+
+    def _leave_out(self, why: str, sentence: Sentence) -> None:
+        shown = sentence.text or " ".join(sentence.words or ())
+        ellipsis = "..." if len(shown) > _NAMED_CHARACTERS else ""
+        self.notes.add(why, f"{sentence.name}: {shown[:_NAMED_CHARACTERS]}{ellipsis}")
+
+
+def batches(
+    sentences: Iterable[EncodedSentence], max_tokens: int, *, pool: int = 1
+) -> Iterator[tuple[EncodedSentence, ...]]:
+    """Sentences that are computed together.
+
+    Args:
+        sentences: any number of them; no more than `pool` plus a batch are held at a time.
+        max_tokens: of a batch; a single sentence is the least.
+        pool: so many sentences are put in order of their length before they are cut into batches: attention maps, which
+            are padded to a batch's longest sentence, then waste little. With 1 the order stays.
+    """
+    stream = iter(sentences)
+    batch: list[EncodedSentence] = []
+    tokens = 0
+    while some := list(islice(stream, pool)):
+        for sentence in sorted(some, key=lambda each: (each.ids_T.size, each.number)):
+            if batch and tokens + sentence.ids_T.size > max_tokens:
+                yield tuple(batch)
+                batch, tokens = [], 0
+            batch.append(sentence)
+            tokens += sentence.ids_T.size
+    if batch:
+        yield tuple(batch)
+
+
+def packed(sentences: Sequence[EncodedSentence]) -> PackedBatch:
+    """The batch that a model reads."""
+    return PackedBatch.from_ids([s.ids_T.tolist() for s in sentences], [s.types_T.tolist() for s in sentences])
+
+
+def is_punctuation(word: str) -> bool:
+    """Punctuation and symbols alone, and at least one."""
+    return bool(word) and all(unicodedata.category(character)[0] in "PS" for character in word)
+
+
+def _words_of(text: str, pieces: Any) -> tuple[str, ...]:
+    """What an encoding's word numbers stand for, as it is written in the text; empty where that is white space."""
+    spans: dict[int, tuple[int, int]] = {}
+    for word, (start, end) in zip(pieces.word_ids, pieces.offsets, strict=True):
+        if word is not None:
+            first, last = spans.get(word, (start, end))
+            spans[word] = min(first, start), max(last, end)
+    return tuple(text[slice(*spans.get(word, (0, 0)))].strip() for word in range(max(spans, default=-1) + 1))
+
+
+def _without_blanks(word_N: Int64s, words: tuple[str, ...]) -> tuple[Int64s, tuple[str, ...]]:
+    """The words that are more than white space, numbered anew: byte-level vocabularies have pieces for blanks, too."""
+    if all(words):
+        return word_N, words
+    number_of = np.cumsum([bool(word) for word in words]) - 1
+    blank = np.array([not word for word in words])
+    renumbered_N = np.where(word_N < 0, -1, np.where(blank[word_N], -1, number_of[word_N]))
+    return renumbered_N, tuple(word for word in words if word)

@@ -1,0 +1,77 @@
+"""`bertkit probe`: one JSON document or a run directory on stdout, what was found on stderr, faults with exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.jobs.probing import write_sentences
+from tests.probes.tiny_models import save_tiny, tiny_model, tiny_tokenizer
+
+from bertkit.cli.probe import KINDS
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model, a text, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    save_tiny(tiny_model(tiny_tokenizer()), tiny_tokenizer(), tmp_path / "tiny")
+    write_sentences(tmp_path / "text.txt")
+
+
+def test_the_json_document_is_the_contracts(bertkit) -> None:
+    arguments = ("--model", "tiny", "--data", "text.txt", "--sentences", "40")
+    for kind in ("contextuality", "similarity"):
+        outcome = bertkit("probe", kind, *arguments, "--json", "-q")
+        assert outcome.code == 0, outcome.stderr
+        document = json.loads(outcome.stdout)
+        assert list(document) == ["kind", "model", "run", "summary", "definitions"]
+        assert (document["kind"], document["model"]) == (kind, "tiny")
+        assert (Path(document["run"]) / "results.json").is_file()
+
+
+def test_for_people_stdout_is_the_run_and_sentences_are_on_stderr(bertkit) -> None:
+    outcome = bertkit(
+        "probe", "contextuality", "--model", "tiny", "--data", "text.txt", "--run-dir", "here", "--word", "the"
+    )
+    assert (outcome.code, outcome.stdout) == (0, "here\n")
+    for told in ("Contextuality of tiny", "A static vector explains", "n = 1 words"):
+        assert told in outcome.stderr
+    assert (Path("here") / "summary.txt").read_text().splitlines()[0] in outcome.stderr
+
+
+def test_points_are_lines_or_json_and_no_run(bertkit) -> None:
+    lines = bertkit("probe", "points", "--model", "tiny").stdout.splitlines()
+    assert lines[0].split()[:4] == ["hook_embed", "T", "x", "D"]
+    document = json.loads(bertkit("probe", "points", "--model", "tiny", "--json").stdout)
+    assert (document["kind"], document["run"]) == ("points", None)
+    assert [each["name"] for each in document["summary"]["points"]] == [line.split()[0] for line in lines]
+    assert not Path("runs").exists()
+
+
+def test_faults_end_with_their_exit_codes(bertkit) -> None:
+    text = ["--data", "text.txt"]
+    cases = [
+        (2, "did you mean `bertkit probe contextuality`?", ["contextuallity", "--model", "tiny"]),
+        (2, "give --data SOURCE", ["contextuality", "--model", "tiny"]),
+        (2, "one model at a time", ["contextuality", "--model", "tiny", "--model", "./tiny", *text]),
+        (3, "no model here", ["similarity", "--model", "./nowhere", *text]),
+        (3, "--word zebra: does not occur", ["contextuality", "--model", "tiny", *text, "--word", "zebra"]),
+        (3, "nothing.txt", ["contextuality", "--model", "tiny", "--data", "nothing.txt"]),
+        (2, "--min-contexts", ["contextuality", "--model", "tiny", *text, "--min-contexts", "1"]),
+        (2, "--variance", ["similarity", "--model", "tiny", *text, "--variance", "0"]),
+        (2, "given twice", ["similarity", "--model", "tiny", "--model", "tiny", *text]),
+    ]
+    for code, told, arguments in cases:
+        outcome = bertkit("probe", *arguments)
+        assert (outcome.code, outcome.stdout) == (code, ""), (arguments, outcome.stderr)
+        assert told in outcome.stderr
+        assert "Traceback" not in outcome.stderr
+
+
+def test_every_kind_has_help(bertkit) -> None:
+    shown = bertkit("probe", "--help").stdout
+    for kind in KINDS:
+        assert kind in shown
+        assert f"bertkit probe {kind}" in " ".join(bertkit("probe", kind, "--help").stdout.split())
