@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bertkit.jobs.probe import ProbeRequest
+from bertkit.jobs.probing.base import ProbeRequest
 from bertkit.models.headed import HeadedModel
 from bertkit.text.tokenizer import Tokenizer
 from tests.probes.tiny_models import save_tiny, tiny_model, tiny_tokenizer

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.probe import Analysis, Finding, Probed, ProbeRequest, carry_out
-from bertkit.jobs.probe_contextuality import ContextualitySettings, probe_contextuality
-from bertkit.jobs.probe_points import list_points
-from bertkit.jobs.probe_similarity import SimilaritySettings, probe_similarity
-from bertkit.jobs.probe_subject import load_subjects, short_name
-from bertkit.jobs.probe_texts import read_texts
+from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out
+from bertkit.jobs.probing.contextuality import ContextualitySettings, probe_contextuality
+from bertkit.jobs.probing.points import list_points
+from bertkit.jobs.probing.similarity import SimilaritySettings, probe_similarity
+from bertkit.jobs.probing.subject import load_subjects, short_name
+from bertkit.jobs.probing.texts import read_texts
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.hub import save_model
 from bertkit.models.modernbert import ModernBertConfig
@@ -393,7 +393,7 @@ def test_a_model_is_like_itself_and_its_rotation_and_checkpoints_are_models(tmp_
 
 
 def test_the_figures_are_those_of_the_states(tmp_path: Path) -> None:
-    from bertkit.jobs.probe_similarity import collect, common_words
+    from bertkit.jobs.probing.similarity import collect, common_words
     from bertkit.probes.texts import Sentence, TextEncoder
 
     tokenizer = tiny_tokenizer()

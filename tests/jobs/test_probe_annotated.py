@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.probe import Probed
-from bertkit.jobs.probe_annotated import align
-from bertkit.jobs.probe_layer_data import read_labelled
-from bertkit.jobs.probe_layers import LayersSettings, probe_layers
-from bertkit.jobs.probe_senses import SensesSettings, configurations, probe_senses
-from bertkit.jobs.probe_structure import StructureSettings, probe_structure
+from bertkit.jobs.probing.annotated import align
+from bertkit.jobs.probing.base import Probed
+from bertkit.jobs.probing.layer_data import read_labelled
+from bertkit.jobs.probing.layers import LayersSettings, probe_layers
+from bertkit.jobs.probing.senses import SensesSettings, configurations, probe_senses
+from bertkit.jobs.probing.structure import StructureSettings, probe_structure
 from bertkit.probes.layers import ProbeFit
 from bertkit.probes.structure import ProbeTraining
 from bertkit.probes.texts import TextEncoder

@@ -17,10 +17,10 @@ import torch
 from numpy.testing import assert_allclose
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.attention_viewer import ViewedSentence, viewer_page
-from bertkit.jobs.probe_attention import AttentionSettings, probe_attention
-from bertkit.jobs.probe_attribution import AttributionSettings, probe_attribution
-from bertkit.jobs.probe_effective_attention import EffectiveAttentionSettings, probe_effective_attention
+from bertkit.jobs.probing.attention import AttentionSettings, probe_attention
+from bertkit.jobs.probing.attention_viewer import ViewedSentence, viewer_page
+from bertkit.jobs.probing.attribution import AttributionSettings, probe_attribution
+from bertkit.jobs.probing.effective_attention import EffectiveAttentionSettings, probe_effective_attention
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.labels import Labels
 from bertkit.probes.explanations import METHODS

@@ -13,8 +13,8 @@ import pytest
 from bertkit.errors import DataError, UsageError
 from bertkit.jobs.blimp import BlimpSettings, evaluate_blimp
 from bertkit.jobs.evaluation import EvalRequest
-from bertkit.jobs.probe import Probed
-from bertkit.jobs.probe_behaviour import BehaviourSettings, probe_behaviour
+from bertkit.jobs.probing.base import Probed
+from bertkit.jobs.probing.behaviour import BehaviourSettings, probe_behaviour
 from bertkit.run.verify import verify_run
 from tests.jobs.probing import request_for
 from tests.probes.tiny_models import tiny_causal_model, tiny_model, tiny_tokenizer

@@ -14,8 +14,8 @@ from bertkit.errors import DataError, UsageError
 from bertkit.jobs.evaluation import EvalRequest
 from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
 from bertkit.jobs.predict import Predictor
-from bertkit.jobs.probe import Probed
-from bertkit.jobs.probe_heads import HeadsSettings, probe_heads
+from bertkit.jobs.probing.base import Probed
+from bertkit.jobs.probing.heads import HeadsSettings, probe_heads
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.run.verify import verify_run

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binomtest
 
 from bertkit.data.batch import PackedBatch
-from bertkit.jobs.probe_behaviour_report import BY_MARGIN, ONE_PIECE, SENSITIVITY, Judged, accuracy, judge
+from bertkit.jobs.probing.behaviour_report import BY_MARGIN, ONE_PIECE, SENSITIVITY, Judged, accuracy, judge
 from bertkit.models.headed import HeadedModel
 from bertkit.probes.behaviour import (
     Filled,

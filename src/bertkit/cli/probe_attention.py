@@ -46,7 +46,7 @@ def attention(
 ) -> None:
     """What every head looks at, with a page to look at it; with trees, what it parses:
     `bertkit probe attention --model M --data treebank.conllu`"""
-    from bertkit.jobs.probe_attention import AttentionSettings, probe_attention
+    from bertkit.jobs.probing.attention import AttentionSettings, probe_attention
 
     settings = AttentionSettings(
         sentences=sentences,
@@ -127,7 +127,7 @@ def attribution(
 ) -> None:
     """What of each token is in a hidden state, and what a prediction rests on:
     `bertkit probe attribution --model M --data text.txt --text "The capital of France is [MASK]."`"""
-    from bertkit.jobs.probe_attribution import AttributionSettings, probe_attribution
+    from bertkit.jobs.probing.attribution import AttributionSettings, probe_attribution
 
     settings = AttributionSettings(
         sentences=sentences,
@@ -169,7 +169,7 @@ def effective_attention(
     verbose: Verbose = 0,
 ) -> None:
     """How much of attention makes no difference, by length: `bertkit probe effective-attention --model M --data F`"""
-    from bertkit.jobs.probe_effective_attention import EffectiveAttentionSettings, probe_effective_attention
+    from bertkit.jobs.probing.effective_attention import EffectiveAttentionSettings, probe_effective_attention
 
     settings = EffectiveAttentionSettings(sentences=sentences, texts=texts, lengths=length or [], seed=seed)
     request = probe_request(model, data, device, batch_tokens, run_dir, offline)

@@ -63,7 +63,7 @@ def behaviour(
     verbose: Verbose = 0,
 ) -> None:
     """Grammar, common sense, roles and negation by preference: `bertkit probe behaviour --model M --data PATH`"""
-    from bertkit.jobs.probe_behaviour import BehaviourSettings, probe_behaviour
+    from bertkit.jobs.probing.behaviour import BehaviourSettings, probe_behaviour
 
     settings = BehaviourSettings(rule=rule, pairs=pairs, only=only or [], top=top or [1, 5], ending=ending, seed=seed)
     request = probe_request(model, data, device, batch_tokens, run_dir, offline)

@@ -16,7 +16,7 @@ import typer
 from bertkit.cli.common import DEFAULT_MODEL, model_or_default, result, runs_root, story
 
 if TYPE_CHECKING:
-    from bertkit.jobs.probe import Probed, ProbeRequest
+    from bertkit.jobs.probing.base import Probed, ProbeRequest
     from bertkit.run.directory import RunDirectory
 
 Models = Annotated[
@@ -63,7 +63,7 @@ def probe_request(
     offline: bool,
 ) -> ProbeRequest:
     """What every kind is told, from the options that all of them have."""
-    from bertkit.jobs.probe import ProbeRequest
+    from bertkit.jobs.probing.base import ProbeRequest
 
     def keep_log(run: RunDirectory) -> None:
         story.log_file = run.log_file

@@ -60,7 +60,7 @@ def heads(
     verbose: Verbose = 0,
 ) -> None:
     """Which heads a model could do without: `bertkit probe heads --model M --data text.txt`, or --task rte"""
-    from bertkit.jobs.probe_heads import HeadsSettings, probe_heads
+    from bertkit.jobs.probing.heads import HeadsSettings, probe_heads
 
     settings = HeadsSettings(
         task=task,

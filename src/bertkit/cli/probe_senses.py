@@ -69,7 +69,7 @@ def senses(
     verbose: Verbose = 0,
 ) -> None:
     """Word senses by nearest neighbours, layer by layer: `bertkit probe senses --model M --data semcor.jsonl`"""
-    from bertkit.jobs.probe_senses import SensesSettings, probe_senses
+    from bertkit.jobs.probing.senses import SensesSettings, probe_senses
 
     settings = SensesSettings(
         ks=k or [1, 3, 5, 10],

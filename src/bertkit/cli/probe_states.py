@@ -24,7 +24,7 @@ def points(
     verbose: Verbose = 0,
 ) -> None:
     """Every point that can be recorded, with its shape: `bertkit probe points --model M`"""
-    from bertkit.jobs.probe_points import EXAMPLE, SYMBOLS, list_points
+    from bertkit.jobs.probing.points import EXAMPLE, SYMBOLS, list_points
 
     probed = list_points(probe_request(model, None, None, None, None, offline), sentence or EXAMPLE)
     if as_json:
@@ -75,7 +75,7 @@ def contextuality(
     verbose: Verbose = 0,
 ) -> None:
     """How much a word's vector depends on its sentence: `bertkit probe contextuality --model M --data text.txt`"""
-    from bertkit.jobs.probe_contextuality import ContextualitySettings, probe_contextuality
+    from bertkit.jobs.probing.contextuality import ContextualitySettings, probe_contextuality
 
     settings = ContextualitySettings(
         sentences=sentences,
@@ -113,7 +113,7 @@ def similarity(
     verbose: Verbose = 0,
 ) -> None:
     """CKA and SVCCA between layers, models, checkpoints: `bertkit probe similarity --model A --model B --data t.txt`"""
-    from bertkit.jobs.probe_similarity import SimilaritySettings, probe_similarity
+    from bertkit.jobs.probing.similarity import SimilaritySettings, probe_similarity
 
     settings = SimilaritySettings(sentences=sentences, words=words, variance=variance, seed=seed)
     request = probe_request(model, data, device, batch_tokens, run_dir, offline)

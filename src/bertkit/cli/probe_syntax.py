@@ -65,7 +65,7 @@ def structure(
     verbose: Verbose = 0,
 ) -> None:
     """Dependency trees as distances and depths, layer by layer: `bertkit probe structure --model M --data t.conllu`"""
-    from bertkit.jobs.probe_structure import StructureSettings, probe_structure
+    from bertkit.jobs.probing.structure import StructureSettings, probe_structure
     from bertkit.probes.structure import ProbeTraining
 
     settings = StructureSettings(
@@ -134,7 +134,7 @@ def layers(
     verbose: Verbose = 0,
 ) -> None:
     """Labels of words and spans by layer, and by a learnt mix: `bertkit probe layers --model M --data t.conllu`"""
-    from bertkit.jobs.probe_layers import LayersSettings, probe_layers
+    from bertkit.jobs.probing.layers import LayersSettings, probe_layers
     from bertkit.probes.layers import ProbeFit
 
     fit = ProbeFit(penalty=penalty, pooling=pooling)

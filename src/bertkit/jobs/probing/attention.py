@@ -2,7 +2,7 @@
 
 Clark et al. 2019, arXiv:1906.04341, and Kovaleva et al. 2019, arXiv:1908.08593; the measures and where they differ from
 the papers' are in probes/attention.py, head_distances.py, head_patterns.py and head_syntax.py. Sibling
-probe_effective_attention.py looks at the part of a map that makes a difference.
+effective_attention.py looks at the part of a map that makes a difference.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of, write_text
-from bertkit.jobs.attention_viewer import ViewedSentence, viewer_page
-from bertkit.jobs.probe import Analysis, Probed, ProbeRequest, carry_out, left_out
-from bertkit.jobs.probe_attention_report import AttentionReport, Measured, PatternCounts
-from bertkit.jobs.probe_subject import Subject
-from bertkit.jobs.probe_texts import is_treebank
+from bertkit.jobs.probing.attention_report import AttentionReport, Measured, PatternCounts
+from bertkit.jobs.probing.attention_viewer import ViewedSentence, viewer_page
+from bertkit.jobs.probing.base import Analysis, Probed, ProbeRequest, carry_out, left_out
+from bertkit.jobs.probing.subject import Subject
+from bertkit.jobs.probing.texts import is_treebank
 from bertkit.models.headed import HeadedModel
 from bertkit.probes.attention import Columns, HeadSums, Maps, attention_maps, pattern_points
 from bertkit.probes.head_distances import HeadDistances

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
-from bertkit.jobs.probe import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
+from bertkit.jobs.probing.subject import Subject
 from bertkit.probes.figures import heat_map, new_figure
 from bertkit.probes.similarity import Floats, Similarities, similarities
 from bertkit.probes.states import layer_points, layer_states

@@ -1,8 +1,8 @@
 """What probes that learn from annotated sentences share: files for training and testing, draws, alignment, states.
 
 Own design. Annotations are by word; a sentence whose words the tokenizer does not give back one for one, or that is
-longer than the model reads, is left out whole, counted and named. Siblings: jobs/probe_layers.py, probe_structure.py
-and probe_senses.py, which read different files.
+longer than the model reads, is left out whole, counted and named. Siblings: jobs/probing/layers.py, structure.py
+and senses.py, which read different files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.probe import ProbeRequest
+from bertkit.jobs.probing.base import ProbeRequest
 from bertkit.models.headed import HeadedModel
 from bertkit.probes.states import survey
 from bertkit.probes.store import store_bytes

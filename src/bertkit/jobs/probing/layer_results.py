@@ -1,6 +1,6 @@
 """What `probe layers` measures of a task.
 
-Sources as in probes/layers.py. Sibling probe_layer_report.py writes it down.
+Sources as in probes/layers.py. Sibling layer_report.py writes it down.
 
 Shapes: L layers, the embeddings counted.
 """

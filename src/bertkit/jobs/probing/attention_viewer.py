@@ -48,7 +48,7 @@ def viewer_page(title: str, layers: int, heads: int, sentences: Sequence[ViewedS
     }
     # Nothing in a token may end the script element.
     written = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
-    template = files("bertkit.jobs").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    template = files("bertkit.jobs.probing").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     return template.replace("@TITLE@", html.escape(title)).replace("@DATA@", written)
 
 

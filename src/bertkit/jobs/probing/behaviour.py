@@ -18,9 +18,9 @@ from pydantic import Field
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.blimp import BlimpSettings, Outcome, Side, blimp_results, chosen_paradigms
-from bertkit.jobs.probe import Analysis, Finding, Probed, ProbeRequest, carry_out
-from bertkit.jobs.probe_behaviour_report import Judged, diagnostic_findings, diagnostic_summary, judge, pair_findings
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out
+from bertkit.jobs.probing.behaviour_report import Judged, diagnostic_findings, diagnostic_summary, judge, pair_findings
+from bertkit.jobs.probing.subject import Subject
 from bertkit.probes.behaviour import blank_rule, fill_blanks
 from bertkit.probes.pseudo_likelihood import choose_rule, score_texts
 from bertkit.tasks.diagnostics import Completion, Diagnostic, diagnostic_files, read_diagnostic

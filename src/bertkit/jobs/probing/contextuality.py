@@ -1,6 +1,6 @@
 """`probe contextuality`: text to words and contexts, and the measures of Ethayarajh 2019 as tables and figures.
 
-arXiv:1909.00512; the measures are in probes/contextuality.py. Sibling probe_similarity.py compares whole layers.
+arXiv:1909.00512; the measures are in probes/contextuality.py. Sibling similarity.py compares whole layers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.probe import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
+from bertkit.jobs.probing.subject import Subject
 from bertkit.probes.contextuality import (
     RANDOM_SETS,
     Floats,

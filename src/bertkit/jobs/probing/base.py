@@ -1,7 +1,7 @@
 """What the kinds of `bertkit probe` have in common: the models, the run directory, the files that a finding becomes.
 
 Own design (contract: `probe`, the run directory). An analysis computes (bertkit.probes.KIND, no files), a job feeds it
-(jobs/probe_KIND.py) and hands an `Analysis` to `carry_out`, which makes of it
+(jobs/probing/KIND.py) and hands an `Analysis` to `carry_out`, which makes of it
 
     RUN/results.json            {"kind", "model", "summary", "definitions", "models", "data", "settings"}
     RUN/tables/NAME.csv         what each figure was drawn from
@@ -26,8 +26,8 @@ import yaml
 
 from bertkit.errors import UsageError
 from bertkit.files import write_text
-from bertkit.jobs.probe_subject import Subject, load_subjects
-from bertkit.jobs.probe_texts import Texts, read_texts
+from bertkit.jobs.probing.subject import Subject, load_subjects
+from bertkit.jobs.probing.texts import Texts, read_texts
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.settings import Settings

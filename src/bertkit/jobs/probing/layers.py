@@ -1,7 +1,7 @@
 """`probe layers`: what each layer knows of labels on words and spans, with every control, as tables and figures.
 
-Tenney et al. 2019, arXiv:1905.05950; the probes are in probes/layers.py, files and tasks in probe_layer_data.py, tables
-and figures in probe_layer_report.py. Sibling probe_structure.py asks for trees.
+Tenney et al. 2019, arXiv:1905.05950; the probes are in probes/layers.py, files and tasks in layer_data.py, tables
+and figures in layer_report.py. Sibling structure.py asks for trees.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
-from bertkit.jobs.probe import Analysis, Probed, ProbeRequest, carry_out, left_out
-from bertkit.jobs.probe_annotated import (
+from bertkit.jobs.probing.annotated import (
     STORE_GB,
     align,
     check_aligned,
@@ -27,10 +26,11 @@ from bertkit.jobs.probe_annotated import (
     train_and_test,
     width_of,
 )
-from bertkit.jobs.probe_layer_data import LayerTask, Pair, check_asked, chosen_tasks, layer_task, read_labelled
-from bertkit.jobs.probe_layer_report import DEFINITIONS, LayersReport
-from bertkit.jobs.probe_layer_results import Controlled, LayerScore, Mixed, TaskResult
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing.base import Analysis, Probed, ProbeRequest, carry_out, left_out
+from bertkit.jobs.probing.layer_data import LayerTask, Pair, check_asked, chosen_tasks, layer_task, read_labelled
+from bertkit.jobs.probing.layer_report import DEFINITIONS, LayersReport
+from bertkit.jobs.probing.layer_results import Controlled, LayerScore, Mixed, TaskResult
+from bertkit.jobs.probing.subject import Subject
 from bertkit.metrics.tagging import conlleval_spans
 from bertkit.probes.layers import (
     Floats,

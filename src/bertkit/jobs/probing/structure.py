@@ -1,6 +1,6 @@
 """`probe structure`: a treebank to structural probes of every layer, their controls, a sweep of ranks, and pictures.
 
-Hewitt and Manning 2019, NAACL; the probes and measures are in probes/structure.py. Sibling probe_layers.py asks for
+Hewitt and Manning 2019, NAACL; the probes and measures are in probes/structure.py. Sibling layers.py asks for
 labels where this asks for geometry.
 """
 
@@ -18,8 +18,7 @@ from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
-from bertkit.jobs.probe import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
-from bertkit.jobs.probe_annotated import (
+from bertkit.jobs.probing.annotated import (
     STORE_GB,
     align,
     check_aligned,
@@ -30,8 +29,9 @@ from bertkit.jobs.probe_annotated import (
     train_and_test,
     width_of,
 )
-from bertkit.jobs.probe_subject import Subject
-from bertkit.jobs.probe_texts import is_treebank
+from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
+from bertkit.jobs.probing.subject import Subject
+from bertkit.jobs.probing.texts import is_treebank
 from bertkit.probes.figures import layer_ticks, lines, new_figure, plain
 from bertkit.probes.states import layer_points
 from bertkit.probes.store import StateStore, collect_states

@@ -1,7 +1,7 @@
 """What `probe attention` has measured, as a summary, tables, figures and sentences.
 
 Figures after Clark et al. 2019, arXiv:1906.04341, figures 2, 4 and 6 and table 1, and Kovaleva et al. 2019,
-arXiv:1908.08593, figure 2. Sibling probe_attention.py measures.
+arXiv:1908.08593, figure 2. Sibling attention.py measures.
 
 Shapes: L layers, N heads of a layer, A heads of all layers.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.jobs.probe import Finding
+from bertkit.jobs.probing.base import Finding
 from bertkit.probes.attention import HeadProfile
 from bertkit.probes.figures import MARKERS, new_figure, plain
 from bertkit.probes.head_distances import plane, within_and_between

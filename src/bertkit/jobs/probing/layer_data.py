@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.probe_texts import is_treebank
+from bertkit.jobs.probing.texts import is_treebank
 from bertkit.metrics.tagging import conlleval_spans
 from bertkit.probes.layers import Items
 from bertkit.probes.texts import EncodedSentence

@@ -1,7 +1,7 @@
 """Results of `probe layers` as a summary, tables, figures and sentences.
 
 Sources as in probes/layers.py; figures after Tenney et al. 2019, arXiv:1905.05950, figures 1 and 2. Sibling
-probe_layers.py measures.
+layers.py measures.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.jobs.probe import Finding
-from bertkit.jobs.probe_layer_results import TaskResult
+from bertkit.jobs.probing.base import Finding
+from bertkit.jobs.probing.layer_results import TaskResult
 from bertkit.probes.figures import MARKERS, layer_ticks, lines, new_figure, plain
 from bertkit.probes.layers import ProbeFit
 

@@ -1,7 +1,7 @@
 """`probe senses`: sense-annotated files to nearest-neighbour disambiguation by layer, and a picture of a word's senses.
 
 Wiedemann et al. 2019, arXiv:1909.10430; the rules are in probes/senses.py, tables and figures in
-probe_senses_report.py.
+senses_report.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.probe import Analysis, Probed, ProbeRequest, carry_out, left_out
-from bertkit.jobs.probe_annotated import (
+from bertkit.jobs.probing.annotated import (
     STORE_GB,
     align,
     check_aligned,
@@ -33,8 +32,9 @@ from bertkit.jobs.probe_annotated import (
     train_and_test,
     width_of,
 )
-from bertkit.jobs.probe_senses_report import DEFINITIONS, Configuration, SensesReport, TestResult, WordPicture
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing.base import Analysis, Probed, ProbeRequest, carry_out, left_out
+from bertkit.jobs.probing.senses_report import DEFINITIONS, Configuration, SensesReport, TestResult, WordPicture
+from bertkit.jobs.probing.subject import Subject
 from bertkit.probes.senses import (
     FrequentSenses,
     backed_off,

@@ -1,7 +1,7 @@
 """One prediction explained, for `probe attribution`: what is asked, and by which tokens the answer is had.
 
 Sundararajan et al. 2017, arXiv:1703.01365; Abnar and Zuidema 2020, arXiv:2005.00928; the methods are in
-probes/explanations.py. Sibling probe_attribution.py looks at hidden states instead of answers.
+probes/explanations.py. Sibling attribution.py looks at hidden states instead of answers.
 
 Shapes: n tokens of the text, E width of the embeddings, R copies of it.
 """
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
-from bertkit.jobs.probe import Finding
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing.base import Finding
+from bertkit.jobs.probing.subject import Subject
 from bertkit.models.headed import HeadedModel
 from bertkit.probes.explanations import (
     GRADIENT_METHODS,

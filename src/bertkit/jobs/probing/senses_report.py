@@ -1,7 +1,7 @@
 """Results of `probe senses` as a summary, tables, figures and sentences.
 
 Wiedemann et al. 2019, arXiv:1909.10430; the picture of a word's senses is that paper's figure 2 in kind. Sibling
-probe_senses.py measures.
+senses.py measures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.jobs.probe import Finding
+from bertkit.jobs.probing.base import Finding
 from bertkit.probes.figures import MARKERS, SHADES, layer_ticks, lines, new_figure, plain
 from bertkit.probes.senses import Floats, SenseScores
 

@@ -2,7 +2,7 @@
 prediction rests on.
 
 Brunner et al. 2020, arXiv:1908.04211, sections 2 and 4, for hidden states (probes/attribution.py, identifiability.py);
-predictions are explained by probe_explanation.py, the sibling.
+predictions are explained by explanation.py, the sibling.
 
 Shapes: L layers without the embeddings, n tokens of a sentence, T of all.
 """
@@ -19,9 +19,9 @@ from pydantic import Field
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs import probe_explanation as explanation
-from bertkit.jobs.probe import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing import explanation as explanation
+from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
+from bertkit.jobs.probing.subject import Subject
 from bertkit.probes.attribution import (
     FARTHEST,
     GROUPS,

@@ -22,9 +22,9 @@ from bertkit.jobs.finetune_data import fewer, load_examples, watched_splits
 from bertkit.jobs.finetune_start import recipe_of
 from bertkit.jobs.own_head import head_use
 from bertkit.jobs.predict import Predictor
-from bertkit.jobs.probe import Analysis, Probed, ProbeRequest, carry_out, left_out
-from bertkit.jobs.probe_heads_report import HeadFigures, report
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing.base import Analysis, Probed, ProbeRequest, carry_out, left_out
+from bertkit.jobs.probing.heads_report import HeadFigures, report
+from bertkit.jobs.probing.subject import Subject
 from bertkit.models.find import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.sentence import load_sentence_model
 from bertkit.probes.head_measures import HalvesFound, TaskAnswers, WordsOfText

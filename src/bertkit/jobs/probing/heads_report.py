@@ -1,6 +1,6 @@
 """What `probe heads` has measured, as a summary, tables, figures and sentences.
 
-Figures after Michel et al. 2019, arXiv:1905.10650, tables 1 to 3 and figure 3. Sibling probe_heads.py measures.
+Figures after Michel et al. 2019, arXiv:1905.10650, tables 1 to 3 and figure 3. Sibling heads.py measures.
 
 Shapes: L layers, N heads of a layer.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.jobs.probe import Finding
+from bertkit.jobs.probing.base import Finding
 from bertkit.metrics.regression import spearman_value
 from bertkit.probes.figures import heat_map, lines, new_figure, plain
 from bertkit.probes.heads import Floats

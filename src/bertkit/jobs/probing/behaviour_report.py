@@ -1,7 +1,7 @@
 """What `probe behaviour` has scored, as a summary, tables, figures and sentences.
 
 Measures after Ettinger 2020, arXiv:1907.13528, and Warstadt et al. 2020, arXiv:1912.00582. Sibling
-probe_behaviour.py scores.
+behaviour.py scores.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bertkit.jobs.blimp import Outcome
-from bertkit.jobs.probe import Finding
+from bertkit.jobs.probing.base import Finding
 from bertkit.probes.behaviour import Filled, among_top, clear_preference, preference, wilson
 from bertkit.probes.figures import MARKERS, new_figure, plain
 from bertkit.tasks.diagnostics import Cloze, Comparison, Completion, Diagnostic

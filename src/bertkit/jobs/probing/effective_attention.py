@@ -2,7 +2,7 @@
 
 Brunner et al. 2020, arXiv:1908.04211, section 3 and figures 1 to 3; the projection is in probes/effective_attention.py.
 The texts are drawn sentences put one behind the other and cut to given lengths, for few sentences are longer than a
-head is wide; they are no running text. Sibling probe_attention.py takes maps as they are.
+head is wide; they are no running text. Sibling attention.py takes maps as they are.
 
 Shapes: L layers, N heads of a layer, G lengths.
 """
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.probe import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
+from bertkit.jobs.probing.subject import Subject
 from bertkit.probes.attention import Columns, pattern_points
 from bertkit.probes.effective_attention import LayerAttention, correlations, layer_attention, output_maps
 from bertkit.probes.figures import heat_map, lines, new_figure, plain

@@ -13,8 +13,8 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.jobs.probe import Probed, ProbeRequest
-from bertkit.jobs.probe_subject import Subject
+from bertkit.jobs.probing.base import Probed, ProbeRequest
+from bertkit.jobs.probing.subject import Subject
 from bertkit.probes.states import survey
 from bertkit.probes.texts import Sentence, TextEncoder, packed
 
