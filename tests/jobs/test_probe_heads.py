@@ -16,6 +16,7 @@ from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
 from bertkit.jobs.predict import Predictor
 from bertkit.jobs.probing.base import Probed
 from bertkit.jobs.probing.heads import HeadsSettings, probe_heads
+from bertkit.jobs.probing.heads_report import HeadFigures, report
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.run.verify import verify_run
@@ -149,3 +150,24 @@ def test_what_cannot_be_asked_is_a_clear_no(glue: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a head that is not one of rte"):
         look(request_for(tmp_path, models=[str(other)]), task="rte", data_dir=glue)
     assert not list(tmp_path.rglob("results.json"))
+
+
+def test_a_model_that_answers_by_no_head_is_told_so() -> None:
+    ones = np.ones((1, 2))
+    figures = HeadFigures(
+        "m",
+        "rte",
+        "accuracy",
+        True,
+        (5, 7),
+        0.4,
+        ones,
+        ones,
+        ones,
+        -ones,
+        -ones,
+        [0, 1, 2],
+        {"importance": [0.4, 0.5, 0.6]},
+    )
+    told = " ".join(finding.sentence for finding in report(figures).findings)
+    assert "Without any head the accuracy of m is 0.6, no worse than 0.4 with all 2" in told

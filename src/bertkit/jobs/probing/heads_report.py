@@ -69,11 +69,15 @@ class HeadFigures:
         """The scores that are so much worse."""
         return self.before - worse_LN if self.higher_is_better else self.before + worse_LN
 
+    def worse_by(self, curve: Sequence[float]) -> Floats:
+        """How much worse than with all heads, step by step."""
+        difference = np.array(curve) - self.before
+        return -difference if self.higher_is_better else difference
+
     def removable(self, curve: Sequence[float]) -> int:
         """The most heads that an order of pruning removes, one step after the other, before it costs TOLERANCE of what
         removing all of them costs; 0 where removing all costs nothing."""
-        worse = np.array(curve) - self.before
-        worse = -worse if self.higher_is_better else worse
+        worse = self.worse_by(curve)
         if not worse[-1] > 0:
             return 0
         bad = np.flatnonzero(~(worse <= TOLERANCE * worse[-1]))
@@ -226,6 +230,13 @@ def _pruning(figures: HeadFigures) -> Finding:
         f" {', '.join(parts)} ({figures.examples[1]:,} examples, {len(figures.counts) - 1} steps; the oracle has seen"
         " them)."
     )
+    without_any = shown["importance"]
+    if not figures.worse_by(without_any)[-1] > 0:
+        sentence = (
+            f"Without any head the {figures.metric} of {figures.label} is {without_any[-1]:.4g}, no worse than"
+            f" {figures.before:.4g} with all {figures.heads} ({figures.examples[1]:,} examples): it answers by none of"
+            " them."
+        )
     columns = ["heads_pruned", "share_pruned", *figures.curves]
     rows = [
         [count, count / figures.heads, *(curve[step] for curve in figures.curves.values())]
