@@ -63,16 +63,17 @@ def oracle_proto(path: Path) -> Any:
 def oracle_tokenizer(style: str, path: Path) -> Any:
     """The class of `transformers` around the same pieces."""
     import transformers
-    from transformers.convert_slow_tokenizer import check_number_comma
 
+    # By its module: as an attribute, `transformers` has a function of the same name once other parts are imported.
+    convert = pytest.importorskip("transformers.convert_slow_tokenizer")
     proto = oracle_proto(path)
     table = proto.normalizer_spec.precompiled_charsmap
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    parted = [(piece, score if check_number_comma(piece) else score - 100) for piece, score in pieces]
+    parted = [(piece, score if convert.check_number_comma(piece) else score - 100) for piece, score in pieces]
     if style == "albert":
         return transformers.AlbertTokenizer(vocab=parted, _spm_precompiled_charsmap=table)
     classes = {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
-    converter = getattr(transformers.convert_slow_tokenizer, f"{classes[style]}Converter")
+    converter = getattr(convert, f"{classes[style]}Converter")
     vocab = converter.convert_from_spm(vocab=pieces)["vocab"]
     return getattr(transformers, f"{classes[style]}Tokenizer")(vocab=vocab, _spm_precompiled_charsmap=table)
 
