@@ -13,15 +13,8 @@ import pytest
 
 from bertkit.data import shard_writer
 from bertkit.data.config import DataConfig
-from bertkit.data.languages import (
-    BLOCK_SAMPLES,
-    LANGUAGES,
-    LanguageStream,
-    open_languages,
-    quotas,
-    smoothed,
-    training_and_held_out,
-)
+from bertkit.data.language_stream import BLOCK_SAMPLES, LanguageStream, quotas, training_and_held_out
+from bertkit.data.languages import LANGUAGES, open_languages, smoothed
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards

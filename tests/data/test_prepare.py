@@ -254,3 +254,9 @@ def test_samples_are_bounded_spread_and_the_same_each_time(source: Path, tmp_pat
     assert places == sorted(places) or len(set(whole)) < len(whole)
     assert max(places) > 0.7
     assert min(places) < 0.3
+
+
+def test_preparing_text_needs_no_torch() -> None:
+    """Its import takes seconds, in each of the processes that tokenise."""
+    probe = "import sys, bertkit.data.prepare; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertkit.data.languages import training_and_held_out
+from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches

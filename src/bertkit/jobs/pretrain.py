@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.data.languages import training_and_held_out
+from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
