@@ -19,15 +19,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.data.config import DataConfig
 from bertkit.data.text_sample import TextSample
 from bertkit.errors import DataError
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.sources import Block, Corpus, Position, open_corpus
+
+if TYPE_CHECKING:
+    from bertkit.data.config import DataConfig
 
 LANGUAGES = "languages"
 """The manifest's entry: name, first document and the one behind the last, of each language."""
