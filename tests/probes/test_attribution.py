@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
+from bertkit.models.points import layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.probes.attribution import (
     FARTHEST,
@@ -24,7 +25,6 @@ from bertkit.probes.attribution import (
 )
 from bertkit.probes.explanations import Text, embeddings, gradients, integrated_gradients, rollout, text_maps
 from bertkit.probes.identifiability import as_tokens, identifiability, identified, linear_map, token_states
-from bertkit.probes.states import layer_points
 from bertkit.probes.texts import EncodedSentence, Sentence, TextEncoder, packed
 from tests.models.oracle import all_cases, make_twins
 from tests.probes.tiny_models import TEXTS, tiny_model, tiny_tokenizer

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bertkit.data.random import Draw
+from bertkit.models.points import layer_points
 from bertkit.probes.contextuality import (
     LayerVectors,
     Occurrences,
@@ -26,7 +27,7 @@ from bertkit.probes.contextuality import (
     random_explainable,
     static_vectors,
 )
-from bertkit.probes.states import layer_points, layer_states
+from bertkit.probes.states import layer_states
 from bertkit.probes.texts import EncodedSentence, Sentence, TextEncoder
 from tests.probes.tiny_models import tiny_model, tiny_tokenizer
 from tests.text.corpora import english

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from bertkit.data.random import Draw
+from bertkit.models.points import layer_points
 from bertkit.probes import layers as module
 from bertkit.probes.layers import (
     Items,
@@ -28,7 +29,7 @@ from bertkit.probes.layers import (
     pool_spans,
     span_rows,
 )
-from bertkit.probes.states import layer_points, layer_states
+from bertkit.probes.states import layer_states
 from bertkit.probes.store import collect_states
 from bertkit.probes.texts import EncodedSentence, Sentence, TextEncoder
 from tests.probes.tiny_models import tiny_model, tiny_tokenizer

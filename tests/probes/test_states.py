@@ -12,7 +12,8 @@ import torch
 
 from bertkit.errors import DataError
 from bertkit.models.gpt2 import Gpt2Config
-from bertkit.probes.states import FINAL_NORM, layer_points, layer_states, survey
+from bertkit.models.points import FINAL_NORM, layer_points, survey
+from bertkit.probes.states import layer_states
 from bertkit.probes.texts import EncodedSentence, Sentence, TextEncoder, packed
 from tests.models.oracle import Case, Inputs, all_cases, ask_oracle, make_inputs, make_twins
 from tests.probes.tiny_models import GPT2, TEXTS, tiny_model, tiny_tokenizer

@@ -25,8 +25,8 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.points import survey
 from bertkit.models.recorder import Recorder
-from bertkit.probes.states import survey
 from bertkit.probes.texts import EncodedSentence, batches, packed
 from bertkit.text.tokenizer import Tokenizer
 

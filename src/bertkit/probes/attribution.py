@@ -29,9 +29,9 @@ from torch.autograd import forward_ad
 
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.points import LAYER_OUTPUT
 from bertkit.models.recorder import Recorder
 from bertkit.probes.attention import PATTERN
-from bertkit.probes.states import LAYER_OUTPUT
 from bertkit.probes.texts import EncodedSentence, packed
 
 Floats = NDArray[np.float64]

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
-from bertkit.probes.states import WordStates, layer_points, layer_states
+from bertkit.models.points import layer_points
+from bertkit.probes.states import WordStates, layer_states
 from bertkit.probes.texts import EncodedSentence
 from bertkit.progress import Progress, silent_progress
 

@@ -27,9 +27,9 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.points import survey
 from bertkit.models.recorder import Recorder
 from bertkit.probes.attention import pattern_points
-from bertkit.probes.states import survey
 from bertkit.probes.texts import EncodedSentence, packed
 
 VALUES = "blocks.{n}.attn.hook_v"

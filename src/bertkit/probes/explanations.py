@@ -28,9 +28,9 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.points import EMBEDDINGS, survey
 from bertkit.models.recorder import Recorder
 from bertkit.probes.attention import pattern_points
-from bertkit.probes.states import EMBEDDINGS, survey
 
 Floats = NDArray[np.float64]
 GRADIENT_METHODS = ("integrated_gradients", "input_x_gradient", "saliency")

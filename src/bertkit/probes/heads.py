@@ -31,8 +31,8 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.points import survey
 from bertkit.models.recorder import Recorder
-from bertkit.probes.states import survey
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]

@@ -22,65 +22,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.points import layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.probes.texts import EncodedSentence, batches, packed
 
 Pooling = Literal["mean", "first"]
-FIRST_INPUT = "blocks.0.hook_resid_pre"
-EMBEDDINGS = "hook_embed"
-LAYER_OUTPUT = "blocks.{n}.hook_resid_post"
-FINAL_NORM = "ln_final.hook_normalized"
 _CPU = torch.device("cpu")
-
-
-class Survey(Recorder):
-    """A recorder that keeps nothing but the name and shape of every point it is offered.
-
-    Attributes:
-        shapes: by name, in the order of the forward pass.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: dict[str, tuple[int, ...]] = {}
-
-    def needs(self, point: str) -> bool:
-        return True
-
-    def __call__(self, point: str, tensor: Tensor) -> Tensor:
-        self.shapes[point] = tuple(tensor.shape)
-        return tensor
-
-
-@torch.inference_mode()
-def survey(model: HeadedModel, batch: PackedBatch) -> dict[str, tuple[int, ...]]:
-    """Name and shape of everything that can be recorded, in the order of the forward pass."""
-    seen = Survey()
-    model.eval()(batch, seen)
-    return seen.shapes
-
-
-def layer_points(model: HeadedModel) -> tuple[str, ...]:
-    """The point that holds each layer's states, the embeddings' first.
-
-    Raises:
-        DataError: the family has no layers to record.
-    """
-    device = next(model.parameters()).device
-    points = survey(model, PackedBatch.from_ids([[0, 0]]).to(device))
-    outputs: list[str] = []
-    while (name := LAYER_OUTPUT.format(n=len(outputs))) in points:
-        outputs.append(name)
-    first = FIRST_INPUT if FIRST_INPUT in points else EMBEDDINGS
-    if not outputs or first not in points:
-        kind = model.encoder.config.model_type
-        raise DataError(f"a model of the family {kind} has no hidden states that can be recorded by layer")
-    if FINAL_NORM in points:
-        outputs[-1] = FINAL_NORM
-    return (first, *outputs)
 
 
 @dataclass(frozen=True, eq=False)

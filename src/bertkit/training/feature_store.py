@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.content import sequence_keys
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
 from bertkit.tasks.base import Features
-from bertkit.training.content import sequence_keys
 from bertkit.training.engine import Engine
 from bertkit.training.finetune import prediction_batches
 

@@ -21,7 +21,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.probing.base import ProbeRequest
 from bertkit.models.headed import HeadedModel
-from bertkit.probes.states import survey
+from bertkit.models.points import survey
 from bertkit.probes.store import store_bytes
 from bertkit.probes.texts import EncodedSentence, Sentence, TextEncoder
 

@@ -22,6 +22,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.jobs.probing import explanation as explanation
 from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
 from bertkit.jobs.probing.subject import Subject
+from bertkit.models.points import layer_points, survey
 from bertkit.probes.attribution import (
     FARTHEST,
     GROUPS,
@@ -33,7 +34,6 @@ from bertkit.probes.attribution import (
 )
 from bertkit.probes.figures import DASHES, MARKERS, SHADES, layer_ticks, lines, new_figure, plain
 from bertkit.probes.identifiability import MAPS, identifiability, token_states
-from bertkit.probes.states import layer_points, survey
 from bertkit.probes.texts import EncodedSentence, TextEncoder
 from bertkit.settings import Settings
 from bertkit.training.engine import Engine

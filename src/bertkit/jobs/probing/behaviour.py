@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,12 @@ from pydantic import Field
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.blimp import BlimpSettings, Outcome, Side, blimp_results, chosen_paradigms
+from bertkit.jobs.blimp import BlimpSettings, blimp_results, chosen_paradigms, score_paradigms
 from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out
 from bertkit.jobs.probing.behaviour_report import Judged, diagnostic_findings, diagnostic_summary, judge, pair_findings
 from bertkit.jobs.probing.subject import Subject
 from bertkit.probes.behaviour import blank_rule, fill_blanks
-from bertkit.probes.pseudo_likelihood import choose_rule, score_texts
+from bertkit.probes.pseudo_likelihood import choose_rule
 from bertkit.tasks.diagnostics import Completion, Diagnostic, diagnostic_files, read_diagnostic
 from bertkit.tasks.minimal_pairs import BELOW, Paradigm
 
@@ -84,7 +83,7 @@ def probe_behaviour(request: ProbeRequest, settings: BehaviourSettings) -> Probe
             summary |= {"blank_rule": blank_rule(rule).name, "diagnostics": diagnostic_summary(judged)}
             findings += diagnostic_findings(subject.label, judged, settings.top)
         if paradigms:
-            outcomes = _outcomes(subject, paradigms, settings, request)
+            outcomes = score_paradigms(subject, paradigms, settings, request.engine(), request.progress)
             results = blimp_results(outcomes, subject, settings)
             results["tasks"] = {task: {k: v["mean"] for k, v in row.items()} for task, row in results["tasks"].items()}
             kept = {key: value for key, value in results.items() if key not in ("suite", "model", "trained")}
@@ -151,23 +150,3 @@ def _judged(subject: Subject, diagnostic: Diagnostic, settings: BehaviourSetting
     )
     filled = dict(zip(completions, found, strict=True))
     return judge(diagnostic, filled, subject.tokenizer, top=settings.top, margin=settings.margin)
-
-
-def _outcomes(
-    subject: Subject, paradigms: Sequence[Paradigm], settings: BehaviourSettings, request: ProbeRequest
-) -> list[Outcome]:
-    """The paradigms' pairs with their scores."""
-    engine = request.engine()
-    scores = iter(
-        score_texts(
-            subject.model,
-            subject.tokenizer,
-            [text for paradigm in paradigms for pair in paradigm.pairs for text in (pair.good, pair.bad)],
-            rule=settings.rule,
-            max_batch_tokens=engine.micro_batch_tokens,
-            device=engine.device,
-            progress=request.progress,
-        )
-    )
-    own = [list(islice(scores, 2 * len(paradigm.pairs))) for paradigm in paradigms]
-    return [Outcome(p, Side.of(some[::2]), Side.of(some[1::2])) for p, some in zip(paradigms, own, strict=True)]

@@ -17,6 +17,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
 from bertkit.jobs.probing.subject import Subject
+from bertkit.models.points import layer_points
 from bertkit.probes.contextuality import (
     RANDOM_SETS,
     Floats,
@@ -31,7 +32,6 @@ from bertkit.probes.contextuality import (
     static_vectors,
 )
 from bertkit.probes.figures import layer_ticks, lines, new_figure, plain
-from bertkit.probes.states import layer_points
 from bertkit.probes.texts import EncodedSentence, TextEncoder
 from bertkit.settings import Settings
 

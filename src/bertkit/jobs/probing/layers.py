@@ -32,6 +32,7 @@ from bertkit.jobs.probing.layer_report import DEFINITIONS, LayersReport
 from bertkit.jobs.probing.layer_results import Controlled, LayerScore, Mixed, TaskResult
 from bertkit.jobs.probing.subject import Subject
 from bertkit.metrics.tagging import conlleval_spans
+from bertkit.models.points import layer_points
 from bertkit.probes.layers import (
     Floats,
     Int64s,
@@ -41,7 +42,6 @@ from bertkit.probes.layers import (
     control_labels,
     online_code,
 )
-from bertkit.probes.states import layer_points
 from bertkit.probes.store import StateStore, collect_states
 from bertkit.probes.texts import TextEncoder
 from bertkit.progress import ProgressMeter

@@ -15,7 +15,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.jobs.probing.base import Probed, ProbeRequest
 from bertkit.jobs.probing.subject import Subject
-from bertkit.probes.states import survey
+from bertkit.models.points import survey
 from bertkit.probes.texts import Sentence, TextEncoder, packed
 
 EXAMPLE = "The reader walks to the old house."

@@ -35,6 +35,7 @@ from bertkit.jobs.probing.annotated import (
 from bertkit.jobs.probing.base import Analysis, Probed, ProbeRequest, carry_out, left_out
 from bertkit.jobs.probing.senses_report import DEFINITIONS, Configuration, SensesReport, TestResult, WordPicture
 from bertkit.jobs.probing.subject import Subject
+from bertkit.models.points import layer_points
 from bertkit.probes.senses import (
     FrequentSenses,
     backed_off,
@@ -43,7 +44,6 @@ from bertkit.probes.senses import (
     left_out_purity,
     sense_scores,
 )
-from bertkit.probes.states import layer_points
 from bertkit.probes.store import StateStore, collect_states
 from bertkit.probes.texts import EncodedSentence, TextEncoder
 from bertkit.settings import Settings

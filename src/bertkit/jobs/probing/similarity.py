@@ -21,9 +21,10 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
 from bertkit.jobs.probing.subject import Subject
+from bertkit.models.points import layer_points
 from bertkit.probes.figures import heat_map, new_figure
 from bertkit.probes.similarity import Floats, Similarities, similarities
-from bertkit.probes.states import layer_points, layer_states
+from bertkit.probes.states import layer_states
 from bertkit.probes.texts import EncodedSentence, TextEncoder
 from bertkit.settings import Settings
 

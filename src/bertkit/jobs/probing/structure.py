@@ -32,8 +32,8 @@ from bertkit.jobs.probing.annotated import (
 from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
 from bertkit.jobs.probing.subject import Subject
 from bertkit.jobs.probing.texts import is_treebank
+from bertkit.models.points import layer_points
 from bertkit.probes.figures import layer_ticks, lines, new_figure, plain
-from bertkit.probes.states import layer_points
 from bertkit.probes.store import StateStore, collect_states
 from bertkit.probes.structure import (
     DepthScores,

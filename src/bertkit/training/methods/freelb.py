@@ -21,10 +21,10 @@ from pydantic import Field
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.content import sequence_keys
 from bertkit.errors import UsageError
 from bertkit.models.recorder import Recorder
 from bertkit.tasks.base import TaskBatch
-from bertkit.training.content import sequence_keys
 from bertkit.training.gradients import Gradient, LossOf, backward
 from bertkit.training.methods.base import Method
 from bertkit.training.step import TermTotal
