@@ -56,6 +56,22 @@ def test_any_text_has_the_ids_of_the_tokenizer_itself(name: str, parts: list[lis
     assert rows(tokenizer.encode_plain(texts)) == reference(tokenizer, texts)
 
 
+@pytest.mark.parametrize("name", ["wordpiece", "wordpiece-uncased", "bpe", "bpe-uncased"])
+@given(texts=st.lists(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=127), max_size=40), max_size=4))
+def test_any_ascii_text_has_the_ids_of_the_tokenizer_itself(name: str, texts: list[str]) -> None:
+    assert rows(TOKENIZERS[name].encode_plain(texts)) == reference(TOKENIZERS[name], texts)
+
+
+def test_further_steps_of_cutting_are_kept() -> None:
+    steps = tokenizers.pre_tokenizers
+    changed = tokenizers.Tokenizer.from_str(TOKENIZERS["wordpiece-uncased"].backend.to_str())
+    changed.pre_tokenizer = steps.Sequence([steps.BertPreTokenizer(), steps.Digits(individual_digits=True)])
+    tokenizer = Tokenizer(changed, TOKENIZERS["wordpiece-uncased"].roles)
+    texts = ["in 1990 the 23rd", "a1b2"]
+    assert rows(tokenizer.encode_plain(texts)) == reference(tokenizer, texts)
+    assert reference(tokenizer, texts) != reference(TOKENIZERS["wordpiece-uncased"], texts)
+
+
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "roberta", "gpt2"])
 def test_real_text_under_published_vocabularies(shared_data: Path, name: str) -> None:
     tokenizer = Tokenizer.load(shared_data / "vocabularies" / name)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.text.sentences import split_sentences
+from bertkit.text.sentences import _BOUNDARY, _FULL_STOP, split_sentences
 
 
 @given(st.text(alphabet="aB .!?…\"')(1é\u00a0\t-", max_size=60))
@@ -16,6 +16,12 @@ def test_nothing_but_space_is_lost(line: str) -> None:
     sentences = split_sentences(line)
     assert "".join("".join(sentences).split()) == "".join(line.split())
     assert all(sentence == sentence.strip() and sentence for sentence in sentences)
+
+
+@given(st.text(alphabet="aB .\"')(1é\u00a0\t-", max_size=60))
+def test_full_stops_alone_are_found_where_all_marks_are(line: str) -> None:
+    found = [match.span() for match in _BOUNDARY.finditer(line)]
+    assert [match.span() for match in _FULL_STOP.finditer(line)] == found
 
 
 @pytest.mark.parametrize(

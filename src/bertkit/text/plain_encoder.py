@@ -18,6 +18,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from bertkit.text.word_index import WordIndex, with_room
+
 Int64s = NDArray[np.int64]
 # How a text is cut into words: at any space and around punctuation, at single spaces only, or before single spaces,
 # which the word then keeps.
@@ -32,8 +34,8 @@ _PARTED = [
     (b"(", b"( "),
     *((mark, b" " + mark + b" ") for mark in (b'"', b"'", b"-")),
 ]
-# Stands between two texts: a word of no pieces.
-BORDER = b"\n"
+# Of printable ASCII, BERT takes all that is not a letter, a digit or the space for a mark of its own.
+_BERT_PARTS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z ]")
 _UNEVEN_SPACE = re.compile(r"^\s|\s$|[^\S ]|  |\0")
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "Strip", "NFC", "NFD", "NFKC", "NFKD", "Replace"}
 
@@ -46,13 +48,14 @@ class PlainEncoder:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        settings = json.loads(backend.to_str())
-        self._backend = tokenizers.Tokenizer.from_str(backend.to_str())
+        content = backend.to_str()
+        settings = json.loads(content)
+        self._backend = tokenizers.Tokenizer.from_str(content)
         self._backend.encode_special_tokens = True
         self._cutting = word_cutting(settings)
-        self._greedy = GreedyPieces(settings["model"]) if _is_bert(settings) else None
-        self._lowercases = self._greedy is not None and bool(settings["normalizer"]["lowercase"])
-        self._index = _WordIndex()
+        self._is_bert = _is_bert(settings)
+        self._lowercases = self._is_bert and bool(settings["normalizer"]["lowercase"])
+        self._index = self._new_index()
         self._pieces: Int64s = np.zeros(1 << 12, np.int64)
         self._start_U: Int64s = np.zeros(1 << 12, np.int64)
         self._used = 0
@@ -70,7 +73,10 @@ class PlainEncoder:
             return self._encode_with_uneven(texts, uneven)
         return self._encode_words(self._spaced_words(texts))
 
-    def _bert_words(self, texts: Sequence[str]) -> list[bytes]:
+    def _new_index(self) -> WordIndex:
+        return WordIndex(b"\0" if self._cutting == "before-space" else b" ")
+
+    def _bert_words(self, texts: Sequence[str]) -> bytes:
         """Words of all texts with borders between; a line end inside a text is a space to BERT."""
         joined = " \n ".join(texts)
         if joined.count("\n") >= len(texts):
@@ -81,12 +87,12 @@ class PlainEncoder:
             content = content.lower()
         for mark, parted in _PARTED:
             content = content.replace(mark, parted)
-        return content.split(b" ")
+        return content
 
-    def _spaced_words(self, texts: Sequence[str]) -> list[bytes]:
+    def _spaced_words(self, texts: Sequence[str]) -> bytes:
         if self._cutting == "single-space":
-            return " \n ".join(texts).encode().split(b" ")
-        return "\0\n\0".join(texts).encode().replace(b" ", b"\0 ").split(b"\0")
+            return " \n ".join(texts).encode()
+        return "\0\n\0".join(texts).encode().replace(b" ", b"\0 ")
 
     def _encode_with_uneven(self, texts: Sequence[str], uneven: list[int]) -> tuple[Int64s, Int64s]:
         """The texts whose spaces do not simply part words are encoded whole."""
@@ -98,17 +104,17 @@ class PlainEncoder:
             ids_K |= dict(zip(even, (part.tolist() for part in parts), strict=True))
         return _flattened([ids_K[k] for k in range(len(texts))])
 
-    def _encode_words(self, words: list[bytes]) -> tuple[Int64s, Int64s]:
+    def _encode_words(self, content: bytes) -> tuple[Int64s, Int64s]:
         if len(self._index) > MAX_WORDS or self._used > MAX_PIECES:
-            self._index, self._used = _WordIndex(), 0
-        index_W = np.fromiter(map(self._index.__getitem__, words), np.int64, len(words))
+            self._index, self._used = self._new_index(), 0
+        index_W = self._index.numbers(content)
         self._learn(self._index.take_new())
         start_W = self._start_U[index_W]
         length_W = self._start_U[index_W + 1] - start_W
         end_W = np.cumsum(length_W)
         # Token t of a word lies in the table at the word's start + (t - the word's first t): one shift for each word.
         source_T = np.arange(int(end_W[-1])) + np.repeat(start_W - (end_W - length_W), length_W)
-        text_end_K = end_W[np.append(np.flatnonzero(index_W == 0), len(words) - 1)]
+        text_end_K = end_W[np.append(np.flatnonzero(index_W == 0), len(index_W) - 1)]
         return self._pieces[source_T], np.diff(text_end_K, prepend=0)
 
     def _learn(self, new: list[bytes]) -> None:
@@ -117,82 +123,42 @@ class PlainEncoder:
             return
         words = [word.decode() for word in new]
         rows: dict[str, list[int]] = {"": []}
-        if self._greedy is not None:
-            rows |= {word: self._greedy(word) for word in words if word.isascii() and word.isalnum()}
+        if self._is_bert:
+            rows |= self._bert_rows(words)
         others = [word for word in words if word not in rows]
         rows |= zip(others, self._ids(others), strict=True)
         ids, lengths = _flattened([rows[word] for word in words])
         last = len(self._index)
-        self._pieces = _with_room(self._pieces, self._used + len(ids))
+        self._pieces = with_room(self._pieces, self._used + len(ids))
         self._pieces[self._used : self._used + len(ids)] = ids
-        self._start_U = _with_room(self._start_U, last + 1)
+        self._start_U = with_room(self._start_U, last + 1)
         self._start_U[last + 1 - len(words) : last + 1] = self._used + np.cumsum(lengths)
         self._used += len(ids)
+
+    def _bert_rows(self, words: list[str]) -> dict[str, list[int]]:
+        """Ids of the words that BERT's normaliser makes printable ASCII, where its cutting is a pattern of a line.
+
+        The model is asked directly: the tokenizer would need thrice the time, for offsets and the like.
+        """
+        normalize, tokenize = self._backend.normalizer.normalize_str, self._backend.model.tokenize
+        rows = {}
+        for word in words:
+            normal = word if word.isascii() else normalize(word)
+            if normal.isalnum() and normal.isascii():
+                rows[word] = [piece.id for piece in tokenize(normal)]
+            elif normal.isascii() and normal.isprintable():
+                rows[word] = [piece.id for part in _BERT_PARTS.findall(normal) for piece in tokenize(part)]
+        return rows
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
 
-class _WordIndex(dict[bytes, int]):
-    """Numbers words in the order in which they are first asked for; number 0 is the border.
-
-    Words are in UTF-8, which is cut up faster than text.
-    """
-
-    def __init__(self) -> None:
-        super().__init__({BORDER: 0})
-        self._new: list[bytes] = []
-
-    def __missing__(self, word: bytes) -> int:
-        number = self[word] = len(self)
-        self._new.append(word)
-        return number
-
-    def take_new(self) -> list[bytes]:
-        """Words numbered since the last call."""
-        taken, self._new = self._new, []
-        return taken
-
-
-class GreedyPieces:
-    """WordPiece for a single word that the normaliser leaves as it is: the longest piece first, from left to right.
-
-    Wu et al. 2016, arXiv:1609.08144, section 4.1. The same as the tokenizer's own, without its bookkeeping of offsets.
-    """
-
-    def __init__(self, model: dict[str, Any]) -> None:
-        self._vocabulary: dict[str, int] = model["vocab"]
-        self._unk = [self._vocabulary[model["unk_token"]]]
-        self._prefix: str = model["continuing_subword_prefix"]
-        self._max_characters: int = model["max_input_chars_per_word"]
-
-    def __call__(self, word: str) -> list[int]:
-        """Ids of the word's pieces, or of the unknown token alone."""
-        known = self._vocabulary.get(word)
-        if len(word) > self._max_characters:
-            return self._unk
-        if known is not None:
-            return [known]
-        ids: list[int] = []
-        rest = word
-        while rest:
-            for end in range(len(rest), 0, -1):
-                found = self._vocabulary.get(rest[:end] if not ids else self._prefix + rest[:end])
-                if found is not None:
-                    break
-            else:
-                return self._unk
-            ids.append(found)
-            rest = rest[end:]
-        return ids
-
-
 def _is_bert(settings: dict[str, Any]) -> bool:
-    """Do BERT's normaliser and pre-tokeniser leave an ASCII word of letters and digits as it is, but for capitals?"""
-    if settings["model"]["type"] != "WordPiece" or word_cutting(settings) != "bert":
-        return False
-    return (settings["normalizer"] or {}).get("type") == "BertNormalizer"
+    """Are words normalised and cut as BERT does it, and in no other way besides?"""
+    steps = [(settings[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
+    return word_cutting(settings) == "bert" and steps == ["BertNormalizer", "BertPreTokenizer"]
 
 
 def word_cutting(settings: dict[str, Any]) -> Cutting | None:
@@ -233,12 +199,3 @@ def _is_local(step: dict[str, Any]) -> bool:
 def _flattened(rows: list[list[int]]) -> tuple[Int64s, Int64s]:
     length_K = np.fromiter(map(len, rows), np.int64, len(rows))
     return np.fromiter(chain.from_iterable(rows), np.int64, int(length_K.sum())), length_K
-
-
-def _with_room(array: Int64s, size: int) -> Int64s:
-    """The array itself, or a copy of twice the length where `size` entries do not fit."""
-    if size <= len(array):
-        return array
-    grown = np.zeros(max(size, 2 * len(array)), array.dtype)
-    grown[: len(array)] = array
-    return grown
