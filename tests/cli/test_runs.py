@@ -133,4 +133,6 @@ def test_list_answers_without_importing_torch(runs: Path) -> None:
         "import sys; from bertkit.cli.app import run; code = run(['runs', 'list', '--json']); "
         "assert code == 0; assert not {'torch', 'numpy', 'datasets', 'yaml'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)

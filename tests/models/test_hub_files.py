@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,15 +164,18 @@ def test_a_padding_row_and_token_types_of_roberta() -> None:
 # What is refused.
 
 
-def refused(directory: Path, message: str, **options: Any) -> None:
-    with pytest.raises(DataError, match=message) as caught:
-        load_model(directory, **options)
-    assert str(directory) in str(caught.value)
+def refused(directory: Path) -> str:
+    """What is said of a model that cannot be read."""
+    with pytest.raises(DataError) as caught:
+        load_model(directory)
+    return str(caught.value)
 
 
 def test_an_unknown_model_type_lists_the_known_ones(saved: Path) -> None:
     edit_config(saved, model_type="mamba")
-    refused(saved, r"config\.json: model_type is 'mamba'; known are albert, bert, .*roberta")
+    said = refused(saved)
+    assert re.search(r"config\.json: model_type is 'mamba'; known are albert, bert, .*roberta", said)
+    assert str(saved) in said
 
 
 @pytest.mark.parametrize(
@@ -189,27 +193,37 @@ def test_an_unknown_model_type_lists_the_known_ones(saved: Path) -> None:
 )
 def test_a_faulty_setting_names_key_and_value(saved: Path, changes: dict[str, Any], message: str) -> None:
     edit_config(saved, **changes)
-    refused(saved, message)
+    said = refused(saved)
+    assert re.search(message, said)
+    assert str(saved) in said
 
 
 def test_a_config_that_is_no_json_is_refused(saved: Path) -> None:
     (saved / "config.json").write_text("{")
-    refused(saved, r"config\.json: cannot be read as JSON")
+    said = refused(saved)
+    assert re.search(r"config\.json: cannot be read as JSON", said)
+    assert str(saved) in said
 
 
 def test_missing_backbone_weights_are_an_error(saved: Path) -> None:
     edit_weights(saved, lambda tensors: tensors.__delitem__("bert.encoder.layer.1.output.dense.bias"))
-    refused(saved, r"encoder lacks 1 weights, such as bert\.encoder\.layer\.1\.output\.dense\.bias")
+    said = refused(saved)
+    assert re.search(r"encoder lacks 1 weights, such as bert\.encoder\.layer\.1\.output\.dense\.bias", said)
+    assert str(saved) in said
 
 
 def test_shapes_that_disagree_name_the_tensor_and_both_shapes(saved: Path) -> None:
     edit_config(saved, intermediate_size=31)
-    refused(saved, r"bert\.encoder\.layer\.0\.intermediate\.dense\.weight has shape \(29, 21\), .* \(31, 21\)")
+    said = refused(saved)
+    assert re.search(r"bert\.encoder\.layer\.0\.intermediate\.dense\.weight has shape \(29, 21\), .* \(31, 21\)", said)
+    assert str(saved) in said
 
 
 def test_a_decoder_that_is_not_tied_is_refused(saved: Path) -> None:
     edit_weights(saved, lambda tensors: tensors.update({"cls.predictions.decoder.weight": torch.ones(VOCABULARY, 21)}))
-    refused(saved, r"cls\.predictions\.decoder\.weight differs from bert\.embeddings\.word_embeddings\.weight")
+    said = refused(saved)
+    assert re.search(r"cls\.predictions\.decoder\.weight differs from bert\.embeddings\.word_embeddings\.weight", said)
+    assert str(saved) in said
 
 
 class RunsCode:
@@ -229,7 +243,9 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(saved: Path, writer: str
     evil = {"weight": RunsCode(tmp_path / "ran")}
     with (saved / "pytorch_model.bin").open("wb") as file:
         torch.save(evil, file) if writer == "torch" else pickle.dump(evil, file)
-    refused(saved, r"pytorch_model\.bin: refused.*safetensors")
+    said = refused(saved)
+    assert re.search(r"pytorch_model\.bin: refused.*safetensors", said)
+    assert str(saved) in said
     assert not (tmp_path / "ran").exists()
 
 
@@ -237,7 +253,9 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(saved: Path, writer: str
 def test_truncated_weights_are_refused(saved: Path, share: float) -> None:
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    refused(saved, r"model\.safetensors: cannot be read as safetensors.*delete .* and fetch the model again")
+    said = refused(saved)
+    assert re.search(r"model\.safetensors: cannot be read as safetensors.*delete .* and fetch the model again", said)
+    assert str(saved) in said
 
 
 def test_a_truncated_bin_is_refused(saved: Path) -> None:
@@ -245,7 +263,9 @@ def test_a_truncated_bin_is_refused(saved: Path) -> None:
     (saved / "model.safetensors").unlink()
     contents = (saved / "pytorch_model.bin").read_bytes()
     (saved / "pytorch_model.bin").write_bytes(contents[: len(contents) // 2])
-    refused(saved, r"pytorch_model\.bin")
+    said = refused(saved)
+    assert re.search(r"pytorch_model\.bin", said)
+    assert str(saved) in said
 
 
 @pytest.mark.parametrize(
@@ -262,12 +282,16 @@ def test_a_truncated_bin_is_refused(saved: Path) -> None:
 def test_an_index_without_its_shards_is_refused(saved: Path, index: Any, message: str) -> None:
     (saved / "model.safetensors").rename(saved / "other.safetensors")
     (saved / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(saved, message)
+    said = refused(saved)
+    assert re.search(message, said)
+    assert str(saved) in said
 
 
 def test_a_directory_without_weights_names_what_is_looked_for(saved: Path) -> None:
     (saved / "model.safetensors").unlink()
-    refused(saved, r"no weights here, expected one of model\.safetensors")
+    said = refused(saved)
+    assert re.search(r"no weights here, expected one of model\.safetensors", said)
+    assert str(saved) in said
 
 
 def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: Path) -> None:

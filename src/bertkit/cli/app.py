@@ -7,7 +7,6 @@ imported only when it is asked for, and imports nothing heavy itself, so that `-
 from __future__ import annotations
 
 import errno
-import importlib
 import logging
 import os
 import sys
@@ -16,16 +15,15 @@ import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from datetime import datetime
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from bertkit import __version__
 from bertkit.cli.common import spread_arguments, story
+from bertkit.cli.groups import LazyGroup
 from bertkit.cli.story import ReaderLeftError
 from bertkit.errors import BertkitError, DataError, UsageError
 
@@ -33,6 +31,7 @@ COMMANDS = {
     "tokenize": "bertkit.cli.tokenize",
     "pretrain": "bertkit.cli.pretrain",
     "finetune": "bertkit.cli.finetune",
+    "distill": "bertkit.cli.distill",
     "show-batch": "bertkit.cli.show_batch",
     "fill": "bertkit.cli.fill",
     "eval": "bertkit.cli.eval",
@@ -64,30 +63,15 @@ _MACHINE_FAULTS = {
 }
 
 
-class LazyGroup(TyperGroup):
-    """A group of commands whose modules are imported when asked for."""
+class Commands(LazyGroup):
+    """The subcommands."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        if cmd_name not in self.commands:
-            command = typer.main.get_command(importlib.import_module(COMMANDS[cmd_name]).app)
-            command.name = cmd_name
-            self.commands[cmd_name] = command
-        return self.commands[cmd_name]
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean `bertkit {near[0]}`?" if near else f"one of: {', '.join(COMMANDS)}"
-            raise UsageError(f"no command named {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
+    table = COMMANDS
+    called = "command"
+    path = "bertkit"
 
 
-app = typer.Typer(name="bertkit", cls=LazyGroup, pretty_exceptions_enable=False)
+app = typer.Typer(name="bertkit", cls=Commands, pretty_exceptions_enable=False)
 
 
 def _version(value: bool) -> None:

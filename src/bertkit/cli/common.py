@@ -41,6 +41,7 @@ __all__ = [
     "command_app",
     "duration",
     "model_or_default",
+    "option",
     "result",
     "runs_root",
     "seed_numbers",
@@ -127,8 +128,13 @@ def _complete_recipe(incomplete: str) -> list[str]:
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
-def _option(*names: str, help: str, metavar: str | None = None, panel: str | None = COMMON_PANEL, **more: Any) -> Any:
+def option(*names: str, help: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
+    """An option whose help says what its default is, or that has none."""
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False, **more)
+
+
+def _option(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
+    return option(*names, help=help, metavar=metavar, panel=COMMON_PANEL, **more)
 
 
 def _flag(*names: str, help: str, **more: Any) -> Any:
@@ -175,28 +181,25 @@ Quiet = Annotated[bool, _flag("-q", "--quiet", help="Tell warnings and errors on
 Verbose = Annotated[int, _flag("-v", "--verbose", help="Tell more.", count=True, callback=_verbose)]
 Model = Annotated[
     str | None,
-    _option(
+    option(
         "--model",
         metavar="MODEL",
-        panel=None,
         help=f"A Hub id, a model or a run directory (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
     ),
 ]
 Data = Annotated[
     list[str] | None,
-    _option(
+    option(
         "--data",
         metavar="SOURCE...",
-        panel=None,
         help="Text in place of the recipe's: files, directories, globs, hub:ORG/NAME, builtin:pydocs, or shards.",
     ),
 ]
 Resume = Annotated[
     str | None,
-    _option(
+    option(
         "--resume",
         metavar="[RUN]",
-        panel=None,
         help="Go on with RUN (a run directory), or with the newest unfinished run of this recipe.",
     ),
 ]

@@ -6,46 +6,40 @@ Nothing here follows a paper. Sibling eval.py has the suites that ask a model; t
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from bertkit.cli.common import AsJson, Offline, Quiet, RunDir, Verbose, result, runs_root, story
-
-if TYPE_CHECKING:
-    from bertkit.run.directory import RunDirectory
+from bertkit.cli.common import RunDir, result, runs_root, story
+from bertkit.cli.shared import Common, keep_log, with_options
 
 
+@with_options
 def ensemble(
     runs: Annotated[
         list[str],
         typer.Argument(metavar="RUN...", help="Finished runs of one task; of a suite, all of its chosen setting."),
     ],
     run_dir: RunDir = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Common,
 ) -> None:
     """Average the saved predictions of several runs, score them and write them: `bertkit eval ensemble RUN RUN RUN`"""
     from bertkit.jobs.ensemble import EnsembleRequest, evaluate_ensemble
     from bertkit.run.directory import find_run
 
-    def keep_log(run: RunDirectory) -> None:
-        story.log_file = run.log_file
-
     request = EnsembleRequest(
         runs=[find_run(name, runs_root()) for name in runs],
         runs_root=runs_root(),
         run_dir=run_dir,
-        offline=offline,
+        offline=common.offline,
         command=sys.argv,
         begun=keep_log,
     )
     evaluated = evaluate_ensemble(request)
     _tell(evaluated.results)
     document = {**evaluated.document, "run": evaluated.run.path, "runs": evaluated.results["runs"]}
-    result(document if as_json else evaluated.run.path, as_json=as_json)
+    result(document if common.as_json else evaluated.run.path, as_json=common.as_json)
 
 
 def _tell(results: dict[str, Any]) -> None:

@@ -9,94 +9,68 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.common import (
-    AsJson,
-    Device,
-    Model,
-    Offline,
-    Quiet,
-    RunDir,
-    Verbose,
-    result,
-    story,
-)
+from bertkit.cli.common import Model, option, result, story
 from bertkit.cli.ensemble import ensemble
-from bertkit.cli.eval_tasks import BatchTokens, SuiteGroup, eval_request, glue
+from bertkit.cli.eval_speed import speed
+from bertkit.cli.eval_tasks import SuiteGroup, eval_request, glue
+from bertkit.cli.shared import Computing, Telling, with_options
 from bertkit.errors import CheckError
-
-if TYPE_CHECKING:
-    from bertkit.jobs.evaluation import Evaluated
 
 MOST_ROWS = 24
 """Paradigms are shown one by one up to so many, else by phenomenon; paradigms.csv has them all."""
 
 
+@with_options
 def blimp(
     model: Model = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--data-dir",
             metavar="PATH",
-            show_default=False,
             help="BLiMP's folder, or any file or folder of JSON Lines with sentence_good and sentence_bad.",
         ),
     ] = None,
     rule: Annotated[
         Literal["original", "within_word_l2r", "masked_next_token", "left_to_right", "encoder_left_to_right"] | None,
-        typer.Option(
+        option(
             "--rule",
-            show_default=False,
             help="Mask each token alone, or with the later pieces of its word, or read from left to right"
             " (default: as config.json says, else original with a masked-LM head and left_to_right without).",
         ),
     ] = None,
     pairs: Annotated[
-        int | None,
-        typer.Option(
-            "--pairs", metavar="N", min=1, show_default=False, help="N random pairs of each paradigm (default: all)."
-        ),
+        int | None, option("--pairs", metavar="N", min=1, help="N random pairs of each paradigm (default: all).")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="NAME",
-            show_default=False,
-            help="A paradigm, field or phenomenon, or a pattern (anaphor_*). Repeatable.",
-        ),
+        option("--only", metavar="NAME", help="A paradigm, field or phenomenon, or a pattern (anaphor_*). Repeatable."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draw of pairs.")] = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Computing,
 ) -> None:
     """Minimal pairs: how often is the grammatical sentence preferred? `bertkit eval blimp --model RUN --data-dir D`"""
     from bertkit.jobs.blimp import BlimpSettings, evaluate_blimp
 
     settings = BlimpSettings(rule=rule, pairs=pairs, only=only or [], seed=seed)
-    request = eval_request(model, device, batch_tokens, run_dir, offline)
-    evaluated = evaluate_blimp(request, data_dir, settings, progress=story.progress)
+    evaluated = evaluate_blimp(eval_request(model, common), data_dir, settings, progress=story.progress)
     _tell_blimp(evaluated.results)
-    _finish(evaluated, as_json=as_json)
+    common.finish(evaluated.run, evaluated.document)
 
 
+@with_options
 def mlm(
     model: Model = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--data",
             metavar="SOURCE...",
-            show_default=False,
             help="Text that the model was not trained on: files, directories, globs, hub:ORG/NAME or builtin:pydocs.",
         ),
     ] = None,
@@ -109,22 +83,13 @@ def mlm(
     ] = 16,
     sequence_length: Annotated[
         int | None,
-        typer.Option(
-            "--sequence-length",
-            metavar="N",
-            min=10,
-            show_default=False,
-            help="Tokens of a window (default: 128, or what the model reads).",
+        option(
+            "--sequence-length", metavar="N", min=10, help="Tokens of a window (default: 128, or what the model reads)."
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draws of windows and masks.")] = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Computing,
 ) -> None:
     """Masked words of a text: accuracy, perplexity, pseudo-perplexity: `bertkit eval mlm --model RUN --data new.txt`"""
     from bertkit.jobs.mlm import MlmSettings, evaluate_mlm
@@ -132,12 +97,12 @@ def mlm(
     settings = MlmSettings(
         sequence_length=sequence_length, sequences=sequences, pseudo_sequences=pseudo_sequences, seed=seed
     )
-    request = eval_request(model, device, batch_tokens, run_dir, offline)
-    evaluated = evaluate_mlm(request, data or (), settings, progress=story.progress)
+    evaluated = evaluate_mlm(eval_request(model, common), data or (), settings, progress=story.progress)
     _tell_mlm(evaluated.results)
-    _finish(evaluated, as_json=as_json)
+    common.finish(evaluated.run, evaluated.document)
 
 
+@with_options
 def score(
     task: Annotated[str, typer.Argument(metavar="TASK", help="A published task: rte, squad, conll2003, ...")],
     predictions: Annotated[
@@ -151,15 +116,14 @@ def score(
     ],
     gold: Annotated[Path, typer.Option("--gold", metavar="F", help="The task's own file, with labels.")],
     split: Annotated[str, typer.Option("--split", metavar="SPLIT", help="Which split the gold file is.")] = "dev",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Telling,
 ) -> None:
     """Score saved predictions, without a model: `bertkit eval score rte --predictions rte-dev.jsonl --gold dev.tsv`"""
     from bertkit.jobs.score import score_file
 
     document = score_file(task, predictions, gold, split)
-    if as_json:
+    if common.as_json:
         result(document, as_json=True)
         return
     (name, scores), *_ = document["tasks"].items()
@@ -169,26 +133,26 @@ def score(
     story.info(f"{document['examples']:,} examples")
 
 
+@with_options
 def check(
     archive: Annotated[Path, typer.Argument(metavar="ZIP", help="A GLUE submission.")],
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Telling,
 ) -> None:
     """Validate a GLUE submission, whoever made it; exit code 5 and every fault with file and line where it is none."""
     from bertkit.tasks.submission import GLUE_FILES, check_submission
 
     faults = check_submission(archive)
-    if as_json:
+    if common.as_json:
         result({"zip": archive, "ok": not faults, "faults": [fault._asdict() for fault in faults]}, as_json=True)
     if faults:
         lines = "".join(f"\n  {fault}" for fault in faults)
         raise CheckError(f"{archive}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}:{lines}")
-    if not as_json:
+    if not common.as_json:
         result(f"{archive}: a complete submission of {len(GLUE_FILES)} files")
 
 
-SUITES: dict[str, Callable[..., None]] = {"glue": glue, "blimp": blimp, "mlm": mlm}
+SUITES: dict[str, Callable[..., None]] = {"glue": glue, "blimp": blimp, "mlm": mlm, "speed": speed}
 """Each suite's name on the command line and its command; published tasks are in `eval_tasks.TASK_TITLES`."""
 
 app = typer.Typer(
@@ -200,11 +164,6 @@ app = typer.Typer(
 _commands: dict[str, Callable[..., None]] = {**SUITES, "score": score, "check": check, "ensemble": ensemble}
 for _name, _command in _commands.items():
     app.command(_name)(_command)
-
-
-def _finish(evaluated: Evaluated, *, as_json: bool) -> None:
-    story.info(f"everything is in {evaluated.run.path}")
-    result(evaluated.document if as_json else evaluated.run.path, as_json=as_json)
 
 
 def _tell_blimp(results: dict[str, Any]) -> None:

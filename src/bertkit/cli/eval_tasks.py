@@ -6,36 +6,20 @@ is asked for: they are all alike, and thirty of them would slow down every start
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from bertkit.cli.common import (
-    AsJson,
-    Device,
-    MaxMinutes,
-    MaxSteps,
-    Model,
-    Offline,
-    Quiet,
-    RunDir,
-    SetOption,
-    Verbose,
-    model_or_default,
-    result,
-    runs_root,
-    seed_numbers,
-    story,
-)
+from bertkit.cli.common import MaxMinutes, MaxSteps, Model, SetOption, model_or_default, option, seed_numbers, story
+from bertkit.cli.shared import Computing, with_options
 
 if TYPE_CHECKING:
     from bertkit.jobs.eval_plan import TaskEvaluation
     from bertkit.jobs.evaluation import EvalRequest, Evaluated
-    from bertkit.run.directory import RunDirectory
     from bertkit.tasks.catalogue import TaskSpec
 
 TASK_TITLES = {
@@ -67,22 +51,11 @@ TASK_TITLES = {
 
 ALIASES = {"sts": "stsb"}
 
-BatchTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-tokens",
-        metavar="N",
-        min=1,
-        show_default=False,
-        help="Tokens computed at once (default: 4096 on a CPU, 32768 on a GPU); changes speed and memory alone.",
-    ),
-]
 DataDir = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--data-dir",
         metavar="DIR",
-        show_default=False,
         help="Folder of the official files, such as DIR/RTE/dev.tsv (default: the Hub's copies).",
     ),
 ]
@@ -99,36 +72,55 @@ Head = Annotated[
 ]
 Published = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--published",
         metavar="NAME",
-        show_default=False,
         help="Whose published figures stand beside: bert-base, roberta-large, ... or none (default: by the model's"
         " family and size).",
     ),
 ]
 
 
+@dataclass(frozen=True)
+class Judging(Computing):
+    """Of every suite that may fine-tune first."""
+
+    head: Head = "auto"
+    published: Published = None
+    overrides: SetOption = None
+    max_steps: MaxSteps = None
+    max_minutes: MaxMinutes = None
+
+    def evaluation(
+        self, suite: str, tasks: tuple[TaskSpec, ...], model: str | None, data_dir: Path | None, seeds: str
+    ) -> TaskEvaluation:
+        """What a suite of tasks is told, from these options and its own."""
+        from bertkit.jobs.eval_plan import TaskEvaluation
+
+        steps = [] if self.max_steps is None else [f"optimisation.max_steps={self.max_steps}"]
+        return TaskEvaluation(
+            suite=suite,
+            tasks=tasks,
+            request=eval_request(model, self),
+            data_dir=data_dir,
+            seeds=tuple(seed_numbers(seeds)),
+            overrides=(*steps, *(self.overrides or ())),
+            head=self.head,
+            published=self.published,
+            max_minutes=self.max_minutes,
+        )
+
+
+@with_options
 def glue(
     model: Model = None,
     data_dir: DataDir = None,
     seeds: Seeds = "0",
     tasks: Annotated[
-        str | None,
-        typer.Option("--tasks", metavar="T,T", show_default=False, help="These only, e.g. rte,mrpc (default: nine)."),
+        str | None, option("--tasks", metavar="T,T", help="These only, e.g. rte,mrpc (default: nine).")
     ] = None,
-    head: Head = "auto",
-    published: Published = None,
-    overrides: SetOption = None,
-    max_steps: MaxSteps = None,
-    max_minutes: MaxMinutes = None,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Judging,
 ) -> None:
     """GLUE: fine-tunes what has no head yet, measures, packs a submission: `bertkit eval glue --model M --data-dir D`
 
@@ -140,46 +132,31 @@ def glue(
     from bertkit.jobs.glue import SUITE, evaluate_glue, glue_tasks
 
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
-    request = eval_request(model, device, batch_tokens, run_dir, offline)
-    wanted = _evaluation(
-        SUITE, glue_tasks(names), request, data_dir, seeds, head, published, overrides, max_steps, max_minutes
-    )
+    wanted = common.evaluation(SUITE, glue_tasks(names), model, data_dir, seeds)
     evaluated = evaluate_glue(replace(wanted, may_lack=names is None), progress=story.progress)
     _tell(evaluated)
     _tell_glue(evaluated.results, evaluated.run.path)
-    _finish(evaluated, as_json=as_json)
+    _finish(evaluated, common)
 
 
 def task_command(name: str) -> Callable[..., None]:
     """The command of one published task."""
 
+    @with_options
     def command(
         model: Model = None,
         data_dir: DataDir = None,
         seeds: Seeds = "0",
-        head: Head = "auto",
-        published: Published = None,
-        overrides: SetOption = None,
-        max_steps: MaxSteps = None,
-        max_minutes: MaxMinutes = None,
-        batch_tokens: BatchTokens = None,
-        run_dir: RunDir = None,
-        device: Device = None,
-        offline: Offline = False,
-        as_json: AsJson = False,
-        quiet: Quiet = False,
-        verbose: Verbose = 0,
+        *,
+        common: Judging,
     ) -> None:
         from bertkit.jobs.eval_tasks import evaluate_tasks
         from bertkit.tasks.catalogue import find_task
 
-        request = eval_request(model, device, batch_tokens, run_dir, offline)
-        wanted = _evaluation(
-            name, (find_task(name),), request, data_dir, seeds, head, published, overrides, max_steps, max_minutes
-        )
+        wanted = common.evaluation(name, (find_task(name),), model, data_dir, seeds)
         evaluated = evaluate_tasks(wanted, progress=story.progress)
         _tell(evaluated)
-        _finish(evaluated, as_json=as_json)
+        _finish(evaluated, common)
 
     command.__doc__ = f"{TASK_TITLES[name]}.\n\nFine-tunes first where the model has no head for the task."
     return command
@@ -203,69 +180,22 @@ class SuiteGroup(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
 
-def eval_request(
-    model: str | None,
-    device: Literal["auto", "cpu", "cuda"] | None,
-    batch_tokens: int | None,
-    run_dir: Path | None,
-    offline: bool,
-) -> EvalRequest:
+def eval_request(model: str | None, common: Computing) -> EvalRequest:
     """What every suite is told, from the options that all of them have."""
     from bertkit.jobs.evaluation import EvalRequest
 
-    def keep_log(run: RunDirectory) -> None:
-        story.log_file = run.log_file
-
-    return EvalRequest(
-        model=model_or_default(model),
-        device=device or "auto",
-        batch_tokens=batch_tokens,
-        runs_root=runs_root(),
-        run_dir=run_dir,
-        offline=offline,
-        command=sys.argv,
-        begun=keep_log,
-    )
+    return EvalRequest(model=model_or_default(model), **common.request_fields())
 
 
-def _evaluation(
-    suite: str,
-    tasks: tuple[TaskSpec, ...],
-    request: EvalRequest,
-    data_dir: Path | None,
-    seeds: str,
-    head: Literal["auto", "own", "new"],
-    published: str | None,
-    overrides: Sequence[str] | None,
-    max_steps: int | None,
-    max_minutes: float | None,
-) -> TaskEvaluation:
-    from bertkit.jobs.eval_plan import TaskEvaluation
-
-    steps = [] if max_steps is None else [f"optimisation.max_steps={max_steps}"]
-    return TaskEvaluation(
-        suite=suite,
-        tasks=tasks,
-        request=request,
-        data_dir=data_dir,
-        seeds=tuple(seed_numbers(seeds)),
-        overrides=(*steps, *(overrides or ())),
-        head=head,
-        published=published,
-        max_minutes=max_minutes,
-    )
-
-
-def _finish(evaluated: Evaluated, *, as_json: bool) -> None:
+def _finish(evaluated: Evaluated, common: Computing) -> None:
     """The result: the contract's document with what else is known, or the run's directory."""
-    story.info(f"everything is in {evaluated.run.path}")
     more = ("averages", "published", "left_out", "evaluated_as_is", "submission")
     document = {
         **evaluated.document,
         "run": evaluated.run.path,
         **{key: evaluated.results[key] for key in more if key in evaluated.results},
     }
-    result(document if as_json else evaluated.run.path, as_json=as_json)
+    common.finish(evaluated.run, document)
 
 
 def _tell(evaluated: Evaluated) -> None:

@@ -9,33 +9,33 @@ from typing import Annotated
 
 import typer
 
-from bertkit.cli.common import AsJson, Model, Offline, Quiet, Verbose, command_app, model_or_default, result, story
+from bertkit.cli.common import Model, command_app, model_or_default, result, story
+from bertkit.cli.shared import Common, with_options
 
 app = command_app()
 
 
 @app.command()
+@with_options
 def fill(
     texts: Annotated[
         list[str], typer.Argument(metavar="TEXT...", help="Texts with [MASK] where a word is to be filled in.")
     ],
     model: Model = None,
     top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Words for each mask.")] = 5,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Common,
 ) -> None:
     """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
     from bertkit.jobs.fill import fill_masks
     from bertkit.models.hub import find_model, load_pretraining_model
     from bertkit.text.tokenizer import Tokenizer
 
-    directory = find_model(model_or_default(model), offline=offline)
+    directory = find_model(model_or_default(model), offline=common.offline)
     loaded, report = load_pretraining_model(directory)
     story.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
     filled = fill_masks(loaded, Tokenizer.load(directory), texts, top=top)
-    if as_json:
+    if common.as_json:
         result(filled, as_json=True)
         return
     for text in filled:

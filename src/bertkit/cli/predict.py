@@ -6,106 +6,100 @@ Nothing here follows a paper. Sibling eval.py measures a model on examples whose
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import (
-    AsJson,
-    Device,
-    Model,
-    Offline,
-    Quiet,
-    Verbose,
-    command_app,
-    model_or_default,
-    result,
-    story,
-)
+from bertkit.cli.common import Device, Model, command_app, model_or_default, option, result, story
+from bertkit.cli.shared import Common, Options, with_options
+
+if TYPE_CHECKING:
+    from bertkit.jobs.predict import Predictor
 
 app = command_app()
 
+InputFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FILE]",
+        show_default=False,
+        help="Plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; - or nothing: stdin.",
+    ),
+]
+TextColumn = Annotated[
+    str | None, option("--text", metavar="COL", help="Column of the text (default: as in the training data, or text).")
+]
+TextPairColumn = Annotated[
+    str | None,
+    option(
+        "--text-pair", metavar="COL", help="Column of the second text (default: as in the training data, or text_pair)."
+    ),
+]
+InputForm = Annotated[
+    Literal["text", "jsonl", "csv", "tsv", "parquet"] | None,
+    option("--format", help="What the input is (default: by the file's ending or the first line)."),
+]
+Top = Annotated[
+    int | None, option("--top", metavar="K", min=1, help="The K greatest scores only (default: all labels).")
+]
+MaxLength = Annotated[
+    int | None, option("--max-length", metavar="N", min=8, help="Tokens of a sequence (default: as trained).")
+]
+TokensAtOnce = Annotated[int | None, option("--batch-tokens", metavar="N", min=1, help="Tokens computed at once.")]
+
+
+@dataclass(frozen=True)
+class Input(Options):
+    """How the input is read."""
+
+    text: TextColumn = None
+    text_pair: TextPairColumn = None
+    form: InputForm = None
+
 
 @app.command()
+@with_options
 def predict(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[FILE]",
-            show_default=False,
-            help="Plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; - or nothing: stdin.",
-        ),
-    ] = None,
+    file: InputFile = None,
     model: Model = None,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            "--text",
-            metavar="COL",
-            show_default=False,
-            help="Column of the text (default: as in the training data, or text).",
-        ),
-    ] = None,
-    text_pair: Annotated[
-        str | None,
-        typer.Option(
-            "--text-pair",
-            metavar="COL",
-            show_default=False,
-            help="Column of the second text (default: as in the training data, or text_pair).",
-        ),
-    ] = None,
-    form: Annotated[
-        Literal["text", "jsonl", "csv", "tsv", "parquet"] | None,
-        typer.Option(
-            "--format", show_default=False, help="What the input is (default: by the file's ending or the first line)."
-        ),
-    ] = None,
-    top: Annotated[
-        int | None,
-        typer.Option(
-            "--top", metavar="K", min=1, show_default=False, help="The K greatest scores only (default: all labels)."
-        ),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-length", metavar="N", min=8, show_default=False, help="Tokens of a sequence (default: as trained)."
-        ),
-    ] = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option("--batch-tokens", metavar="N", min=1, show_default=False, help="Tokens computed at once."),
-    ] = None,
+    *,
+    reading: Input,
+    top: Top = None,
+    max_length: MaxLength = None,
+    batch_tokens: TokensAtOnce = None,
     device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    common: Common,
 ) -> None:
     """Label new text with a fine-tuned model: one JSON object a line, in input order.
 
     Examples: `echo "a fine film" | bertkit predict --model RUN`, `bertkit predict --model RUN reviews.csv --text body`.
     """
-    from dataclasses import replace
-
     from bertkit.jobs.evaluation import EvalRequest
-    from bertkit.jobs.predict import Predictor, document_of
-    from bertkit.jobs.predict_input import check_there, examples_of, open_input
+    from bertkit.jobs.predict import Predictor
+    from bertkit.jobs.predict_input import check_there
 
     path = None if file is None or str(file) == "-" else file
     if path is not None:
         check_there(path)
     name = model_or_default(model)
     engine = EvalRequest(name, device=device or "auto", batch_tokens=batch_tokens).engine()
-    predictor = Predictor.load(name, engine, max_length=max_length, offline=offline)
-    columns = replace(predictor.columns, text=text, text_pair=text_pair)
+    predictor = Predictor.load(name, engine, max_length=max_length, offline=common.offline)
+    _answer(predictor, name, path, reading, top)
+
+
+def _answer(predictor: Predictor, name: str, path: Path | None, reading: Input, top: int | None) -> None:
+    """Every line of the input answered on stdout, as it comes."""
+    from bertkit.jobs.predict import document_of
+    from bertkit.jobs.predict_input import examples_of, open_input
+
+    columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair)
     windows = {}
     if path is None and sys.stdin.isatty():
         story.info("reading lines from the terminal, each is answered at once; end with Ctrl-D")
         windows = {"first": 1, "largest": 1}
-    rows = open_input(path, sys.stdin.buffer, form, columns)
+    rows = open_input(path, sys.stdin.buffer, reading.form, columns)
     blank = lines = 0
     for example, prediction in predictor.stream(examples_of(rows, predictor.kind, columns), **windows):
         if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:

@@ -9,22 +9,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import AsJson, Device, Offline, Quiet, RunDir, Verbose
-from bertkit.cli.probe_common import BatchTokens, DrawSeed, Models, Sentences, Texts, finish, probe_request
+from bertkit.cli.common import option
+from bertkit.cli.probe_common import Models, Probing, Sentences, Texts
+from bertkit.cli.shared import with_options
 
 
+@with_options
 def attention(
     model: Models = None,
     data: Texts = None,
     sentences: Sentences = 1000,
     show: Annotated[
         list[str] | None,
-        typer.Option(
-            "--show",
-            metavar="TEXT",
-            show_default=False,
-            help="A sentence for the viewer (default: six of the text). Repeatable.",
-        ),
+        option("--show", metavar="TEXT", help="A sentence for the viewer (default: six of the text). Repeatable."),
     ] = None,
     pairs: Annotated[
         int, typer.Option("--pairs", metavar="N", min=0, help="Pairs of sentences whose maps are sorted by shape.")
@@ -35,14 +32,8 @@ def attention(
     least_words: Annotated[
         int, typer.Option("--least-words", metavar="N", min=1, help="Rarer relations of a treebank are not reported.")
     ] = 50,
-    seed: DrawSeed = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Probing,
 ) -> None:
     """What every head looks at, with a page to look at it; with trees, what it parses:
     `bertkit probe attention --model M --data treebank.conllu`"""
@@ -54,12 +45,12 @@ def attention(
         pattern_pairs=pairs,
         least_words=least_words,
         show=show or [],
-        seed=seed,
+        seed=common.seed,
     )
-    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
-    finish(probe_attention(request, settings), as_json=as_json)
+    common.tell(probe_attention(common.request(model, data), settings))
 
 
+@with_options
 def attribution(
     model: Models = None,
     data: Texts = None,
@@ -89,25 +80,20 @@ def attribution(
     ] = 500,
     text: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--text",
             metavar="TEXT",
-            show_default=False,
             help="Explain the prediction for it: the word at its one [MASK], or its class. Repeatable.",
         ),
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(
-            "--target", metavar="WORD", show_default=False, help="Explain this word or class, not the most probable."
-        ),
+        str | None, option("--target", metavar="WORD", help="Explain this word or class, not the most probable.")
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--method",
             metavar="NAME",
-            show_default=False,
             help="integrated_gradients, input_x_gradient, saliency or attention_rollout (default: all). Repeatable.",
         ),
     ] = None,
@@ -116,14 +102,8 @@ def attribution(
         typer.Option("--baseline", help="What stands for words where integrated gradients begin."),
     ] = "mask",
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Points of their path.")] = 50,
-    seed: DrawSeed = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Probing,
 ) -> None:
     """What of each token is in a hidden state, and what a prediction rests on:
     `bertkit probe attribution --model M --data text.txt --text "The capital of France is [MASK]."`"""
@@ -138,12 +118,12 @@ def attribution(
         methods=method or [],
         baseline=baseline,
         steps=steps,
-        seed=seed,
+        seed=common.seed,
     )
-    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
-    finish(probe_attribution(request, settings), as_json=as_json)
+    common.tell(probe_attribution(common.request(model, data), settings))
 
 
+@with_options
 def effective_attention(
     model: Models = None,
     data: Texts = None,
@@ -151,26 +131,18 @@ def effective_attention(
     texts: Annotated[int, typer.Option("--texts", metavar="N", min=1, help="Texts of each length.")] = 20,
     length: Annotated[
         list[int] | None,
-        typer.Option(
+        option(
             "--length",
             metavar="TOKENS",
-            show_default=False,
             help="Of the texts, which are sentences one behind the other (default: from 8 to what the model reads)."
             " Repeatable.",
         ),
     ] = None,
-    seed: DrawSeed = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Probing,
 ) -> None:
     """How much of attention makes no difference, by length: `bertkit probe effective-attention --model M --data F`"""
     from bertkit.jobs.probing.effective_attention import EffectiveAttentionSettings, probe_effective_attention
 
-    settings = EffectiveAttentionSettings(sentences=sentences, texts=texts, lengths=length or [], seed=seed)
-    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
-    finish(probe_effective_attention(request, settings), as_json=as_json)
+    settings = EffectiveAttentionSettings(sentences=sentences, texts=texts, lengths=length or [], seed=common.seed)
+    common.tell(probe_effective_attention(common.request(model, data), settings))

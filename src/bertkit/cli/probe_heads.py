@@ -9,20 +9,21 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import AsJson, Device, Offline, Quiet, RunDir, Verbose
+from bertkit.cli.common import option
 from bertkit.cli.eval_tasks import DataDir
-from bertkit.cli.probe_common import BatchTokens, DrawSeed, Models, Texts, finish, probe_request
+from bertkit.cli.probe_common import Models, Probing, Texts
+from bertkit.cli.shared import with_options
 
 
+@with_options
 def heads(
     model: Models = None,
     data: Texts = None,
     task: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--task",
             metavar="TASK",
-            show_default=False,
             help="The task that the model was fine-tuned on, in place of words of --data (default: its run's own).",
         ),
     ] = None,
@@ -50,14 +51,8 @@ def heads(
     random_orders: Annotated[
         int, typer.Option("--random-orders", metavar="N", min=0, help="Random orders of pruning, as a baseline.")
     ] = 3,
-    seed: DrawSeed = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Probing,
 ) -> None:
     """Which heads a model could do without: `bertkit probe heads --model M --data text.txt`, or --task rte"""
     from bertkit.jobs.probing.heads import HeadsSettings, probe_heads
@@ -69,7 +64,6 @@ def heads(
         normalise=normalise,
         prune_share=prune_share,
         random_orders=random_orders,
-        seed=seed,
+        seed=common.seed,
     )
-    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
-    finish(probe_heads(request, settings, data_dir=data_dir), as_json=as_json)
+    common.tell(probe_heads(common.request(model, data), settings, data_dir=data_dir))

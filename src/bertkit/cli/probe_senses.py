@@ -9,37 +9,31 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import AsJson, Device, Offline, Quiet, RunDir, Verbose
-from bertkit.cli.probe_common import BatchTokens, DrawSeed, Models, finish, probe_request
+from bertkit.cli.common import option
+from bertkit.cli.probe_common import Models, Probing
 from bertkit.cli.probe_syntax import StoreGb
+from bertkit.cli.shared import with_options
 
 
+@with_options
 def senses(
     model: Models = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            "--data",
-            metavar="FILE",
-            show_default=False,
-            help="Examples: a .jsonl file of SemCor's shape, or .data.xml.",
-        ),
+        option("--data", metavar="FILE", help="Examples: a .jsonl file of SemCor's shape, or .data.xml."),
     ] = None,
     test_data: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--test-data",
             metavar="FILE",
-            show_default=False,
             help="X.data.xml with X.gold.key.txt beside it, or .jsonl. Repeatable (default: a fifth of the sentences of"
             " --data).",
         ),
     ] = None,
     k: Annotated[
         list[int] | None,
-        typer.Option(
-            "--k", metavar="N", min=1, show_default=False, help="Neighbours that vote. Repeatable (default: 1 3 5 10)."
-        ),
+        option("--k", metavar="N", min=1, help="Neighbours that vote. Repeatable (default: 1 3 5 10)."),
     ] = None,
     capped: Annotated[
         bool,
@@ -52,21 +46,14 @@ def senses(
         ),
     ] = "lemma",
     word: Annotated[
-        list[str] | None,
-        typer.Option("--word", metavar="LEMMA", show_default=False, help="Draw the senses of this word. Repeatable."),
+        list[str] | None, option("--word", metavar="LEMMA", help="Draw the senses of this word. Repeatable.")
     ] = None,
     sentences: Annotated[
         int, typer.Option("--sentences", metavar="N", min=0, help="Sentences of --data drawn at random; 0: all.")
     ] = 0,
     store_gb: StoreGb = 8.0,
-    seed: DrawSeed = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Probing,
 ) -> None:
     """Word senses by nearest neighbours, layer by layer: `bertkit probe senses --model M --data semcor.jsonl`"""
     from bertkit.jobs.probing.senses import SensesSettings, probe_senses
@@ -77,7 +64,6 @@ def senses(
         candidates=candidates,
         sentences=sentences,
         words=word or [],
-        seed=seed,
+        seed=common.seed,
     )
-    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
-    finish(probe_senses(request, settings, test_data=test_data or (), store_gb=store_gb), as_json=as_json)
+    common.tell(probe_senses(common.request(model, data), settings, test_data=test_data or (), store_gb=store_gb))

@@ -9,25 +9,23 @@ from typing import Annotated
 
 import typer
 
-from bertkit.cli.common import AsJson, Device, Offline, Quiet, RunDir, Verbose, result, story
-from bertkit.cli.probe_common import BatchTokens, DrawSeed, Models, Sentences, Texts, finish, probe_request
+from bertkit.cli.common import option, result, story
+from bertkit.cli.probe_common import Models, Probing, Sentences, Texts
+from bertkit.cli.shared import Common, with_options
 
 
+@with_options
 def points(
     model: Models = None,
-    sentence: Annotated[
-        str | None, typer.Option("--sentence", metavar="TEXT", show_default=False, help="Give its sizes, too.")
-    ] = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    sentence: Annotated[str | None, option("--sentence", metavar="TEXT", help="Give its sizes, too.")] = None,
+    *,
+    common: Common,
 ) -> None:
     """Every point that can be recorded, with its shape: `bertkit probe points --model M`"""
     from bertkit.jobs.probing.points import EXAMPLE, SYMBOLS, list_points
 
-    probed = list_points(probe_request(model, None, None, None, None, offline), sentence or EXAMPLE)
-    if as_json:
+    probed = list_points(Probing(offline=common.offline).request(model), sentence or EXAMPLE)
+    if common.as_json:
         result(probed.document, as_json=True)
         return
     found = probed.results["summary"]
@@ -40,13 +38,13 @@ def points(
     story.info(f"sizes are those of {found['example']['sentence']!r}, {found['example']['tokens']} tokens")
 
 
+@with_options
 def contextuality(
     model: Models = None,
     data: Texts = None,
     sentences: Sentences = 1000,
     word: Annotated[
-        list[str] | None,
-        typer.Option("--word", metavar="WORD", show_default=False, help="Look at these words only. Repeatable."),
+        list[str] | None, option("--word", metavar="WORD", help="Look at these words only. Repeatable.")
     ] = None,
     min_contexts: Annotated[
         int, typer.Option("--min-contexts", metavar="N", min=2, help="A word must occur in so many sentences.")
@@ -56,23 +54,16 @@ def contextuality(
     ] = 100,
     static_layer: Annotated[
         list[int] | None,
-        typer.Option(
+        option(
             "--static-layer",
             metavar="L",
             min=0,
-            show_default=False,
             help="Write one static vector a word, its first principal component in this layer, as word2vec text."
             " Repeatable.",
         ),
     ] = None,
-    seed: DrawSeed = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Probing,
 ) -> None:
     """How much a word's vector depends on its sentence: `bertkit probe contextuality --model M --data text.txt`"""
     from bertkit.jobs.probing.contextuality import ContextualitySettings, probe_contextuality
@@ -83,12 +74,12 @@ def contextuality(
         min_contexts=min_contexts,
         max_contexts=max_contexts,
         static_layers=static_layer or [],
-        seed=seed,
+        seed=common.seed,
     )
-    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
-    finish(probe_contextuality(request, settings), as_json=as_json)
+    common.tell(probe_contextuality(common.request(model, data), settings))
 
 
+@with_options
 def similarity(
     model: Models = None,
     data: Texts = None,
@@ -103,18 +94,11 @@ def similarity(
             "--variance", metavar="SHARE", min=0.01, max=1, help="Variance that SVCCA keeps of each layer, by SVD."
         ),
     ] = 0.99,
-    seed: DrawSeed = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Probing,
 ) -> None:
     """CKA and SVCCA between layers, models, checkpoints: `bertkit probe similarity --model A --model B --data t.txt`"""
     from bertkit.jobs.probing.similarity import SimilaritySettings, probe_similarity
 
-    settings = SimilaritySettings(sentences=sentences, words=words, variance=variance, seed=seed)
-    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
-    finish(probe_similarity(request, settings), as_json=as_json)
+    settings = SimilaritySettings(sentences=sentences, words=words, variance=variance, seed=common.seed)
+    common.tell(probe_similarity(common.request(model, data), settings))

@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import AsJson, Device, Offline, Quiet, RunDir, Verbose
-from bertkit.cli.probe_common import BatchTokens, DrawSeed, Models, finish, probe_request
+from bertkit.cli.common import option
+from bertkit.cli.probe_common import Models, Probing
+from bertkit.cli.shared import with_options
 
 TestData = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--test-data",
         metavar="FILE",
-        show_default=False,
         help="What scores are of (default: a fifth of the sentences of --data, which are then not trained on).",
     ),
 ]
@@ -29,11 +29,10 @@ StoreGb = Annotated[
 ]
 
 
+@with_options
 def structure(
     model: Models = None,
-    data: Annotated[
-        list[str] | None, typer.Option("--data", metavar="FILE", show_default=False, help="A treebank (.conllu).")
-    ] = None,
+    data: Annotated[list[str] | None, option("--data", metavar="FILE", help="A treebank (.conllu).")] = None,
     test_data: TestData = None,
     sentences: Annotated[
         int, typer.Option("--sentences", metavar="N", min=10, help="Sentences drawn at random for training.")
@@ -42,11 +41,10 @@ def structure(
     rank: Annotated[int, typer.Option("--rank", metavar="R", min=1, help="Of the probes of all layers.")] = 64,
     ranks: Annotated[
         list[int] | None,
-        typer.Option(
+        option(
             "--ranks",
             metavar="R",
             min=1,
-            show_default=False,
             help="Ranks tried on the best layer. Repeatable (default: powers of two up to --rank).",
         ),
     ] = None,
@@ -55,14 +53,8 @@ def structure(
         float, typer.Option("--learning-rate", metavar="X", min=1e-9, help="Of Adam, to begin with.")
     ] = 5e-3,
     store_gb: StoreGb = 8.0,
-    seed: DrawSeed = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Probing,
 ) -> None:
     """Dependency trees as distances and depths, layer by layer: `bertkit probe structure --model M --data t.conllu`"""
     from bertkit.jobs.probing.structure import StructureSettings, probe_structure
@@ -74,40 +66,37 @@ def structure(
         rank=rank,
         ranks=ranks or [],
         training=ProbeTraining(max_epochs=max_epochs, learning_rate=learning_rate),
-        seed=seed,
+        seed=common.seed,
     )
-    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
-    finish(probe_structure(request, settings, test_data=test_data, store_gb=store_gb), as_json=as_json)
+    common.tell(probe_structure(common.request(model, data), settings, test_data=test_data, store_gb=store_gb))
 
 
+@with_options
 def layers(
     model: Models = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--data",
             metavar="FILE...",
-            show_default=False,
             help="Annotated sentences: a treebank (.conllu), CoNLL columns (chunks, entities), or .jsonl with labelled"
             " spans.",
         ),
     ] = None,
     test_data: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--test-data",
             metavar="FILE",
-            show_default=False,
             help="What scores are of, one file for each of --data, in their order. Repeatable (default: a fifth of the"
             " sentences of each, which are then not trained on).",
         ),
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--task",
             metavar="TASK",
-            show_default=False,
             help="pos, dep, chunks, ner, chunks-spans, ner-spans, tags or a .jsonl file's name. Repeatable (default:"
             " all that the data are annotated for but those of given spans).",
         ),
@@ -124,20 +113,15 @@ def layers(
         float, typer.Option("--penalty", metavar="X", min=1e-9, help="Of half the squared weights of a probe.")
     ] = 1.0,
     store_gb: StoreGb = 8.0,
-    seed: DrawSeed = 0,
-    batch_tokens: BatchTokens = None,
-    run_dir: RunDir = None,
-    device: Device = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Probing,
 ) -> None:
     """Labels of words and spans by layer, and by a learnt mix: `bertkit probe layers --model M --data t.conllu`"""
     from bertkit.jobs.probing.layers import LayersSettings, probe_layers
     from bertkit.probes.layers import ProbeFit
 
     fit = ProbeFit(penalty=penalty, pooling=pooling)
-    settings = LayersSettings(tasks=task or [], sentences=sentences, test_sentences=test_sentences, fit=fit, seed=seed)
-    request = probe_request(model, data, device, batch_tokens, run_dir, offline)
-    finish(probe_layers(request, settings, test_data=test_data or (), store_gb=store_gb), as_json=as_json)
+    settings = LayersSettings(
+        tasks=task or [], sentences=sentences, test_sentences=test_sentences, fit=fit, seed=common.seed
+    )
+    common.tell(probe_layers(common.request(model, data), settings, test_data=test_data or (), store_gb=store_gb))

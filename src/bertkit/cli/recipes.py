@@ -5,18 +5,20 @@ Nothing here follows a paper. Sibling runs.py looks at what was run; this looks 
 
 from __future__ import annotations
 
-from bertkit.cli.common import AsJson, Quiet, RecipeName, SetOption, Verbose, command_app, result, story
+from bertkit.cli.common import RecipeName, SetOption, command_app, result, story
+from bertkit.cli.shared import Telling, with_options
 
 app = command_app("List the shipped recipes, or show one in full.")
 
 
 @app.command("list")
-def list_recipes(as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+@with_options
+def list_recipes(*, common: Telling) -> None:
     """List the recipes that ship: name, kind, title, paper."""
     from bertkit.recipe.load import shipped_headers
 
     headers = shipped_headers()
-    if as_json:
+    if common.as_json:
         result(headers, as_json=True)
         return
     width = max((len(header["name"]) for header in headers), default=0)
@@ -26,17 +28,17 @@ def list_recipes(as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose
 
 
 @app.command("show")
+@with_options
 def show_recipe(
     recipe: RecipeName,
     overrides: SetOption = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Telling,
 ) -> None:
     """Show a recipe resolved: every setting, defaults included, as YAML (or JSON)."""
     from bertkit.recipe.hashing import what_hash
     from bertkit.recipe.load import dump_recipe, load_any
 
     resolved = load_any(recipe, overrides or ())
-    result(resolved.model_dump(mode="json") if as_json else dump_recipe(resolved), as_json=as_json)
+    result(resolved.model_dump(mode="json") if common.as_json else dump_recipe(resolved), as_json=common.as_json)
     story.info(f"what-hash {what_hash(resolved)}")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertkit.cli.common import AsJson, Offline, Quiet, Verbose, command_app, result, runs_root, story
+from bertkit.cli.common import command_app, option, result, runs_root, story
+from bertkit.cli.shared import Common, Telling, with_options
 from bertkit.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,12 +35,13 @@ RunName = Annotated[
 
 
 @app.command("list")
-def list_runs(as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+@with_options
+def list_runs(*, common: Telling) -> None:
     """List the runs under BERTKIT_RUNS (else runs/), the newest first: id, status, steps, start, results."""
     from bertkit.run.directory import find_runs
 
     rows = [_row(run) for run in find_runs(runs_root())]
-    if as_json:
+    if common.as_json:
         result(rows, as_json=True)
         return
     width = max((len(row["id"]) for row in rows), default=0)
@@ -51,13 +53,14 @@ def list_runs(as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 
 
 
 @app.command("show")
-def show_run(run: RunName, as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+@with_options
+def show_run(run: RunName, *, common: Telling) -> None:
     """Show a run: what it was asked, how far it got, its newest figures, results and checkpoints."""
     from bertkit.run.directory import find_run
 
     found = find_run(run, runs_root())
     shown = _document(found)
-    if as_json:
+    if common.as_json:
         result(shown, as_json=True)
         return
     record = shown["record"]
@@ -72,25 +75,19 @@ def show_run(run: RunName, as_json: AsJson = False, quiet: Quiet = False, verbos
 
 
 @app.command("diff")
+@with_options
 def diff(
     a: RunName,
     b: RunName,
-    task: Annotated[
-        str | None, typer.Option("--task", metavar="TASK", show_default=False, help="This task only.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", metavar="SPLIT", show_default=False, help="This split only.")
-    ] = None,
+    task: Annotated[str | None, option("--task", metavar="TASK", help="This task only.")] = None,
+    split: Annotated[str | None, option("--split", metavar="SPLIT", help="This split only.")] = None,
     metric: Annotated[
-        str | None,
-        typer.Option("--metric", metavar="NAME", show_default=False, help="In place of the task's primary metric."),
+        str | None, option("--metric", metavar="NAME", help="In place of the task's primary metric.")
     ] = None,
     resamples: Annotated[int, typer.Option("--resamples", metavar="N", min=1, help="Of the bootstrap.")] = 10_000,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the bootstrap.")] = 0,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Common,
 ) -> None:
     """Compare two runs by their saved predictions: paired bootstrap, agreement, and how their recipes differ."""
     from bertkit.jobs.runs_diff import compare_runs
@@ -98,9 +95,9 @@ def diff(
 
     first, second = (find_run(name, runs_root()) for name in (a, b))
     document = compare_runs(
-        first, second, task=task, split=split, metric=metric, resamples=resamples, seed=seed, offline=offline
+        first, second, task=task, split=split, metric=metric, resamples=resamples, seed=seed, offline=common.offline
     )
-    if as_json:
+    if common.as_json:
         result(document, as_json=True)
         return
     for each in document["comparisons"]:
@@ -119,7 +116,8 @@ def diff(
 
 
 @app.command("verify")
-def verify(run: RunName, as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+@with_options
+def verify(run: RunName, *, common: Telling) -> None:
     """Check every file of a run against its recorded hash; exit code 5 where one is missing, truncated or altered."""
     from dataclasses import asdict
 
@@ -128,12 +126,12 @@ def verify(run: RunName, as_json: AsJson = False, quiet: Quiet = False, verbose:
 
     report = verify_run(find_run(run, runs_root()).path)
     checks = [asdict(check) for check in report.checks]
-    if as_json:
+    if common.as_json:
         result({"run": report.path, "ok": not report.faults, "checks": checks}, as_json=True)
     else:
         story.table(("part", "verdict", ""), [(c.name, c.verdict, c.detail) for c in report.checks])
     report.raise_for_faults()
-    if not as_json:
+    if not common.as_json:
         result(report.path)
 
 

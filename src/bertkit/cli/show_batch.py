@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertkit.cli.common import (
-    AsJson,
     Data,
-    Offline,
-    Quiet,
     Seed,
     SetOption,
-    Verbose,
     cache_root,
     command_app,
     result,
     runs_root,
     story,
 )
+from bertkit.cli.shared import Common, with_options
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -35,6 +32,7 @@ app = command_app()
 
 
 @app.command()
+@with_options
 def show_batch(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE|RUN", help="A recipe (file or shipped name), or a run directory.")
@@ -46,10 +44,8 @@ def show_batch(
     data: Data = None,
     overrides: SetOption = None,
     seed: Seed = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Common,
 ) -> None:
     """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`."""
     from bertkit.jobs.launch import PretrainRequest
@@ -61,10 +57,10 @@ def show_batch(
         sources=data or (),
         runs_root=runs_root(),
         cache=cache_root(),
-        offline=offline,
+        offline=common.offline,
     )
     batch = batch_of(request, step=step, sequences=sequences, progress=story.progress)
-    if as_json:
+    if common.as_json:
         result(batch.as_document(), as_json=True)
         return
     _print(batch)

@@ -6,122 +6,176 @@ own, or takes the directory that was made here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.common import AsJson, Offline, Quiet, Verbose, cache_root, command_app, result, story
+from bertkit.cli.common import cache_root, command_app, option, result, story
+from bertkit.cli.shared import Common, Options, with_options
 from bertkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from bertkit.data.shards import TokenShards
+    from bertkit.text.sources import SourceOptions
+    from bertkit.text.tokenizer import TokenizerConfig
 
 app = command_app()
 
-_TOKENIZER = "Tokenizer"
-_READING = "Reading"
+
+def _tokenizer(*names: str, help: str, **more: Any) -> Any:
+    return option(*names, help=help, panel="Tokenizer", **more)
+
+
+def _reading(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Reading", **more)
+
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE...",
+        help="Text: .txt, .jsonl, .csv, .parquet (also .gz, .zst, .xz, .bz2), directories or globs of them, "
+        "hub:ORG/NAME[:CONFIG[:SPLIT]], builtin:pydocs.",
+        show_default=False,
+    ),
+]
+Out = Annotated[Path, option("--out", metavar="DIR", help="Where tokenizer and shards are written.")]
+Existing = Annotated[
+    str | None,
+    _tokenizer(
+        "--tokenizer",
+        metavar="PATH-or-HUB-ID",
+        help="Use this tokenizer: a directory, tokenizer.json, vocab.txt or Hub id.",
+    ),
+]
+Train = Annotated[
+    Literal["wordpiece", "bpe", "byte-bpe", "unigram"] | None,
+    _tokenizer("--train", help="Learn a vocabulary of this kind from the text (wordpiece where left out)."),
+]
+VocabSize = Annotated[
+    int | None,
+    _tokenizer("--vocab-size", metavar="N", min=1, help="Entries of the learnt vocabulary (30,522 where left out)."),
+]
+Lowercase = Annotated[
+    bool | None,
+    _tokenizer(
+        "--lowercase/--cased",
+        help="Learn an uncased or a cased vocabulary (uncased where left out, but byte-bpe cased).",
+    ),
+]
+TextField = Annotated[str, _reading("--text-field", metavar="NAME", help="Field of the text in records.")]
+SpanField = Annotated[
+    list[str] | None,
+    _reading(
+        "--span-field",
+        metavar="NAME",
+        help="Field of spans annotated in the text, kept beside the tokens. Repeatable.",
+        show_default=False,
+    ),
+]
+Documents = Annotated[
+    Literal["blank-line", "wikitext", "line", "file"],
+    _reading("--documents", help="What parts the documents of a text file."),
+]
+Segments = Annotated[
+    Literal["sentence", "line"],
+    _reading("--segments", help="What a segment is, the unit of sentence pairs."),
+]
+Workers = Annotated[int | None, option("--workers", metavar="N", min=1, help="Processes (all cores where left out).")]
+
+
+@dataclass(frozen=True)
+class Vocabulary(Options):
+    """The vocabulary: one that there is, or how one is learnt."""
+
+    tokenizer: Existing = None
+    train: Train = None
+    vocab_size: VocabSize = None
+    lowercase: Lowercase = None
+
+    def check(self) -> None:
+        """Before anything heavy is imported.
+
+        Raises:
+            UsageError: both are asked for.
+        """
+        learnt = (self.train, self.vocab_size, self.lowercase) != (None, None, None)
+        if self.tokenizer is not None and learnt:
+            raise UsageError(
+                "--tokenizer takes an existing vocabulary; leave out --train, --vocab-size and --lowercase"
+            )
+
+    def config(self) -> TokenizerConfig:
+        """As the settings of a recipe have it; what is not given has its default."""
+        from bertkit.text.tokenizer import TokenizerConfig
+
+        chosen = {
+            "type": self.train,
+            "vocab_size": self.vocab_size,
+            "lowercase": self.lowercase,
+            "path": self.tokenizer,
+        }
+        return TokenizerConfig.model_validate({name: value for name, value in chosen.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Reading(Options):
+    """How text is read."""
+
+    text_field: TextField = "text"
+    span_field: SpanField = None
+    documents: Documents = "blank-line"
+    segments: Segments = "sentence"
+
+    def source_options(self) -> SourceOptions:
+        """As `bertkit.text.sources` has it.
+
+        Raises:
+            UsageError: too many fields of spans, or one of them twice.
+        """
+        from bertkit.text.annotated import MOST_FIELDS
+        from bertkit.text.sources import SourceOptions
+
+        fields = tuple(self.span_field or ())
+        if len(fields) > MOST_FIELDS or len({self.text_field, *fields}) < 1 + len(fields):
+            raise UsageError(f"--span-field: at most {MOST_FIELDS} different fields, none of them that of the text")
+        return SourceOptions(
+            text_field=self.text_field, span_fields=fields, documents=self.documents, segments=self.segments
+        )
 
 
 @app.command()
+@with_options
 def tokenize(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="Text: .txt, .jsonl, .csv, .parquet (also .gz, .zst, .xz, .bz2), directories or globs of them, "
-            "hub:ORG/NAME[:CONFIG[:SPLIT]], builtin:pydocs.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where tokenizer and shards are written.", show_default=False)
-    ],
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH-or-HUB-ID",
-            help="Use this tokenizer: a directory, tokenizer.json, vocab.txt or Hub id.",
-            show_default=False,
-            rich_help_panel=_TOKENIZER,
-        ),
-    ] = None,
-    train: Annotated[
-        Literal["wordpiece", "bpe", "byte-bpe", "unigram"] | None,
-        typer.Option(
-            help="Learn a vocabulary of this kind from the text (wordpiece where left out).",
-            show_default=False,
-            rich_help_panel=_TOKENIZER,
-        ),
-    ] = None,
-    vocab_size: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Entries of the learnt vocabulary (30,522 where left out).",
-            show_default=False,
-            rich_help_panel=_TOKENIZER,
-        ),
-    ] = None,
-    lowercase: Annotated[
-        bool | None,
-        typer.Option(
-            "--lowercase/--cased",
-            help="Learn an uncased or a cased vocabulary (uncased where left out, but byte-bpe cased).",
-            show_default=False,
-            rich_help_panel=_TOKENIZER,
-        ),
-    ] = None,
-    text_field: Annotated[
-        str, typer.Option(metavar="NAME", help="Field of the text in records.", rich_help_panel=_READING)
-    ] = "text",
-    span_field: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--span-field",
-            metavar="NAME",
-            help="Field of spans annotated in the text, kept beside the tokens. Repeatable.",
-            show_default=False,
-            rich_help_panel=_READING,
-        ),
-    ] = None,
-    documents: Annotated[
-        Literal["blank-line", "wikitext", "line", "file"],
-        typer.Option(help="What parts the documents of a text file.", rich_help_panel=_READING),
-    ] = "blank-line",
-    segments: Annotated[
-        Literal["sentence", "line"],
-        typer.Option(help="What a segment is, the unit of sentence pairs.", rich_help_panel=_READING),
-    ] = "sentence",
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Processes (all cores where left out).", show_default=False),
-    ] = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    sources: Sources,
+    out: Out,
+    *,
+    vocabulary: Vocabulary,
+    reading: Reading,
+    workers: Workers = None,
+    common: Common,
 ) -> None:
     """Turn text into a tokenizer and token shards in DIR; an interrupted run goes on when it is started again."""
-    if tokenizer is not None and (train, vocab_size, lowercase) != (None, None, None):
-        raise UsageError("--tokenizer takes an existing vocabulary; leave out --train, --vocab-size and --lowercase")
+    vocabulary.check()
 
     from bertkit.data.prepare import prepare_shards, prepared_description
-    from bertkit.text.annotated import MOST_FIELDS
-    from bertkit.text.sources import SourceOptions, open_corpus
-    from bertkit.text.tokenizer import TokenizerConfig
+    from bertkit.text.sources import open_corpus
 
-    chosen = {"type": train, "vocab_size": vocab_size, "lowercase": lowercase, "path": tokenizer}
-    config = TokenizerConfig.model_validate({name: value for name, value in chosen.items() if value is not None})
-    fields = tuple(span_field or ())
-    if len(fields) > MOST_FIELDS or len({text_field, *fields}) < 1 + len(fields):
-        raise UsageError(f"--span-field: at most {MOST_FIELDS} different fields, none of them that of the text")
-    reading = SourceOptions(text_field=text_field, span_fields=fields, documents=documents, segments=segments)
-    corpus = open_corpus(sources, reading, cache=cache_root(), offline=offline)
-    shards = prepare_shards(
-        corpus, config, out, cache=cache_root(), workers=workers, progress=story.progress, offline=offline
-    )
-    if as_json:
+    config = vocabulary.config()
+    cache, offline = cache_root(), common.offline
+    corpus = open_corpus(sources, reading.source_options(), cache=cache, offline=offline)
+    shards = prepare_shards(corpus, config, out, cache=cache, workers=workers, progress=story.progress, offline=offline)
+    if common.as_json:
         result(prepared_description(shards), as_json=True)
         return
+    _tell(shards)
+    result(shards.directory)
+
+
+def _tell(shards: TokenShards) -> None:
+    """The figures for people."""
     rows = [
         ("documents", shards.num_documents),
         ("segments", shards.num_segments),
@@ -131,4 +185,3 @@ def tokenize(
     for field, fates in shards.manifest.get("spans", {}).items():
         rows.append((f"spans of {field}", fates["kept"]))
     story.table(("shards", "count"), rows)
-    result(shards.directory)

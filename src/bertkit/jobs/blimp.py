@@ -33,6 +33,7 @@ from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.settings import Settings
 from bertkit.tasks.minimal_pairs import FIELD_SPELLINGS, MinimalPair, Paradigm, read_paradigms, select
+from bertkit.training.engine import Engine
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -173,25 +174,36 @@ def evaluate_blimp(
     run = examined.begin_run(SUITE, settings, request, data=files, seed=settings.seed)
     with run.recording(request.command):
         run.write_environment()
-        texts = [text for paradigm in paradigms for pair in paradigm.pairs for text in (pair.good, pair.bad)]
-        scores = score_texts(
-            examined.model,
-            examined.tokenizer,
-            texts,
-            rule=settings.rule,
-            max_batch_tokens=engine.micro_batch_tokens,
-            device=engine.device,
-            progress=progress,
-        )
-        in_order, outcomes = iter(scores), []
-        for paradigm in paradigms:
-            own = list(islice(in_order, 2 * len(paradigm.pairs)))
-            outcomes.append(Outcome(paradigm, Side.of(own[::2]), Side.of(own[1::2])))
+        outcomes = score_paradigms(examined, paradigms, settings, engine, progress)
         results = blimp_results(outcomes, examined, settings)
         _write_predictions(run, outcomes)
         _write_table(run.path / "paradigms.csv", outcomes)
         run.write_results(results)
     return Evaluated(run, results)
+
+
+def score_paradigms(
+    subject: Examined, paradigms: Sequence[Paradigm], settings: BlimpSettings, engine: Engine, progress: Progress
+) -> list[Outcome]:
+    """The paradigms' pairs with their scores, all of them scored in one go.
+
+    Raises:
+        DataError: the model cannot score text.
+        UsageError: the rule does not fit the model.
+    """
+    scores = iter(
+        score_texts(
+            subject.model,
+            subject.tokenizer,
+            [text for paradigm in paradigms for pair in paradigm.pairs for text in (pair.good, pair.bad)],
+            rule=settings.rule,
+            max_batch_tokens=engine.micro_batch_tokens,
+            device=engine.device,
+            progress=progress,
+        )
+    )
+    own = [list(islice(scores, 2 * len(paradigm.pairs))) for paradigm in paradigms]
+    return [Outcome(p, Side.of(some[::2]), Side.of(some[1::2])) for p, some in zip(paradigms, own, strict=True)]
 
 
 def chosen_paradigms(data: Path | None, settings: BlimpSettings) -> list[Paradigm]:

@@ -20,9 +20,10 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.probing.base import ProbeRequest
+from bertkit.jobs.probing.subject import Subject
 from bertkit.models.headed import HeadedModel
 from bertkit.models.points import survey
-from bertkit.probes.store import store_bytes
+from bertkit.probes.store import StateStore, collect_states, store_bytes
 from bertkit.probes.texts import EncodedSentence, Sentence, TextEncoder
 
 NOT_ALIGNED = "sentences of which the tokenizer gives back another number of words (left out)"
@@ -137,6 +138,23 @@ def width_of(model: HeadedModel, points: Sequence[str]) -> int:
     return survey(model, PackedBatch.from_ids([[0, 0]]).to(device))[points[-1]][1]
 
 
-def store_directory(request: ProbeRequest) -> Path:
-    """Where states are kept while a run lasts: on the disk that the run itself is on."""
-    return request.runs_root if request.run_dir is None else request.run_dir
+def kept_states(
+    request: ProbeRequest,
+    subject: Subject,
+    sentences: Sequence[EncodedSentence],
+    points: Sequence[str],
+    *,
+    wanted: Sequence[Sequence[int]] | None = None,
+) -> StateStore:
+    """The states of these sentences, on the disk that the run is on until the store is closed; see `collect_states`."""
+    engine = request.engine()
+    return collect_states(
+        subject.model,
+        sentences,
+        points,
+        request.runs_root if request.run_dir is None else request.run_dir,
+        wanted=wanted,
+        max_batch_tokens=engine.micro_batch_tokens,
+        device=engine.device,
+        progress=request.progress,
+    )

@@ -22,7 +22,7 @@ from bertkit.jobs.probing.annotated import (
     check_store,
     existing,
     hashes_of,
-    store_directory,
+    kept_states,
     train_and_test,
     width_of,
 )
@@ -42,7 +42,7 @@ from bertkit.probes.layers import (
     control_labels,
     online_code,
 )
-from bertkit.probes.store import StateStore, collect_states
+from bertkit.probes.store import StateStore
 from bertkit.probes.texts import TextEncoder
 from bertkit.progress import ProgressMeter
 from bertkit.settings import Settings
@@ -172,16 +172,7 @@ class _Measuring:
         return results
 
     def _states(self, subject: Subject, material: Material) -> StateStore:
-        engine = self.request.engine()
-        store = collect_states(
-            subject.model,
-            [encoded for _, encoded in material.pairs],
-            self.points,
-            store_directory(self.request),
-            max_batch_tokens=engine.micro_batch_tokens,
-            device=engine.device,
-            progress=self.request.progress,
-        )
+        store = kept_states(self.request, subject, [encoded for _, encoded in material.pairs], self.points)
         store.standardise(material.train_rows)
         return store
 

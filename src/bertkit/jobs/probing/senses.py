@@ -28,13 +28,12 @@ from bertkit.jobs.probing.annotated import (
     drawn,
     existing,
     hashes_of,
-    store_directory,
+    kept_states,
     train_and_test,
     width_of,
 )
 from bertkit.jobs.probing.base import Analysis, Probed, ProbeRequest, carry_out, left_out
 from bertkit.jobs.probing.senses_report import DEFINITIONS, Configuration, SensesReport, TestResult, WordPicture
-from bertkit.jobs.probing.subject import Subject
 from bertkit.models.points import layer_points
 from bertkit.probes.senses import (
     FrequentSenses,
@@ -44,7 +43,7 @@ from bertkit.probes.senses import (
     left_out_purity,
     sense_scores,
 )
-from bertkit.probes.store import StateStore, collect_states
+from bertkit.probes.store import StateStore
 from bertkit.probes.texts import EncodedSentence, TextEncoder
 from bertkit.settings import Settings
 from bertkit.tasks.readers.senses import DATA, SenseMark, SenseSentence, read_senses
@@ -149,15 +148,18 @@ def probe_senses(
         [(mark.lemma, mark.pos, mark.keys[0]) for each in counted for mark in each.marks if mark.keys]
     )
 
+    def store_of(marks: Marks) -> StateStore:
+        return kept_states(request, subject, marks.sentences, points, wanted=marks.wanted)
+
     def analyse() -> Analysis:
         with ExitStack() as stack:
-            stores = [stack.enter_context(_states(request, subject, points, each)) for each in (trained, *tested)]
+            stores = [stack.enter_context(store_of(each)) for each in (trained, *tested)]
             results = [
                 _result(each, store, trained, stores[0], frequent, settings)
                 for each, store in zip(tested, stores[1:], strict=True)
             ]
             pictures = [
-                _picture(word, marks, stack.enter_context(_states(request, subject, points, marks)), settings)
+                _picture(word, marks, stack.enter_context(store_of(marks)), settings)
                 for word, marks in pictured.items()
             ]
         report = SensesReport(subject.label, settings.ks, len(trained.marks), results, pictures)
@@ -227,20 +229,6 @@ def _marks(
     words = [sentence.words[mark.place] for sentence, _ in pairs for mark in kept[id(sentence)]]
     wanted = [[mark.place for mark in kept[id(sentence)]] for sentence, _ in pairs]
     return Marks(name, [encoded for _, encoded in pairs], wanted, marks, words)
-
-
-def _states(request: ProbeRequest, subject: Subject, points: Sequence[str], marks: Marks) -> StateStore:
-    engine = request.engine()
-    return collect_states(
-        subject.model,
-        marks.sentences,
-        points,
-        store_directory(request),
-        wanted=marks.wanted,
-        max_batch_tokens=engine.micro_batch_tokens,
-        device=engine.device,
-        progress=request.progress,
-    )
 
 
 def configurations(layers: int) -> list[Configuration]:

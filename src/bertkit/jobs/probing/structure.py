@@ -25,7 +25,7 @@ from bertkit.jobs.probing.annotated import (
     check_store,
     existing,
     hashes_of,
-    store_directory,
+    kept_states,
     train_and_test,
     width_of,
 )
@@ -34,7 +34,7 @@ from bertkit.jobs.probing.subject import Subject
 from bertkit.jobs.probing.texts import is_treebank
 from bertkit.models.points import layer_points
 from bertkit.probes.figures import layer_ticks, lines, new_figure, plain
-from bertkit.probes.store import StateStore, collect_states
+from bertkit.probes.store import StateStore
 from bertkit.probes.structure import (
     DepthScores,
     DistanceScores,
@@ -236,20 +236,11 @@ def _bank(
 def _measure(
     request: ProbeRequest, settings: StructureSettings, subject: Subject, points: Sequence[str], bank: Bank
 ) -> Found:
-    engine = request.engine()
     found = Found()
     ranks = settings.ranks or _powers(settings.rank)
 
     def store_of(one: Subject) -> StateStore:
-        return collect_states(
-            one.model,
-            bank.sentences,
-            points,
-            store_directory(request),
-            max_batch_tokens=engine.micro_batch_tokens,
-            device=engine.device,
-            progress=request.progress,
-        )
+        return kept_states(request, one, bank.sentences, points)
 
     total = 4 * len(points) + len(set(ranks) - {settings.rank})
     with ExitStack() as stack:

@@ -1,0 +1,128 @@
+"""What a model costs before it is run: parameters, multiply-adds a sentence, bytes of its weights on disk.
+
+Own design, over the counts of training/cost.py. A weight counts as one parameter and one multiply-add however many bits
+it is kept in, as in the papers' tables; what bits save shows in the bytes.
+
+Shapes: T tokens of a sentence.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch
+from bertkit.files import read_json
+from bertkit.models.feature_lstm import FeatureLstm
+from bertkit.models.find import encoder_directory
+from bertkit.models.headed import HeadedModel
+from bertkit.models.quantised import replace_parts
+from bertkit.models.weight_files import find_weights
+from bertkit.training.cost import count_parameters, spared_flops, step_flops
+
+TASK_HEADS = ("sequence_classification", "multiple_choice", "token_classification", "span")
+"""Heads that answer a task, of which the first is asked; a head of pretraining is not."""
+
+_FLOPS_OF_A_STEP = 2 * 3
+"""A multiply-add is two operations, and a training step three forward passes."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A model at rest.
+
+    Attributes:
+        parameters: of encoder, pooler and heads, what is tied counted once.
+        without_embeddings: those outside the tables of words, positions and segments.
+        disk_bytes: of its weight files.
+    """
+
+    parameters: int
+    without_embeddings: int
+    disk_bytes: int
+
+    @classmethod
+    def of(cls, model: HeadedModel, directory: Path) -> Footprint:
+        """Of a model and the directory that it was read from."""
+        shape = shape_of(model)
+        tables = {part.weight for part in shape.encoder.modules() if isinstance(part, nn.Embedding)}
+        total = count_parameters(shape).total
+        disk = sum(path.stat().st_size for path in weight_files(directory))
+        return cls(total, total - sum(table.numel() for table in tables), disk)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that the loader reads a model's weights from.
+
+    Raises:
+        DataError: there are none.
+    """
+    found = find_weights(encoder_directory(directory))
+    if found.suffix != ".json":
+        return [found]
+    return sorted({found.parent / name for name in read_json(found)["weight_map"].values()})
+
+
+def asked_head(model: HeadedModel) -> str | None:
+    """The head that answers a task; None where the model has none, and its states are what is asked for."""
+    return next((head for head in TASK_HEADS if head in model.head_names), None)
+
+
+def ask(model: HeadedModel, head: str | None, batch: PackedBatch) -> Tensor:
+    """A head's logits, or the states of all tokens."""
+    if head is None:
+        states: Tensor = model(batch)
+        return states
+    return model.logits(head, model.states(head, batch), batch)
+
+
+def multiply_adds(model: HeadedModel, head: str | None, length: int) -> int:
+    """Multiply-adds of `ask` for one sentence.
+
+    Of linear maps, the products of attention and LSTMs; norms, activations and sums are left out, and so are maps of
+    relative positions, which are computed once for a whole batch.
+
+    Args:
+        model: any family's.
+        head: as `asked_head` found it.
+        length: T, special tokens included.
+    """
+    encoder = shape_of(model).encoder
+    with torch.device("meta"):
+        asked = HeadedModel(encoder, () if head is None else (head,), labels=model.labels)
+    products = _forward(asked, length)
+    if isinstance(encoder, FeatureLstm):
+        products += _forward(HeadedModel(encoder.base), length)
+    elif head is not None and asked.reads_one_token(head):
+        spared = spared_flops(encoder, tokens=length, squared_lengths=length**2, sequences=1)
+        products -= spared / _FLOPS_OF_A_STEP
+    return round(products)
+
+
+def _forward(model: HeadedModel, length: int) -> float:
+    flops = step_flops(model, tokens=length, squared_lengths=length**2, predictions=0, sequences=1)
+    return flops / _FLOPS_OF_A_STEP
+
+
+def shape_of(model: HeadedModel) -> HeadedModel:
+    """A copy without numbers, in which a linear map or table that is quantised is a plain one of its size."""
+    parameters = {id(each): nn.Parameter(each.to("meta"), requires_grad=False) for each in model.parameters()}
+    buffers = {id(each): each.to("meta") for each in model.buffers()}
+    shape = copy.deepcopy(model, {**parameters, **buffers})
+    replace_parts(shape, lambda _, part: _plain(part))
+    return shape
+
+
+def _plain(part: nn.Module) -> nn.Module | None:
+    """What a quantised part stands for; None for any other."""
+    if "weight" in dict(part.named_parameters(recurse=False)):
+        return None
+    if isinstance(part, nn.Linear):
+        return nn.Linear(part.in_features, part.out_features, bias=part.bias is not None, device="meta")
+    if isinstance(part, nn.Embedding):
+        return nn.Embedding(part.num_embeddings, part.embedding_dim, device="meta")
+    return None

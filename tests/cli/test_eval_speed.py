@@ -1,0 +1,85 @@
+"""`bertkit eval speed`: tables on stderr, one document on stdout, and faults that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.probes.tiny_models import BERT, save_tiny, tiny_model, tiny_tokenizer
+
+from bertkit.models.bert import BertConfig
+
+QUICK = ("--batch-sizes", "2", "--lengths", "5,64", "--repeats", "1", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models, one of which reads 64 tokens, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = tiny_tokenizer()
+    save_tiny(tiny_model(tokenizer, BertConfig(**BERT | {"max_position_embeddings": 64})), tokenizer, Path("large"))
+    save_tiny(tiny_model(tokenizer), tokenizer, Path("small"))
+
+
+def test_the_json_document_is_the_contracts(bertkit) -> None:
+    outcome = bertkit("eval", "speed", "--model", "large", "--model", "small", *QUICK, "--json")
+    assert outcome.code == 0
+    document = json.loads(outcome.stdout)
+    assert {"suite", "model", "tasks", "average", "run", "threads", "compression", "pareto"} <= set(document)
+    assert (document["suite"], document["model"], document["average"]) == ("speed", "large", None)
+    assert list(document["tasks"]) == ["large", "small"]
+    figure = document["tasks"]["small"]["ms_per_sentence/batch=2/length=5"]
+    assert figure["mean"] == figure["seeds"][0] > 0
+    assert document["tasks"]["large"]["speed_up/batch=2/length=64"]["mean"] == 1
+    assert document["threads"] == 1
+    assert document["pareto"]["against"] == "parameters"
+
+
+def test_for_people_the_tables_are_on_stderr(bertkit) -> None:
+    outcome = bertkit(
+        *("eval", "speed", "--model", "large", "--model", "small", "--method", "small=tinybert"),
+        *(*QUICK, "--run-dir", "here"),
+    )
+    assert (outcome.code, outcome.stdout) == (0, "here\n")
+    for told in (
+        "outside tables",
+        "reads at most 60 tokens",
+        "1 thread of",
+        "TinyBERT, 4 layers: overview of a lecture",
+    ):
+        assert told in outcome.stderr
+    assert (Path("here") / "figures" / "pareto.svg").is_file()
+    (row,) = (line.split() for line in outcome.stderr.splitlines() if line.startswith("small") and "TinyBERT" in line)
+    assert row[-5:] == ["7.50", "96.0", "9.40", "BERT", "base"]
+    assert row[4] == "-"  # it reads no 64 tokens, of which the table tells
+
+
+def test_one_model_is_enough_for_its_own_figures(bertkit) -> None:
+    one = ("eval", "speed", "--model", "small", *QUICK[:2], "--lengths", "5", *QUICK[4:], "--clock", "processor")
+    outcome = bertkit(*one)
+    assert outcome.code == 0
+    assert "processor time" in outcome.stderr
+    assert "compression of" not in outcome.stderr
+    results = json.loads((Path(outcome.stdout.strip()) / "results.json").read_text())
+    assert [row["label"] for row in results["compression"]] == ["small"]
+
+
+def test_faults_end_with_their_exit_codes(bertkit) -> None:
+    cases = [
+        (2, "no models: give --model MODEL", []),
+        (3, "./nowhere: no model here", ["--model", "small", "--model", "./nowhere"]),
+        (2, "small is given twice", ["--model", "small", "--model", "small"]),
+        (2, "--lengths 32,many: expected whole numbers", ["--model", "small", "--lengths", "32,many"]),
+        (2, "--batch-sizes 0: expected whole numbers", ["--model", "small", "--batch-sizes", "0"]),
+        (2, "--threads", ["--model", "small", "--threads", "0"]),
+        (2, "--method large=pkd: expected MODEL=METHOD", ["--model", "small", "--method", "large=pkd"]),
+        (2, "give --threads 1 --device cpu", ["--model", "small", "--clock", "processor", "--threads", "2"]),
+        (3, "no such run", ["--model", "small", "--results", "nowhere"]),
+    ]
+    for code, told, arguments in cases:
+        outcome = bertkit("eval", "speed", *arguments)
+        assert (outcome.code, outcome.stdout) == (code, ""), arguments
+        assert told in outcome.stderr
+        assert "Traceback" not in outcome.stderr
+    assert not Path("runs").exists()  # a fault leaves no run behind
