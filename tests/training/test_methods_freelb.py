@@ -21,7 +21,7 @@ from bertkit.tasks.base import Account, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
 from bertkit.training.engine import Engine
 from bertkit.training.finetune import TaskStepper
-from bertkit.training.gradients import Gradient
+from bertkit.training.gradients import Gradient, Share
 from bertkit.training.methods import FreeLb
 from bertkit.training.methods.freelb import FreeLbGradient, Perturbation
 from bertkit.training.optimizers import AdamWConfig
@@ -212,11 +212,11 @@ def test_words_that_cannot_be_perturbed_are_told(model: HeadedModel) -> None:
     batch = features().batch(np.asarray([0, 2]))
     weight = next(model.parameters())
 
-    def loss(recorder: object) -> LossSum:
-        return LossSum(weight.sum(), 1, torch.zeros(()))
+    def loss(recorder: object) -> dict[str, LossSum]:
+        return {"task": LossSum(weight.sum(), 1, torch.zeros(()))}
 
     with pytest.raises(UsageError, match="has no point 'hook_embed'"):
-        freelb().add(loss, batch, 2, 0)
+        freelb().add(loss, batch, {"task": Share(1.0, 2)}, 0)
 
 
 def test_the_perturbed_loss_is_higher_than_the_plain_one(model: HeadedModel) -> None:
@@ -233,9 +233,9 @@ def test_the_task_may_have_several_sequences_an_item(model: HeadedModel) -> None
     writer.close(0)
     item = writer.finish(Account(1, 0, 0), {LABEL: np.asarray([1])}, labelled=True).batch(np.asarray([0]))
 
-    def loss(recorder: Any, batch: TaskBatch = item) -> LossSum:
-        return task().loss(model, model(batch.packed, recorder), batch)
+    def loss(recorder: Any, batch: TaskBatch = item) -> dict[str, LossSum]:
+        return {"task": task().loss(model, model(batch.packed, recorder), batch)}
 
-    total = freelb().add(loss, item, 1, 0)
+    total = freelb().add(loss, item, {"task": Share(1.0, 1)}, 0)["task"]
     assert total.count == 1
     assert all(parameter.grad is not None for name, parameter in model.named_parameters())

@@ -178,7 +178,7 @@ def finetune(
         data_dir=data_dir,
         overrides=[*as_overrides(shorthand), *(common.overrides or ())],
         seeds=seed_numbers(seeds or None),
-        grid=_grid(grid or ()),
+        grid=grid_values(grid or ()),
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
@@ -191,11 +191,11 @@ def finetune(
         common.finish_plan(finetuning_plan(request))
         return
     outcome = run_finetuning(request, progress=story.progress, begun=keep_log)
-    _tell(outcome)
+    tell_scores(outcome)
     common.finish(outcome.run, outcome.results)
 
 
-def _grid(wanted: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
+def grid_values(wanted: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     """`lr=2e-5,3e-5` as the values to try of each key."""
     grid: dict[str, list[str]] = {}
     for one in wanted:
@@ -209,7 +209,7 @@ def _grid(wanted: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     return grid
 
 
-def _tell(outcome: FinetuneOutcome) -> None:
+def tell_scores(outcome: FinetuneOutcome) -> None:
     """The figures for people: a table of the tasks' scores, and what to know before trusting them."""
     results = outcome.results
     seconds = sum(float(run.record.get("seconds") or 0.0) for run in outcome.runs)

@@ -54,11 +54,11 @@ def pretrain(
         common.finish_plan(pretraining_plan(requested_recipe(request)))
         return
     finished = run_pretraining(request, progress=story.progress, begun=keep_log)
-    _tell(finished.results)
+    tell_held_out(finished.results)
     common.finish(finished.run, finished.results)
 
 
-def _tell(results: dict[str, Any]) -> None:
+def tell_held_out(results: dict[str, Any]) -> None:
     """The figures for people."""
     held_out = results["held_out"]
     rows = [(name, f"{value:.4g}") for name, value in held_out.items() if not name.startswith("accuracy/")]

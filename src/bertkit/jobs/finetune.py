@@ -20,7 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.ahead import ahead
@@ -37,6 +39,7 @@ from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_chec
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.tasks.base import Prediction, Scores, TaskBatch
+from bertkit.training.aims import Aim, TaskAim
 from bertkit.training.cost import measured_peak_flops
 from bertkit.training.finetune import TaskStepper, task_flops
 from bertkit.training.interrupt import StopRequest
@@ -67,7 +70,9 @@ class Finetuning:
         self.run = run
         self.engine = recipe.engine.resolve()
         self.learners = [
-            Learner(alone, each, task_seed(recipe.seed, number, each.spec.name), prefix=_prefix(each, len(prepared)))
+            self.new_learner(
+                alone, each, task_seed(recipe.seed, number, each.spec.name), prefix=_prefix(each, len(prepared))
+            )
             for number, (alone, each) in enumerate(zip(recipe.alone, prepared, strict=True))
         ]
         optimisation = recipe.optimisation
@@ -83,7 +88,7 @@ class Finetuning:
         scale_rates(self.model, self.optimizer, optimisation.layer_decay)
         gradient, rows = recipe.method.gradient(recipe.seed), RowGradients(self.model)
         self.steppers = [
-            TaskStepper(each.model, each.task, self.optimizer, self.engine, rule.clip_norm, gradient, rows)
+            TaskStepper(each.model, self.aim(each), self.optimizer, self.engine, rule.clip_norm, gradient, rows)
             for each in self.learners
         ]
         self.meter = WindowMeter()
@@ -91,6 +96,18 @@ class Finetuning:
         self.best_weights: dict[str, Tensor] = {}
         self._chosen: list[Predictions] = [{} for _ in self.learners]
         self.step = self.tokens = self._skipped_in_a_row = 0
+
+    def new_learner(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str) -> Learner:
+        """One task's, with its model as it begins."""
+        return Learner(recipe, prepared, seed, prefix=prefix, directory=self.run.path)
+
+    def aim(self, learner: Learner) -> Aim:
+        """What updates of this task make smaller."""
+        return TaskAim(learner.task)
+
+    def batch(self, learner: Learner, items: NDArray[np.int64]) -> TaskBatch:
+        """What an update reads of these training items."""
+        return learner.prepared.train.features.batch(items)
 
     def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
         """Train to the end, write model and predictions; returns the contents of results.json.
@@ -122,9 +139,9 @@ class Finetuning:
 
     def _batches(self, step: int) -> list[TaskBatch]:
         """The micro-batches of an update."""
-        features = self.learners[self.order.task(step)].prepared.train.features
-        parts = features.cut(self.order.items(step), self.engine.micro_batch_tokens)
-        return [features.batch(items) for items in parts]
+        learner = self.learners[self.order.task(step)]
+        parts = learner.prepared.train.features.cut(self.order.items(step), self.engine.micro_batch_tokens)
+        return [self.batch(learner, items) for items in parts]
 
     def _take_step(self, batches: Sequence[TaskBatch], watch: Stopwatch) -> None:
         task = self.order.task(self.step)
@@ -133,6 +150,7 @@ class Finetuning:
         waited_seconds = watch.lap()
         outcome = stepper.step(batches, self.schedule.rate(self.step, self.steps), self.step)
         self.step += 1
+        self.recipe.method.after_update(self.model, self.step, self.steps)
         self.tokens += outcome.tokens
         self.meter.add(
             outcome,
@@ -167,16 +185,18 @@ class Finetuning:
 
     def _line(self) -> dict[str, Any]:
         """The figures of one log line, under the names of metrics.jsonl."""
-        meter, term = self.meter, self.meter.terms.get("task")
+        meter, terms, aim = self.meter, self.meter.terms, self.steppers[0].aim
         seconds = max(meter.seconds, 1e-9)
+        means = {f"loss/{name}": terms[name].mean if terms else None for name in aim.weights}
         return {
             "tokens": self.tokens,
             "lr": self.schedule.rate(self.step - 1, self.steps),
-            "loss": term.mean if term else None,
-            "accuracy/task": term.accuracy if term else None,
+            "loss": aim.total(terms) if terms else None,
+            **(means if len(means) > 1 else {}),
+            **{f"accuracy/{name}": terms[name].accuracy if terms else None for name in aim.weights if aim.judges(name)},
             "grad_norm": meter.gradient_norm,
             "tokens_per_s": meter.tokens / seconds,
-            "target_tokens_per_s": (term.count if term else 0) / seconds,
+            "target_tokens_per_s": max((term.count for term in terms.values()), default=0) / seconds,
             "mfu": meter.flops / seconds / _peak_flops(self.engine.device, bf16=self.engine.bf16),
             "input_stall": meter.waited_seconds / seconds,
             "peak_memory_mb": peak_memory_mb(),
@@ -237,7 +257,7 @@ class Finetuning:
         self._save_checkpoint()
         raise StoppedError(
             f"stopped by {reason} at step {self.step} of {self.steps}, checkpoint saved; go on with"
-            f" `bertkit finetune --resume {self.run.path}`"
+            f" `bertkit {self.recipe.kind} --resume {self.run.path}`"
         )
 
     def _finish(self) -> dict[str, Any]:
@@ -302,6 +322,7 @@ class Finetuning:
             "truncation": {name: split.features.account.to_json() for name, split in encoded.items()},
             "notes": {name: split.split.notes for name, split in encoded.items() if split.split.notes},
             **({"tuned": tuned} if tuned else {}),
+            **self.recipe.method.results(self.model, self.run.path),
         }
 
     def _brief(self, look: Look) -> dict[str, Any]:

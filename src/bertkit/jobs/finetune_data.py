@@ -79,6 +79,7 @@ class Prepared:
         spec: the task.
         task: with its labels in the order of the model's outputs.
         model_directory: where the model lies.
+        config: of the encoder that is trained.
         new_head: whether the head that it may have is not the task's.
         tokenizer: the model's.
         train: what is learnt from.
@@ -90,6 +91,7 @@ class Prepared:
     spec: TaskSpec
     task: Task
     model_directory: Path
+    config: EncoderConfig
     new_head: bool
     tokenizer: Tokenizer
     train: EncodedSplit
@@ -103,18 +105,38 @@ class Prepared:
         return self.watched[0]
 
 
-def prepare(recipe: FinetuneRecipe, *, offline: bool = False) -> Prepared:
+class Preparation:
+    """What a kind of recipe has other than its own data and its own model; of fine-tuning, nothing."""
+
+    needs_labels = True
+    """Whether what is learnt from must have labels."""
+
+    def labels(self, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """The task's labels in the order of a head that is drawn anew."""
+        return names
+
+    def encoder_config(self, found: EncoderConfig) -> EncoderConfig:
+        """That of the model that learns, which may be another than the one in `recipe.model`."""
+        return found
+
+    def learnt_from(self, train: Split) -> Split:
+        """What is learnt from in place of the training examples."""
+        return train
+
+
+def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Preparation | None = None) -> Prepared:
     """Read the data and lay out the sequences.
 
     Args:
         recipe: resolved, of one task.
         offline: ask no network.
+        preparation: of the recipe's kind.
 
     Raises:
         UsageError: a length that the model cannot read.
         DataError: data, labels, model or tokenizer at fault.
     """
-    spec = recipe.spec
+    spec, preparation = recipe.spec, preparation or Preparation()
     watched = watched_splits(spec)
     assert recipe.model is not None
     directory = head_directory(encoder_directory(find_model(recipe.model, offline=offline)), spec.name)
@@ -132,17 +154,21 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False) -> Prepared:
     if names_of_labels is None and spec.kind in ("classification", "multi_label", "tagging"):
         scored = {name: splits[name].examples for name in watched}
         names_of_labels = label_names(train.examples, scored)
+    names_of_labels = preparation.labels(names_of_labels)
     recipe = with_start(recipe, names_of_labels, directory)
     task = build_task(recipe, train.examples, names_of_labels, config, contents, directory)
-    encoder = SequenceEncoder(tokenizer, max_tokens=_max_tokens(recipe, config), token_types=config.reads_token_types)
+    encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
+    train = preparation.learnt_from(train)
+    labelled = (*(("train",) if preparation.needs_labels else ()), *watched)
     encoded = {
-        name: _encoded(task, name, split, encoder, must_be_scored=name in ("train", *watched))
+        name: encode_split(task, name, split, encoder, must_be_scored=name in labelled)
         for name, split in {"train": train, **splits}.items()
     }
     return Prepared(
         spec=spec,
         task=task,
         model_directory=directory,
+        config=preparation.encoder_config(config),
         new_head=recipe.new_head,
         tokenizer=tokenizer,
         train=encoded.pop("train"),
@@ -266,7 +292,23 @@ def fewer(split: Split, count: int | None, seed: int) -> Split:
     return Split([split.examples[i] for i in sorted(drawn.tolist())], split.notes, split.named, split.source)
 
 
-def _encoded(task: Task, name: str, split: Split, encoder: SequenceEncoder, *, must_be_scored: bool) -> EncodedSplit:
+def sequence_encoder(recipe: FinetuneRecipe, tokenizer: Tokenizer, config: EncoderConfig) -> SequenceEncoder:
+    """What lays out sequences for a model.
+
+    Raises:
+        UsageError: they would be longer than it can read.
+    """
+    return SequenceEncoder(tokenizer, max_tokens=_max_tokens(recipe, config), token_types=config.reads_token_types)
+
+
+def encode_split(
+    task: Task, name: str, split: Split, encoder: SequenceEncoder, *, must_be_scored: bool
+) -> EncodedSplit:
+    """A split with its sequences.
+
+    Raises:
+        DataError: an example that cannot be encoded, or that has no label where each must have one.
+    """
     try:
         features = task.encode(split.examples, encoder)
     except DataError as error:

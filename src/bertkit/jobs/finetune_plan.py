@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertkit.jobs.finetune_data import Prepared, prepare
+from bertkit.jobs.finetune_data import Prepared
 from bertkit.jobs.finetune_members import members
 from bertkit.jobs.finetune_suite import FinetuneRequest, requested_recipe
 from bertkit.jobs.multitask import joined
@@ -32,28 +32,29 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs that are asked for.
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
-    encoder as it is costs less. Settings of a grid are taken to cost what their own epochs and batch make of the same
-    sequences.
+    encoder as it is costs less. What a teacher is asked is not counted. Settings of a grid are taken to cost what their
+    own epochs and batch make of the same sequences.
     """
     recipe = requested_recipe(request)
-    parts = [_Part.of(prepare(each, offline=request.offline)) for each in recipe.alone]
+    parts = [_Part.of(request.prepare(each)) for each in recipe.alone]
     engine = recipe.engine.resolve()
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
     runs = members(recipe, request.seeds or [recipe.seed], request.grid)
     steps, tokens, flops = 0, 0.0, 0.0
-    for run in runs:
-        optimisation = run.recipe.optimisation
+    recipes = [recipe for run in runs for recipe in (request.before(run.recipe), run.recipe) if recipe is not None]
+    for each_recipe in recipes:
+        optimisation = each_recipe.optimisation
         assert optimisation.epochs is not None
         assert optimisation.batch_sequences is not None
-        orders = [EpochOrder(part.num_items, optimisation.batch_sequences, run.recipe.seed) for part in parts]
-        order = TaskOrder(tuple(orders), run.recipe.seed, optimisation.task_smoothing)
+        orders = [EpochOrder(part.num_items, optimisation.batch_sequences, each_recipe.seed) for part in parts]
+        order = TaskOrder(tuple(orders), each_recipe.seed, optimisation.task_smoothing)
         own = order.steps(optimisation.epochs, optimisation.max_steps)
         steps += own
         for part, each, count in zip(parts, orders, order.steps_by_task, strict=True):
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch
             tokens += epochs * part.tokens
-            flops += epochs * part.epoch_flops * run.recipe.method.gradient(run.recipe.seed).passes
+            flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
     rate = measured_peak_flops(engine.device, bf16=engine.bf16) * _REACHED_SHARE
     micro_batch_tokens = min(engine.micro_batch_tokens, max(part.tokens for part in parts))
     return {
@@ -64,7 +65,7 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
         "tokens": int(tokens),
         "flops": flops,
         "memory_mb": training_memory_bytes(parts[0].model, micro_batch_tokens=micro_batch_tokens, predictions=0) / 1e6,
-        "disk_mb": parameters.total * (_CHECKPOINT_BYTES * 2 + 4 * len(runs)) / 1e6,
+        "disk_mb": parameters.total * (_CHECKPOINT_BYTES * 2 + 4 * len(recipes)) / 1e6,
         "seconds": flops / rate,
     }
 
@@ -80,9 +81,11 @@ class _Part:
 
     @classmethod
     def of(cls, prepared: Prepared) -> _Part:
-        config, contents = read_config(prepared.model_directory)
+        _, contents = read_config(prepared.model_directory)
         with torch.device("meta"):
-            model = HeadedModel(config.build(contents["vocab_size"]), [prepared.task.head], labels=prepared.task.labels)
+            model = HeadedModel(
+                prepared.config.build(contents["vocab_size"]), [prepared.task.head], labels=prepared.task.labels
+            )
         features = prepared.train.features
         lengths = np.diff(features.starts_S1).astype(np.float64)
         flops = step_flops(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json
@@ -25,6 +25,7 @@ from bertkit.jobs.finetune_members import Member, members, suite_results
 from bertkit.jobs.multitask import joint_fingerprints
 from bertkit.progress import Progress
 from bertkit.recipe.finetune import (
+    AnyRecipe,
     FinetuneRecipe,
     OwnTask,
     TaskEntry,
@@ -42,9 +43,14 @@ NEWEST = "newest"
 """In place of a run's name: the newest unfinished run of the recipe."""
 
 SUITE_FILE = "suite.json"
-_READ = {"name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice"}
-"""Parts of a recipe that decide how the data are read."""
+_READ = {
+    *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice"),
+    *("teacher", "student", "transfer", "augmentation"),
+}
+"""Parts of a recipe that decide how the data are read; those behind are of distillation."""
 _RUNS = "runs"
+BEFORE = "before"
+"""The name of a run that goes before another, in whose directory it lies."""
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +92,74 @@ class FinetuneRequest:
     command: Sequence[str] = ()
     default_model: str | None = None
 
+    kind: ClassVar[str] = "finetune"
+    """What its runs are called in run.json, and the command that makes them."""
+
+    @property
+    def names_nothing(self) -> bool:
+        """Whether neither a recipe nor a task is given."""
+        return self.recipe is None and self.task is None
+
+    def load(self, name: str) -> FinetuneRecipe:
+        """The recipe of that name or path."""
+        return load_finetune_recipe(name)
+
+    def requested(self) -> FinetuneRecipe:
+        """The recipe with everything that the command line changes in it, resolved.
+
+        Raises:
+            UsageError: all faults at once.
+        """
+        given = _entries(self.task)
+        if self.recipe is not None:
+            recipe = self.load(self.recipe)
+        elif not given:
+            raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
+        else:
+            recipe = FinetuneRecipe(name=_name_of(given, self.model or self.default_model))
+        update = {} if self.model is None else {"model": absolute(self.model)}
+        recipe = changed(self.with_data(recipe).model_copy(update=update), list(self.overrides))
+        if recipe.model is None and self.default_model is not None:
+            recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
+        return resolved(recipe)
+
+    def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
+        """The recipe with the task and the folder that the command line names."""
+        given = _entries(self.task)
+        update: dict[str, Any] = {"task": given[0] if len(given) == 1 else given} if given else {}
+        if self.data_dir is not None:
+            update["data"] = recipe.data.model_copy(update={"directory": absolute(self.data_dir)})
+        return recipe.model_copy(update=update)
+
+    def before(self, recipe: FinetuneRecipe) -> FinetuneRecipe | None:
+        """The recipe of a run that goes before, and from whose model this one starts; None where there is none."""
+        return None
+
+    def draws_data(self, recipe: FinetuneRecipe) -> bool:
+        """Whether what is read depends on the seed, as a sample of the examples does."""
+        return recipe.data.train_examples is not None
+
+    def prepare(self, recipe: FinetuneRecipe) -> Prepared:
+        """What one task of the recipe reads."""
+        return prepare(recipe, offline=self.offline)
+
+    def training(
+        self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
+    ) -> Finetuning:
+        """The run itself.
+
+        Args:
+            recipe: resolved.
+            prepared: what its tasks read.
+            run: where it is written.
+            start: the model of the run before.
+        """
+        return Finetuning(recipe, prepared, run)
+
+    def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a suite's results.json says besides, of the runs of the setting that was chosen."""
+        return {}
+
 
 @dataclass(frozen=True)
 class FinetuneOutcome:
@@ -105,18 +179,17 @@ class FinetuneOutcome:
 class _Data:
     """Prepared data, kept as long as the next run reads the same."""
 
-    def __init__(self, *, offline: bool) -> None:
-        self._offline = offline
+    def __init__(self, request: FinetuneRequest) -> None:
+        self._request = request
         self._key: str | None = None
         self._prepared: tuple[Prepared, ...] = ()
 
     def of(self, recipe: FinetuneRecipe) -> tuple[Prepared, ...]:
         """What each of the recipe's tasks reads."""
         parts = recipe.model_dump(mode="json", include=_READ)
-        # A sample of the examples is drawn by the seed.
-        key = json.dumps([parts, recipe.seed if recipe.data.train_examples else None], sort_keys=True)
+        key = json.dumps([parts, recipe.seed if self._request.draws_data(recipe) else None], sort_keys=True)
         if key != self._key:
-            self._prepared = tuple(prepare(each, offline=self._offline) for each in recipe.alone)
+            self._prepared = tuple(self._request.prepare(each) for each in recipe.alone)
             self._key = key
         return self._prepared
 
@@ -136,7 +209,7 @@ def finetune(
         DataError: data, model or checkpoints at fault.
         StoppedError, DivergedError: see `Finetuning.train`.
     """
-    data = _Data(offline=request.offline)
+    data = _Data(request)
     if request.resume is not None:
         run = _run_to_resume(request)
         if (run.path / SUITE_FILE).exists():
@@ -157,27 +230,8 @@ def finetune(
 
 
 def requested_recipe(request: FinetuneRequest) -> FinetuneRecipe:
-    """The recipe with everything that the command line changes in it, resolved.
-
-    Raises:
-        UsageError: all faults at once.
-    """
-    given = _entries(request.task)
-    if request.recipe is not None:
-        recipe = load_finetune_recipe(request.recipe)
-    elif not given:
-        raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
-    else:
-        recipe = FinetuneRecipe(name=_name_of(given, request.model or request.default_model))
-    update: dict[str, Any] = {"task": given[0] if len(given) == 1 else given} if given else {}
-    if request.model is not None:
-        update["model"] = _absolute(request.model)
-    if request.data_dir is not None:
-        update["data"] = recipe.data.model_copy(update={"directory": _absolute(request.data_dir)})
-    recipe = changed(recipe.model_copy(update=update), list(request.overrides))
-    if recipe.model is None and request.default_model is not None:
-        recipe = recipe.model_copy(update={"model": _absolute(request.default_model)})
-    return resolved(recipe)
+    """The recipe with everything that the command line changes in it, resolved; see `FinetuneRequest.requested`."""
+    return request.requested()
 
 
 def _train(
@@ -200,14 +254,64 @@ def _train(
     log.info("run directory %s", run.path)
     begun(run)
     started = time.monotonic()
+    limit = request.max_minutes if max_minutes is None else max_minutes
+    deadline = None if limit is None else started + limit * 60
     with run.recording(request.command):
         run.write_environment()
-        training = Finetuning(recipe, prepared, run)
-        results = training.train(
-            progress=progress, max_minutes=request.max_minutes if max_minutes is None else max_minutes
-        )
+        start: Path | None = None
+        before = request.before(recipe)
+        if before is not None:
+            parts = _Parts(request, data, progress, begun, run)
+            start = parts.finished(before, BEFORE, deadline).model
+            begun(run)
+            prepared = data.of(recipe)
+        training = request.training(recipe, prepared, run, start)
+        results = training.train(progress=progress, max_minutes=_minutes_to(deadline))
         run.update(seconds=round(time.monotonic() - started, 1))
     return FinetuneOutcome(run, results, (run,))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Runs that belong to another one, or to a suite.
+
+    Attributes:
+        request: what the user asked for.
+        data: what is read.
+        progress, begun: as in `finetune`.
+        whole: what they belong to.
+    """
+
+    request: FinetuneRequest
+    data: _Data
+    progress: Progress
+    begun: Callable[[RunDirectory], None]
+    whole: RunDirectory
+
+    def finished(self, recipe: FinetuneRecipe, name: str, deadline: float | None) -> RunDirectory:
+        """The run, finished: one of before, one that was begun here, or a new one."""
+        whole, request = self.whole.path, self.request
+        fingerprints = joint_fingerprints(self.data.of(recipe))
+        path = whole / _RUNS / name
+        done = finished_run(request.runs_root, whole, what_hash(recipe), fingerprints)
+        if done is not None:
+            log.info("finished already: %s", done.path)
+            return done
+        if (path / "run.json").exists():
+            run = RunDirectory.open(path)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            run = RunDirectory.create(request.runs_root, _identity(recipe, fingerprints, request), path)
+        minutes = _minutes_to(deadline)
+        try:
+            return _train(recipe, self.data, run, request, self.progress, self.begun, minutes).run
+        except StoppedError as stopped:
+            told = str(stopped).partition("; go on")[0]
+            raise StoppedError(f"{told}; go on with `bertkit {request.kind} --resume {whole}`") from stopped
+
+
+def _minutes_to(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
 
 
 class _Suite:
@@ -264,45 +368,27 @@ class _Suite:
         deadline = None if self.request.max_minutes is None else time.monotonic() + self.request.max_minutes * 60
         with suite.recording(self.request.command):
             suite.write_environment()
+            parts = _Parts(self.request, self.data, self.progress, self.begun, suite)
             finished: list[tuple[Member, RunDirectory]] = []
             for number, member in enumerate(wanted, start=1):
                 log.info("run %d of %d: %s", number, len(wanted), member.name)
-                finished.append((member, self._member(suite, member, deadline)))
+                finished.append((member, parts.finished(member.recipe, member.name, deadline)))
             prepared = self.data.of(recipe)
             primary = {each.spec.name: each.spec.primary for each in prepared}
             results = suite_results(finished, primary, prepared[0].selecting)
+            chosen = [run.results or {} for member, run in finished if member.setting == results["chosen"]["setting"]]
+            results |= self.request.summary(chosen)
             _link(suite.model, Path(results["chosen"]["run"]) / "model")
             suite.write_results(results)
             total = {key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")}
             suite.update(**total)
         return FinetuneOutcome(suite, results, tuple(run for _, run in finished))
 
-    def _member(self, suite: RunDirectory, member: Member, deadline: float | None) -> RunDirectory:
-        """The run, finished: one of before, one that was begun here, or a new one."""
-        recipe = member.recipe
-        fingerprints = joint_fingerprints(self.data.of(recipe))
-        path = suite.path / _RUNS / member.name
-        done = finished_run(self.request.runs_root, suite.path, what_hash(recipe), fingerprints)
-        if done is not None:
-            log.info("finished already: %s", done.path)
-            return done
-        minutes = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
-        if (path / "run.json").exists():
-            run = RunDirectory.open(path)
-        else:
-            path.parent.mkdir(exist_ok=True)
-            identity = _identity(recipe, fingerprints, self.request)
-            run = RunDirectory.create(self.request.runs_root, identity, path)
-        try:
-            return _train(recipe, self.data, run, self.request, self.progress, self.begun, minutes).run
-        except StoppedError as stopped:
-            told = str(stopped).partition("; go on")[0]
-            raise StoppedError(f"{told}; go on with `bertkit finetune --resume {suite.path}`") from stopped
-
 
 def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str]) -> RunDirectory | None:
     """A finished run of this what-hash on the same data and model, under `root` or in a suite there."""
-    places = {*root.glob("*/run.json"), *root.glob(f"*/{_RUNS}/*/run.json"), *suite.glob(f"{_RUNS}/*/run.json")}
+    inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
+    places = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
     for place in sorted(places):
         record = read_json(place)
         same = record.get("what_hash") == digest and record.get("fingerprints") == dict(fingerprints)
@@ -335,8 +421,8 @@ def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneReci
     Raises:
         UsageError: the request decides on another result; the differing keys are listed.
     """
-    recorded = load_finetune_recipe(str(run.path / "recipe.yaml"))
-    if request.recipe is None and request.task is None:
+    recorded = request.load(str(run.path / "recipe.yaml"))
+    if request.names_nothing:
         wanted = changed(recorded, list(request.overrides))
     else:
         wanted = requested_recipe(request)
@@ -358,11 +444,11 @@ def _run_to_resume(request: FinetuneRequest) -> RunDirectory:
     if request.resume != NEWEST:
         assert request.resume is not None
         run = find_run(request.resume, request.runs_root)
-        if run.record["kind"] != "finetune":
+        if run.record["kind"] != request.kind:
             raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which resumes it")
         return run
-    runs = [run for run in find_runs(request.runs_root) if run.record["kind"] == "finetune"]
-    if request.recipe is not None or request.task is not None:
+    runs = [run for run in find_runs(request.runs_root) if run.record["kind"] == request.kind]
+    if not request.names_nothing:
         name = requested_recipe(request).name
         runs = [run for run in runs if run.record["recipe"] == name]
     unfinished = [run for run in runs if run.status != "done"]
@@ -399,6 +485,6 @@ def _absolute_files(task: OwnTask) -> OwnTask:
     return task.model_copy(update=found)
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
     """A directory's full path, so that the recorded recipe runs from anywhere; a Hub id as it is."""
     return str(Path(path).expanduser().absolute()) if Path(path).expanduser().exists() else path

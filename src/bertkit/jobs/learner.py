@@ -7,6 +7,7 @@ finetune.py is the loop that trains them. Sibling predict.py has a finished mode
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from bertkit.jobs.finetune_data import Prepared
@@ -17,6 +18,7 @@ from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.tasks.base import Prediction, Scores
 from bertkit.training.engine import Engine
 from bertkit.training.finetune import EpochOrder, predict
+from bertkit.training.methods import TrainingData
 
 Predictions = dict[str, list[Prediction]]
 """By split."""
@@ -33,20 +35,31 @@ class Learner:
         prepared: its data.
         seed: of the head's weights and the order of the examples.
         prefix: of its splits' names where a run has several tasks; empty where it has one.
+        directory: the run's, where a method may keep what it decides; None: it keeps nothing.
 
     Attributes:
         model: with the task's head; on the run's encoder once it is joined with those of other tasks.
     """
 
-    def __init__(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str = "") -> None:
+    def __init__(
+        self,
+        recipe: FinetuneRecipe,
+        prepared: Prepared,
+        seed: int,
+        *,
+        prefix: str = "",
+        directory: Path | None = None,
+    ) -> None:
         batch_sequences = recipe.optimisation.batch_sequences
         assert batch_sequences is not None
         self.recipe = recipe
         self.prepared = prepared
         self.task = prepared.task
         self.prefix = prefix
+        self.directory = directory
         self.order = EpochOrder(prepared.train.features.num_items, batch_sequences, seed)
-        self.model = self._new_model(seed)
+        data = TrainingData(self.task, prepared.train.features, recipe.engine.resolve(), directory)
+        self.model = recipe.method.prepare_on(self.new_model(seed), seed, data)
 
     @property
     def name(self) -> str:
@@ -95,15 +108,25 @@ class Learner:
         reason = degenerate(guesses, references, scores[main][self.primary], majority)
         return f"{self.name}: {reason}" if reason and self.prefix else reason
 
-    def _new_model(self, seed: int) -> HeadedModel:
-        """The model with the task's head as the method has it; what the checkpoint lacks is drawn by the seed."""
+    def new_model(self, seed: int) -> HeadedModel:
+        """The model with the task's head; what the checkpoint lacks is drawn by the seed."""
+        return self.read_model(self.prepared.model_directory, seed, new_head=self.prepared.new_head)
+
+    def read_model(self, directory: Path, seed: int, *, new_head: bool) -> HeadedModel:
+        """The model that lies in a directory, with the task's head; what it lacks is drawn by the seed.
+
+        Args:
+            directory: of a model.
+            seed: of what is drawn.
+            new_head: draw the head in any case.
+        """
         prepared, head = self.prepared, self.task.head
-        model, report = load_model(prepared.model_directory, heads=(head,), labels=self.task.labels, new=(head,))
-        check_vocabulary(model, prepared.tokenizer, source=str(prepared.model_directory))
+        model, report = load_model(directory, heads=(head,), labels=self.task.labels, new=(head,))
+        check_vocabulary(model, prepared.tokenizer, source=str(directory))
         hub_names = model.hub_form().hub_names(model.state_dict())
         anew = set(report.drawn_anew)
         names = {name for name, hub_name in hub_names.items() if hub_name in anew}
-        if prepared.new_head:
+        if new_head:
             names |= {name for name in hub_names if name.startswith(f"{head}.")}
         model.initialise(seed, only=names)
-        return self.recipe.method.prepare(model, seed)
+        return model

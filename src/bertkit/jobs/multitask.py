@@ -75,7 +75,7 @@ def save_joined(
         directory: made if missing.
     """
     save_model(whole, tokenizer, directory)
-    if not whole.companions:
+    if not whole.named_companions():
         return
     shared = whole.hub_form().to_hub({name: tensor.detach() for name, tensor in whole.own_state().items()}).keys()
     for name, model in models.items():

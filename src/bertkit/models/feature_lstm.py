@@ -20,16 +20,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
-from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.data.batch import PackedBatch
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
+from bertkit.models.packed_lstm import packed_lstm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.registry import FAMILIES
 from bertkit.models.weights import Layout, Names, prefixed
@@ -84,6 +83,8 @@ class FeatureLstmConfig(EncoderConfig):
     base_architecture: ClassVar[str] = "FeatureLstmModel"
 
     def model_post_init(self, _context: Any) -> None:
+        if self.base.model_type not in FAMILIES:
+            raise ValueError(f"name: the family {self.base.model_type} has no layers whose states could be read")
         if self.states.start < 1 and self.layers != "embeddings":
             raise ValueError(
                 f"layers: {self.layers} needs {self.base_layers + 1 - self.states.start} layers; the encoder has"
@@ -222,7 +223,7 @@ class FeatureLstm(Encoder):
         scope = Scope(recorder, "features.")
         with torch.autocast(features.device.type, enabled=False):
             read_TD = scope.tap("hook_read", self.mix(features))
-            return scope.tap("hook_lstm", packed_lstm(self.lstm, self.dropout(read_TD), batch.sequences))
+            return scope.tap("hook_lstm", packed_lstm(self.lstm, self.dropout(read_TD), batch.sequences.cu_seqlens_B1))
 
     def features(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The states that are read, side by side, (T, N * D), in float32.
@@ -281,21 +282,3 @@ class _Relay(Recorder):
 def _point(state: int) -> str:
     """Where the recorder sees a state that is not the last: what the next layer reads."""
     return f"blocks.{state}.hook_resid_pre"
-
-
-def packed_lstm(lstm: nn.LSTM, states_TD: Tensor, sequences: PackedSequences) -> Tensor:
-    """An LSTM over packed sequences, each from its own beginning to its own end, (T, 2 H).
-
-    torch wants all first tokens, then all second ones, the longest sequence in front; the packed order is restored
-    behind it.
-    """
-    lengths_B = sequences.cu_seqlens_B1.diff().cpu().numpy().astype(np.int64)
-    rank_B = np.empty_like(lengths_B)
-    rank_B[np.argsort(-lengths_B, kind="stable")] = np.arange(lengths_B.size)
-    starts_B = np.cumsum(lengths_B) - lengths_B
-    position_T = np.arange(int(lengths_B.sum())) - np.repeat(starts_B, lengths_B)
-    by_position_T = np.lexsort((np.repeat(rank_B, lengths_B), position_T))
-    running_S = torch.from_numpy(np.bincount(position_T))
-    order_T = torch.from_numpy(by_position_T).to(states_TD.device)
-    output, _ = lstm(PackedSequence(states_TD[order_T], running_S))
-    return torch.empty_like(output.data).index_copy(0, order_T, output.data)

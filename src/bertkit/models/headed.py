@@ -153,8 +153,10 @@ class HeadedModel(nn.Module):
         return logits_BK
 
     def summary(self, head: str, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """What a sequence head reads, (B, D): the state of the first or last token, or the mean."""
-        return summarise(self.plans[head].summary, hidden_TD, batch)
+        """What a sequence head reads, (B, D): the state of the first or last token, the mean, or what the family makes
+        of all states."""
+        plan = self.plans[head]
+        return summarise(plan.summary, hidden_TD, batch) if plan.read is None else plan.read(hidden_TD, batch)
 
     def logits(self, head: str, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
         """A head's logits for every token, (T, K), or every sequence, (B, K), from all states or those of `states`."""

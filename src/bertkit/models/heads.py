@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit.data.batch import PackedBatch
 from bertkit.models.dropout import Dropout
 from bertkit.models.layers import ACTIVATIONS, Activation
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
@@ -69,6 +70,8 @@ class HeadPlan:
         pooled: a sequence head that reads the pooler's output, not the state itself.
         summary: where a sequence head, or its pooler, reads a sequence.
         decoder: of a vocabulary head, the Hub's module that is tied to the word embeddings.
+        read: how a sequence head makes what it reads of all states, where it is none of the summaries; `summary` then
+            says mean, for no single token is enough.
     """
 
     architecture: str | None
@@ -77,6 +80,7 @@ class HeadPlan:
     pooled: bool = False
     summary: Summary = "first"
     decoder: str | None = None
+    read: Callable[[Tensor, PackedBatch], Tensor] | None = None
 
 
 class MaskedLMHead(VocabularyHead):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertkit.errors import DataError
+from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.find import CONFIG_FILE, encoder_directory, find_model, is_model
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import LABELLED
 from bertkit.models.labels import Labels
+from bertkit.models.low_bit import REFUSAL
+from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
+from bertkit.models.quantised import METHOD, QUANTISATION, is_quantised, restructure, with_plain_names
 from bertkit.models.registry import FAMILIES
 from bertkit.models.weight_files import SAFETENSORS, find_weights, read_weights
-from bertkit.models.weights import WeightReport, load_weights
+from bertkit.models.weights import HubForm, WeightReport, load_weights
 from bertkit.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -34,12 +39,17 @@ log = logging.getLogger(__name__)
 WEIGHTS_FILE = SAFETENSORS
 _MODEL = "model"
 """A run's model directory, beside which those of its companions lie."""
-_KINDS: dict[str, type[EncoderConfig]] = {**FAMILIES, FeatureLstmConfig.model_type: FeatureLstmConfig}
-"""By model_type, all that can be read: the families, and what is made of one."""
+_KINDS: dict[str, type[EncoderConfig]] = {
+    **FAMILIES,
+    BilstmConfig.model_type: BilstmConfig,
+    FeatureLstmConfig.model_type: FeatureLstmConfig,
+}
+"""By model_type, all that can be read: the families, and the two that no recipe pretrains and the Hub has no class
+for."""
 _WRITTEN_ANEW = {
     *("architectures", "model_type", "vocab_size", "tie_word_embeddings", "dtype"),
     *("id2label", "label2id", "num_labels", "problem_type"),
-    *("torch_dtype", "transformers_version", "_name_or_path", "use_cache"),
+    *("torch_dtype", "transformers_version", "_name_or_path", "use_cache", PRUNED_HEADS),
 }
 """Keys of config.json that are not kept as they were read."""
 
@@ -64,7 +74,7 @@ def config_json(model: HeadedModel, tokenizer: Tokenizer | None) -> dict[str, An
         contents |= model.labels.to_hub()
     if tokenizer is not None and "pad" in tokenizer.roles:
         contents["pad_token_id"] = tokenizer.pad_id
-    return {**contents, **model.encoder.to_hub()}
+    return {**contents, **model.encoder.to_hub(), **pruned_to_hub(model.encoder)}
 
 
 def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path) -> None:
@@ -74,7 +84,7 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
     (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
     state = {name: tensor.detach().cpu() for name, tensor in model.own_state().items()}
     # Copies are cloned: safetensors refuses tensors that share their memory.
-    form = model.hub_form()
+    form = _hub_form(model)
     tensors = {
         name: tensor.clone() if name in form.copies else tensor.contiguous()
         for name, tensor in form.to_hub(state).items()
@@ -141,15 +151,19 @@ def load_model(
     path = find_weights(directory)
     checkpoint_labels = _labels(directory, contents)
     tensors = _with_prefix(read_weights(path, ignored=config.hub_ignored), config)
+    quantisation = _quantisation(directory, contents, new)
     if heads is None:
-        heads = heads_in(config, contents, tensors)
+        heads = heads_in(config, contents, tensors if quantisation is None else with_plain_names(tensors))
     pad_id = contents.get("pad_token_id", config.default_pad_id)
     with torch.device("meta"):
         encoder = config.build(contents["vocab_size"], pad_id=config.default_pad_id if pad_id is None else pad_id)
+        shrink_as_saved(encoder, contents, source=str(directory / CONFIG_FILE))
         model = HeadedModel(encoder, heads, labels=labels or checkpoint_labels)
+        if quantisation is not None:
+            restructure(model, tensors, model.hub_form().names, quantisation)
     model.to_empty(device="cpu")
     model.extras = {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
-    form = model.hub_form()
+    form = _hub_form(model)
     names = form.hub_names(model.state_dict())
     may_differ = [name for name in names if labels is not None and name.partition(".")[0] in LABELLED]
     with torch.no_grad():
@@ -164,6 +178,39 @@ def load_model(
     if unexpected:
         log.warning("%s: newly initialised: %s", path, ", ".join(sorted(unexpected)))
     return model.eval(), report
+
+
+def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[str]) -> Mapping[str, Any] | None:
+    """What config.json says of quantised weights; None where they are floats.
+
+    Raises:
+        DataError: they are quantised by other software, or a head is to be trained on them.
+    """
+    found = contents.get(QUANTISATION)
+    if found is None:
+        return None
+    path = directory / CONFIG_FILE
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    if not isinstance(found, dict) or method != METHOD:
+        raise DataError(
+            f"{path}: {QUANTISATION} has quant_method {method!r}; only {METHOD!r}, what `bertkit export` writes, can be"
+            " read; take the model that it was made from"
+        )
+    if new:
+        raise DataError(f"{directory}: {REFUSAL}")
+    return found
+
+
+def _hub_form(model: HeadedModel) -> HubForm:
+    """How its weights stand in a file; those of a quantised model go by the names of the plain one's modules."""
+    if not is_quantised(model):
+        return model.hub_form()
+    config = model.encoder.config
+    heads = (*model.head_names, *([POOLER] if model.has_pooler else []))
+    with torch.device("meta"):
+        plain = HeadedModel(config.build(model.encoder.vocab_size), heads, labels=model.labels)
+    # What the Hub's class would keep twice is here for nobody.
+    return replace(plain.hub_form(), copies={})
 
 
 load_pretraining_model = load_model

@@ -7,6 +7,7 @@ nothing is looked up and the fast path runs untouched. Points carry the names th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
@@ -29,6 +30,12 @@ class Recorder:
         self.wanted = frozenset(wanted)
         self.edits = dict(edits or {})
         self.kept: dict[str, Tensor] = {}
+
+    def also(self, points: Collection[str]) -> Recorder:
+        """A recorder like this one that keeps these points, too."""
+        other = copy.copy(self)
+        other.wanted, other.kept = self.wanted | frozenset(points), {}
+        return other
 
     def needs(self, point: str) -> bool:
         """Whether a point must be computed at all: attention maps, for one, do not exist on the fast path."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -187,6 +187,8 @@ class FinetuneRecipe(Settings):
         return getattr(self, _SECTIONS[self.spec.kind][0])
 
 
+AnyRecipe = TypeVar("AnyRecipe", bound=FinetuneRecipe)
+
 _OWN_METRICS: dict[Kind, tuple[str, ...]] = {
     "classification": ("accuracy", "macro_f1"),
     "multi_label": ("micro_f1", "macro_f1", "subset_accuracy"),
@@ -245,7 +247,7 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     return load_as(FinetuneRecipe, name, long_keys(overrides))
 
 
-def changed(recipe: FinetuneRecipe, overrides: Sequence[str]) -> FinetuneRecipe:
+def changed(recipe: AnyRecipe, overrides: Sequence[str]) -> AnyRecipe:
     """A copy with `KEY=VALUE` overrides, whose keys may be short ones."""
     return with_overrides(recipe, long_keys(overrides)) if overrides else recipe
 
@@ -273,9 +275,18 @@ def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
     Raises:
         UsageError: it names no task or no model.
     """
-    specs, given = recipe.specs, recipe.optimisation
-    if recipe.model is None:
+    if recipe.specs and recipe.model is None:
         raise UsageError("model: which one? Give --model MODEL")
+    return with_task_settings(recipe)
+
+
+def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
+    """The recipe, of this kind or one that builds on it, with the task's own settings where it says nothing.
+
+    Raises:
+        UsageError: it names no task.
+    """
+    specs, given = recipe.specs, recipe.optimisation
     is_one = len(specs) == 1
     settings = specs[0].settings if is_one else SEVERAL_TASKS
     plain_rule = given.optimizer == AdamWConfig()

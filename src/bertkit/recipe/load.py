@@ -40,15 +40,20 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         UsageError: no such recipe, not YAML, a circle of `extends`, or faults in the settings (all of them at once).
     """
     tree = resolve_recipe(name, overrides)
+    kind = tree.child("kind")
+    if kind is not None and kind.plain() == "distill":
+        raise UsageError(f"{name} is a recipe that distils: run it with `bertkit distill {name}`")
     from bertkit.recipe.schema import Recipe  # brings torch along, which a misspelt name need not wait for
 
     return validate(tree, Recipe)
 
 
 def load_any(name: str, overrides: Sequence[str] = ()) -> Recipe | FinetuneRecipe:
-    """As `load_recipe`, for a recipe of any kind; one that fine-tunes is resolved where it names task and model."""
+    """As `load_recipe`, for a recipe of any kind; one of a task is resolved where it names task and models."""
     tree = resolve_recipe(name, overrides)
     kind = tree.child("kind")
+    if kind is not None and kind.plain() == "distill":
+        return _distillation(tree)
     if kind is None or kind.plain() != "finetune":
         from bertkit.recipe.schema import Recipe
 
@@ -57,6 +62,18 @@ def load_any(name: str, overrides: Sequence[str] = ()) -> Recipe | FinetuneRecip
 
     recipe = validate(tree, FinetuneRecipe)
     return resolved(recipe) if recipe.task is not None and recipe.model is not None else recipe
+
+
+def _distillation(tree: Located) -> Recipe | FinetuneRecipe:
+    """A recipe that distils: on text where it has an `objective`, else on a task."""
+    if tree.child("objective") is not None:
+        from bertkit.recipe.distill_text import DistillTextRecipe
+
+        return validate(tree, DistillTextRecipe)
+    from bertkit.recipe.distill import DistillRecipe, is_complete, resolved_distillation
+
+    recipe = validate(tree, DistillRecipe)
+    return resolved_distillation(recipe) if is_complete(recipe) else recipe
 
 
 def load_as(schema: type[Model], name: str, overrides: Sequence[str] = ()) -> Model:

@@ -7,15 +7,16 @@ hashing.py relies on it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, create_model, model_serializer, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 
 from bertkit.data.config import DataConfig
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.registry import OBJECTIVES
 from bertkit.recipe.load import DEFAULT_KIND
+from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.training.config import EngineConfig, OptimisationConfig
@@ -24,36 +25,16 @@ INIT_TO_BE_GIVEN = "?"
 """The value of `init` in a recipe that goes on from whatever model its user names."""
 
 
-class Term(Settings):
-    """One objective with its settings, written as a mapping with one key: `masked_lm: {rate: 0.15}`."""
+class Term(OneKey):
+    """One objective with its settings: `masked_lm: {rate: 0.15}`."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, data: Any) -> Any:
-        """`- next_sentence` and `- next_sentence:` both mean its defaults."""
-        if isinstance(data, str):
-            return {data: {}}
-        if isinstance(data, dict):
-            return {name: {} if settings is None else settings for name, settings in data.items()}
-        return data
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Term:
-        if len(self.model_fields_set) != 1:
-            raise ValueError("each item of the list is one objective: `- name: {settings}`")
-        return self
+    what: ClassVar[str] = "objective"
 
     @property
     def objective(self) -> Objective:
         """The objective itself."""
-        (name,) = self.model_fields_set
-        chosen = getattr(self, name)
-        assert isinstance(chosen, Objective)
-        return chosen
-
-    @model_serializer(mode="plain")
-    def _as_written(self) -> dict[str, Any]:
-        return {self.objective.term: self.objective.model_dump(mode="json")}
+        assert isinstance(self.chosen, Objective)
+        return self.chosen
 
 
 if TYPE_CHECKING:
@@ -66,12 +47,7 @@ else:
 
 
 def _each_once(terms: tuple[Term, ...]) -> tuple[Term, ...]:
-    # No min_length on the field: pydantic then reports a list whose items are at fault as empty, too.
-    if not terms:
-        raise ValueError(f"needs at least one objective of: {', '.join(OBJECTIVES)}")
-    names = [each.objective.term for each in terms]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{', '.join(twice)} is listed twice; an objective counts once, with its `weight`")
+    check_each_once(terms, Term, OBJECTIVES)
     return terms
 
 

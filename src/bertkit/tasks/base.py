@@ -9,7 +9,7 @@ sequences, or one sequence of it (spans, tags).
     sequences   [CLS] a b [SEP] | [CLS] c [SEP] | [CLS] d e f [SEP]
     items       0               | 0             | 1                     two windows of a long text, and a short text
 
-Shapes: T tokens, S sequences, I items, B sequences of a batch, D width, K labels.
+Shapes: T tokens, S sequences, I items, B sequences of a batch, D width, K labels, M rows of classes.
 """
 
 from __future__ import annotations
@@ -253,9 +253,28 @@ class Task(ABC):
     def count(self, batch: TaskBatch) -> int:
         """How many predictions the loss over a micro-batch sums, known before the step."""
 
-    @abstractmethod
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
         """The summed loss over one micro-batch."""
+        return self.loss_of(self.logits(model, hidden_TD, batch), batch)
+
+    @abstractmethod
+    def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
+        """What the head says of a batch, in float32, its last axis or axes as the kind of task has them."""
+
+    @abstractmethod
+    def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
+        """The summed loss of what the head says."""
+
+    @abstractmethod
+    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
+        """What the head says as rows of classes, (M, K), by which one model can be compared with another.
+
+        The rows stand in the order of the items; a class that a row does not have is minus infinity, and stands last.
+        """
+
+    @abstractmethod
+    def rows_of(self, batch: TaskBatch) -> list[int]:
+        """How many rows of `imitated` each item has; known without labels."""
 
     @abstractmethod
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:

@@ -81,11 +81,18 @@ class Choice(Task):
     def count(self, batch: TaskBatch) -> int:
         return batch.num_items
 
-    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
-        logits_IC, target_I = self.logits(model, hidden_TD, batch), batch.item_labels[LABEL]
+    def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
+        target_I = batch.item_labels[LABEL]
         with torch.no_grad():
-            correct = (logits_IC.argmax(dim=-1) == target_I).sum()
-        return LossSum(functional.cross_entropy(logits_IC, target_I, reduction="sum"), batch.num_items, correct)
+            correct = (logits.argmax(dim=-1) == target_I).sum()
+        return LossSum(functional.cross_entropy(logits, target_I, reduction="sum"), batch.num_items, correct)
+
+    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
+        """The endings of each example."""
+        return logits
+
+    def rows_of(self, batch: TaskBatch) -> list[int]:
+        return [1] * batch.num_items
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
         """(C,) of each example, its own endings only."""

@@ -136,12 +136,18 @@ class TextTask(Task):
     def count(self, batch: TaskBatch) -> int:
         return batch.num_items
 
-    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
-        logits_IK = self.logits(model, hidden_TD, batch)
+    def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         target = batch.item_labels[LABEL]
         with torch.no_grad():
-            correct = self.count_correct(logits_IK, target)
-        return LossSum(self.loss_sum(logits_IK, target), batch.num_items, correct)
+            correct = self.count_correct(logits, target)
+        return LossSum(self.loss_sum(logits, target), batch.num_items, correct)
+
+    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
+        """The labels of each example."""
+        return logits
+
+    def rows_of(self, batch: TaskBatch) -> list[int]:
+        return [1] * batch.num_items
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
         return list(self.logits(model, hidden_TD, batch).cpu().numpy())
@@ -218,6 +224,15 @@ class Classification(TextTask):
 
 class MultiLabelClassification(TextTask):
     """Any number of K labels: one sigmoid each, a label holds from one half on; the loss is the labels' mean."""
+
+    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
+        """Two classes for each label of each example, that it does not hold and that it does, (I K, 2): a softmax over
+        the two is the sigmoid, and the mean over rows is the labels' mean, as in the loss."""
+        logit_M = logits.reshape(-1)
+        return torch.stack([torch.zeros_like(logit_M), logit_M], dim=-1)
+
+    def rows_of(self, batch: TaskBatch) -> list[int]:
+        return [self.labels.count] * batch.num_items
 
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
         label_IK = np.zeros((len(examples), self.labels.count), dtype=np.float32)

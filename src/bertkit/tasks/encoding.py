@@ -18,6 +18,7 @@ from typing import Any
 import tokenizers
 
 from bertkit.errors import DataError, UsageError
+from bertkit.text.masked import MaskedText, parts_of
 from bertkit.text.tokenizer import Tokenizer
 
 Ids = list[int]
@@ -109,12 +110,28 @@ class SequenceEncoder:
         return self.max_tokens - (self.pair if parts == 2 else self.single).special_tokens
 
     def ids(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, nothing cut."""
+        """The ids of each text, nothing cut; the mask's where a `MaskedText` has one.
+
+        Raises:
+            DataError: a text has a mask, and the tokenizer none.
+        """
+        if any(isinstance(text, MaskedText) for text in texts):
+            return self._with_masks([parts_of(text) for text in texts])
         ids_T, lengths = self.tokenizer.encode_plain(texts)
         every, found, start = ids_T.tolist(), [], 0
         for length in lengths.tolist():
             found.append(every[start : start + length])
             start += length
+        return found
+
+    def _with_masks(self, texts: Sequence[tuple[str, ...]]) -> list[Ids]:
+        own = iter(self.ids([part for parts in texts for part in parts]))
+        found = []
+        for parts in texts:
+            ids = next(own)
+            for _ in parts[1:]:
+                ids = [*ids, self.tokenizer.mask_id, *next(own)]
+            found.append(ids)
         return found
 
     def pieces(self, texts: Sequence[str]) -> list[Any]:

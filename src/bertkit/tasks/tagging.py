@@ -163,22 +163,28 @@ class Tagging(Task):
     def count(self, batch: TaskBatch) -> int:
         return int((batch.token_labels[TAG] != _NO_TAG).sum())
 
-    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
+    def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
+        """(W, K) in float32, the words that are tagged here."""
+        return model.token_logits(self.head, hidden_TD[_first(batch)]).float()
+
+    def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         """Summed over the words."""
-        index_W = (batch.token_labels[TAG] != _NO_TAG).nonzero()[:, 0]
-        logits_WK = model.token_logits(self.head, hidden_TD[index_W]).float()
-        target_W = batch.token_labels[TAG][index_W]
+        target_W = batch.token_labels[TAG][_first(batch)]
         with torch.no_grad():
-            correct = (logits_WK.argmax(dim=-1) == target_W).sum()
-        return LossSum(functional.cross_entropy(logits_WK, target_W, reduction="sum"), target_W.numel(), correct)
+            correct = (logits.argmax(dim=-1) == target_W).sum()
+        return LossSum(functional.cross_entropy(logits, target_W, reduction="sum"), target_W.numel(), correct)
+
+    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
+        """The tags of each word."""
+        return logits
+
+    def rows_of(self, batch: TaskBatch) -> list[int]:
+        return [int(count) for count in np.diff(_word_ends(batch))]
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
         """(W, K) of each sequence."""
-        first_T = batch.token_labels[FIRST]
-        logits_WK = model.token_logits(self.head, hidden_TD[first_T.nonzero()[:, 0]]).float().cpu().numpy()
-        before_T1 = np.concatenate([[0], np.cumsum(first_T.cpu().numpy())])
-        ends = before_T1[batch.packed.sequences.cu_seqlens_B1.cpu().numpy()]
-        return [logits_WK[start:end] for start, end in pairwise(ends)]
+        logits_WK = self.logits(model, hidden_TD, batch).cpu().numpy()
+        return [logits_WK[start:end] for start, end in pairwise(_word_ends(batch))]
 
     def predictions(
         self, examples: Sequence[TaggedExample], features: Features, outputs: Sequence[NDArray[Any]]
@@ -228,6 +234,17 @@ class Tagging(Task):
             if example.tags is not None
         ]
         return [guess for guess, _ in pairs], [tags for _, tags in pairs]
+
+
+def _first(batch: TaskBatch) -> Tensor:
+    """Where the words stand that are tagged here, (W,)."""
+    return batch.token_labels[FIRST].nonzero()[:, 0]
+
+
+def _word_ends(batch: TaskBatch) -> NDArray[np.int64]:
+    """How many of these words there are before each sequence, and in all, (B + 1,)."""
+    before_T1 = np.concatenate([[0], np.cumsum(batch.token_labels[FIRST].cpu().numpy())])
+    return np.asarray(before_T1[batch.packed.sequences.cu_seqlens_B1.cpu().numpy()])
 
 
 def _size(words: Sequence[Word]) -> int:

@@ -2,8 +2,8 @@
 
 No paper. A word of up to 15 bytes is two machine words, so numpy looks up tens of thousands of them at once in a table
 that has one place for each hash; what is not found there (a new or long word, or one whose place another has) is
-looked up in a dict, as every word would be otherwise, at three times the cost. plain_encoder.py keeps the pieces of each
-number.
+looked up in a dict, as every word would be otherwise, at three times the cost. plain_encoder.py keeps the pieces of
+each number.
 
 Shapes: W words of a text, C words of a chunk of it, M of these not found in the table, P places of the table, U words
 known so far.

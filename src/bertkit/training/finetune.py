@@ -22,13 +22,13 @@ from pydantic import Field, model_validator
 from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
-from bertkit.objectives.base import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import Features, Task, TaskBatch
+from bertkit.training.aims import Aim, TaskAim
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import spared_flops, step_flops
 from bertkit.training.engine import Engine, resolve_engine
-from bertkit.training.gradients import Gradient
+from bertkit.training.gradients import Gradient, Parts
 from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
 from bertkit.training.row_gradients import RowGradients
 from bertkit.training.schedules import BertSchedule, ConstantSchedule, CosineSchedule, LinearSchedule, Schedule
@@ -166,12 +166,12 @@ class EpochOrder:
 
 
 class TaskStepper:
-    """Computes gradients of a task's loss and applies updates."""
+    """Computes gradients of a task's loss, or of what else is aimed at, and applies updates."""
 
     def __init__(
         self,
         model: HeadedModel,
-        task: Task,
+        aim: Task | Aim,
         optimizer: torch.optim.Optimizer,
         engine: Engine,
         clip_norm: float | None,
@@ -179,7 +179,7 @@ class TaskStepper:
         rows: RowGradients | None = None,
     ) -> None:
         self.model = model
-        self.task = task
+        self.aim = TaskAim(aim) if isinstance(aim, Task) else aim
         self.optimizer = optimizer
         self.engine = engine
         self.clip_norm = math.inf if clip_norm is None else clip_norm
@@ -191,27 +191,26 @@ class TaskStepper:
         self.model.train()
         learns = any(parameter.requires_grad for parameter in self.model.encoder.parameters())
         self.model.encoder.train(learns)
-        count = max(1, sum(self.task.count(batch) for batch in batches))
-        total = TermTotal(0.0, 0, 0)
+        shares = self.aim.shares(batches)
+        totals = dict.fromkeys(shares, TermTotal(0.0, 0, 0))
         for batch in batches:
             moved = batch.to(self.engine.device)
 
-            def loss(recorder: Recorder | None, moved: TaskBatch = moved) -> LossSum:
+            def loss(recorder: Recorder | None, moved: TaskBatch = moved) -> Parts:
                 with self.engine.autocast():
-                    with torch.set_grad_enabled(learns):
-                        hidden_TD = self.model.states(self.task.head, moved.packed, recorder)
-                    return self.task.loss(self.model, hidden_TD, moved)
+                    return self.aim.parts(self.model, moved, recorder, learns=learns)
 
-            total += self.gradient.add(loss, moved, count, number)
+            for term, part in self.gradient.add(loss, moved, shares, number).items():
+                totals[term] += part
         norm = self.rows.clip(self.model.parameters(), self.clip_norm)
-        finite = math.isfinite(norm) and math.isfinite(total.sum)
+        finite = math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * group.get("lr_scale", 1.0)
             self.optimizer.step()
         self.rows.clear()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepOutcome({"task": total}, norm, sum(batch.packed.num_tokens for batch in batches), finite)
+        return StepOutcome(totals, norm, sum(batch.packed.num_tokens for batch in batches), finite)
 
 
 def prediction_batches(features: Features, max_tokens: int) -> Iterator[NDArray[np.int64]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from bertkit.errors import UsageError
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
 from bertkit.settings import Settings
-from bertkit.tasks.base import Features
+from bertkit.tasks.base import Features, Task
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient
 
@@ -40,6 +40,23 @@ class Scratch:
 
     directory: Path
     max_bytes: float
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run learns from, for a method that looks at it before it makes the model.
+
+    Attributes:
+        task: what is learnt.
+        features: the training sequences.
+        engine: where and how it computes.
+        directory: the run's; what is decided by measuring is kept there, so that a resumed run need not measure again.
+    """
+
+    task: Task
+    features: Features
+    engine: Engine
+    directory: Path | None = None
 
 
 class Method(Settings, ABC):
@@ -67,6 +84,32 @@ class Method(Settings, ABC):
                 " method.name=features, or start from the encoder that it was made from"
             )
         return model
+
+    def prepare_on(self, model: HeadedModel, seed: int, data: TrainingData) -> HeadedModel:
+        """What a run calls: `prepare`, unless the method asks the training data what the model should be.
+
+        Of several tasks each has its own model and data, and all of them the same directory.
+        """
+        return self.prepare(model, seed)
+
+    def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
+        """What is done to the weights behind an update, and before they are looked at or saved.
+
+        Args:
+            model: of `prepare`.
+            step: updates done.
+            steps: of the whole run.
+        """
+        return
+
+    def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
+        """What results.json says besides: keys of the method's own.
+
+        Args:
+            model: as `finish` left it.
+            directory: the run's.
+        """
+        return {}
 
     def finish(self, model: HeadedModel) -> None:
         """Make a plain model of it again."""

@@ -14,6 +14,7 @@ Shapes: T packed tokens, B sequences, E width of the word embeddings.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -25,7 +26,7 @@ from bertkit.data.content import sequence_keys
 from bertkit.errors import UsageError
 from bertkit.models.recorder import Recorder
 from bertkit.tasks.base import TaskBatch
-from bertkit.training.gradients import Gradient, LossOf, backward
+from bertkit.training.gradients import Gradient, LossOf, Share, backward, total_of
 from bertkit.training.methods.base import Method
 from bertkit.training.step import TermTotal
 
@@ -74,21 +75,23 @@ class FreeLbGradient(Gradient):
         self.seed = seed
         self.passes = settings.ascent_steps
 
-    def add(self, loss: LossOf, batch: TaskBatch, count: int, step: int) -> TermTotal:
+    def add(self, loss: LossOf, batch: TaskBatch, shares: Mapping[str, Share], step: int) -> dict[str, TermTotal]:
         """As in `Gradient`; the loss returned is the mean of the passes, what was right is counted in the first."""
         perturbation = Perturbation(self.settings, batch.packed, seed=self.seed, step=step)
         recorder = Recorder(edits={WORDS: perturbation})
-        totals: list[TermTotal] = []
+        totals: list[dict[str, TermTotal]] = []
         begin_again = _Rewind(batch.packed.ids_T.device)
         for number in range(self.passes):
             begin_again()
-            part = loss(recorder)
-            backward(part.sum / (count * self.passes))
-            totals.append(TermTotal(float(part.sum.detach()), part.count, int(part.correct)))
+            parts = loss(recorder)
+            backward(total_of(parts, shares, self.passes))
+            totals.append({term: TermTotal.of(part) for term, part in parts.items()})
             if number + 1 < self.passes:
                 perturbation.climb()
-        first = totals[0]
-        return TermTotal(sum(total.sum for total in totals) / self.passes, first.count, first.correct)
+        return {
+            term: TermTotal(sum(total[term].sum for total in totals) / self.passes, first.count, first.correct)
+            for term, first in totals[0].items()
+        }
 
 
 class Perturbation:

@@ -1,0 +1,201 @@
+"""`bertkit distill`: a teacher and a recipe in, a smaller model out.
+
+Nothing here follows a paper. A recipe with an `objective` distils on text, like `bertkit pretrain`; any other on a
+task, like `bertkit finetune`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bertkit.cli.common import (
+    RESUME_NEWEST,
+    Data,
+    RecipeName,
+    Resume,
+    cache_root,
+    command_app,
+    option,
+    runs_root,
+    seed_numbers,
+    story,
+)
+from bertkit.cli.finetune import DataDir, Grid, OwnData, Seeds, TaskNames, grid_values, tell_scores
+from bertkit.cli.shared import Training, as_overrides, keep_log, with_options
+from bertkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from bertkit.run.directory import RunDirectory
+
+app = command_app()
+
+Teacher = Annotated[
+    list[str] | None,
+    option(
+        "--teacher",
+        metavar="MODEL",
+        help="Who is learnt from: a Hub id, a model or a run directory. Repeatable: the mean of their logits.",
+    ),
+]
+Student = Annotated[
+    str | None, option("--student", metavar="MODEL", help="A model that learns, in place of the recipe's student.")
+]
+Control = Annotated[
+    bool, option("--control", metavar="", help="The same student without its teacher, to compare with.")
+]
+
+
+@app.command()
+@with_options
+def distill(
+    recipe: RecipeName = "",
+    teacher: Teacher = None,
+    student: Student = None,
+    task: TaskNames = None,
+    data_dir: DataDir = None,
+    data: Data = None,
+    seeds: Seeds = None,
+    grid: Grid = None,
+    control: Control = False,
+    *,
+    own: OwnData,
+    resume: Resume = None,
+    common: Training,
+) -> None:
+    """Distil or compress: let a small model learn from a large one, on a task or on text.
+
+    Examples: `bertkit distill distil-task --teacher runs/mrpc --task mrpc --data-dir glue`, `bertkit distill pkd
+    --teacher M --task rte --seeds 0-4`, the same with `--control`, `bertkit distill distilbert --teacher M --data
+    my.txt`.
+    """
+    if recipe:
+        resumed = None
+    elif resume is not None:
+        resumed = _resumed(resume)
+    else:
+        raise UsageError("give a RECIPE, such as distil-task; `bertkit recipes list` shows those of kind distill")
+    resume = resume if resumed is None else str(resumed.path)
+    names = [name.strip() for some in task or () for name in some.split(",") if name.strip()]
+    of_tasks = {"--task": names, "--data-dir": data_dir, "--seeds": seeds, "--grid": grid, "--train": own.train}
+    on_text = _is_on_text(recipe if resumed is None else str(resumed.path / "recipe.yaml"))
+    stray = [name for name, value in (of_tasks if on_text else {"--data": data}).items() if value]
+    if stray:
+        form = "on text, and these are of a task" if on_text else "on a task, and this is of text"
+        raise UsageError(f"{', '.join(stray)}: the recipe distils {form}")
+    shared: dict[str, Any] = {
+        "recipe": recipe or None,
+        "teachers": teacher or (),
+        "student": student,
+        "control": control,
+        "resume": resume,
+        "runs_root": runs_root(),
+        "run_dir": common.run_dir,
+        "cache": cache_root(),
+        "offline": common.offline,
+        "max_minutes": common.max_minutes,
+        "command": sys.argv,
+    }
+    if on_text:
+        _distil_on_text(shared, data or (), common)
+        return
+    shared |= {"data_dir": data_dir, "seeds": seed_numbers(seeds or None), "grid": grid_values(grid or ())}
+    _distil_on_task(shared, names, own, common)
+
+
+def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -> None:
+    from bertkit.cli.pretrain import tell_held_out
+    from bertkit.jobs.distill_text import DistillTextRequest, distill_text, distill_text_plan
+
+    shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
+    overrides = [*(common.overrides or ()), *as_overrides(shorthand)]
+    request = DistillTextRequest(**shared, sources=sources, overrides=overrides, max_steps=common.max_steps)
+    if common.plan:
+        common.finish_plan(distill_text_plan(request))
+        return
+    finished = distill_text(request, progress=story.progress, begun=keep_log)
+    tell_held_out(finished.results)
+    common.finish(finished.run, finished.results)
+
+
+def _distil_on_task(shared: Mapping[str, Any], names: list[str], own: OwnData, common: Training) -> None:
+    from bertkit.jobs.distill_suite import DistillRequest
+    from bertkit.jobs.distill_suite import distill as run_distillation
+    from bertkit.jobs.finetune_plan import finetuning_plan
+
+    shorthand = {
+        "seed": common.seed,
+        "engine.device": common.device,
+        "engine.precision": common.precision,
+        "optimisation.max_steps": common.max_steps,
+        "data.predict": '["test"]' if own.test else None,
+    }
+    own_task = own.task()
+    if own_task is not None and names:
+        raise UsageError("--task and --train exclude each other: a known task, or your own data")
+    overrides = [*as_overrides(shorthand), *(common.overrides or ())]
+    request = DistillRequest(**shared, task=own_task or names or None, overrides=overrides, progress=story.progress)
+    if common.plan:
+        common.finish_plan(finetuning_plan(request))
+        return
+    outcome = run_distillation(request, progress=story.progress, begun=keep_log)
+    tell_scores(outcome)
+    _tell_teacher(outcome.results)
+    common.finish(outcome.run, outcome.results)
+
+
+def _tell_teacher(results: Mapping[str, Any]) -> None:
+    """The teacher beside the student, for people."""
+    teacher, student = results["teacher"], results["student"]
+    rows = [
+        (split, name, _figure(score), _share(results["retained"][split][name]))
+        for split, scores in teacher["splits"].items()
+        for name, score in scores.items()
+    ]
+    story.table(["split", "metric", "teacher", "retained by the student"], rows)
+    times = teacher["parameters"] / max(1, student["parameters"])
+    story.line(
+        f"{'a control, without the teacher: ' if results['control'] else ''}{student['parameters']:,} parameters,"
+        f" {times:.1f} times fewer than the teacher's {teacher['parameters']:,}"
+    )
+
+
+def _resumed(resume: str) -> RunDirectory:
+    """The run to go on with, where no recipe says which."""
+    from bertkit.run.directory import find_run, find_runs
+
+    if resume != RESUME_NEWEST:
+        run = find_run(resume, runs_root())
+        if run.record["kind"] != "distill":
+            raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which resumes it")
+        return run
+    unfinished = [run for run in find_runs(runs_root()) if run.record["kind"] == "distill" and run.status != "done"]
+    if not unfinished:
+        raise UsageError(f"no unfinished run to resume under {runs_root()}; start one without --resume")
+    return unfinished[0]
+
+
+def _is_on_text(recipe: str) -> bool:
+    """Whether a recipe distils on text.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    from bertkit.recipe.load import DEFAULT_KIND, resolve_recipe
+
+    tree = resolve_recipe(recipe)
+    kind = tree.child("kind")
+    found = DEFAULT_KIND if kind is None else kind.plain()
+    if found != "distill":
+        raise UsageError(f"{Path(recipe).name}: is a recipe of kind {found}: bertkit {found} {recipe}")
+    return tree.child("objective") is not None
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

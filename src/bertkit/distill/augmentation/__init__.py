@@ -1,0 +1,27 @@
+"""Augmentation of a task's examples for distillation, by the name that a recipe gives it; a new method is one file and
+one entry."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from bertkit.distill.augmentation.base import Augmentation, Surroundings
+from bertkit.distill.augmentation.cache import augmented_examples
+from bertkit.distill.augmentation.masked_lm import MaskedLMWords
+from bertkit.distill.augmentation.masking import Masking
+
+AnyAugmentation = Annotated[Masking | MaskedLMWords, Field(discriminator="name")]
+
+AUGMENTATIONS: dict[str, type[Augmentation]] = {"masking": Masking, "masked_lm": MaskedLMWords}
+
+__all__ = [
+    "AUGMENTATIONS",
+    "AnyAugmentation",
+    "Augmentation",
+    "MaskedLMWords",
+    "Masking",
+    "Surroundings",
+    "augmented_examples",
+]

@@ -1,0 +1,137 @@
+"""What an augmentation is: examples in, the same examples and altered copies of them out.
+
+Tang et al. 2019, arXiv:1903.12136, section 3.3: a teacher can label any text, so that the student sees more of its
+function than the task's own examples show. One file per method; cache.py keeps what came out.
+
+All is drawn by numbers that depend on the seed and the example's own texts alone (data/random.py): an example has the
+same copies wherever it stands, whatever stands beside it, and however often the work was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from bertkit.data.random import Draw
+from bertkit.errors import DataError
+from bertkit.files import sha256_of
+from bertkit.settings import Settings
+from bertkit.tasks.examples import TextExample
+from bertkit.text.masked import parts_of
+
+Variant = tuple[str, str | None]
+"""An example's texts, altered."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where an augmentation works.
+
+    Attributes:
+        seed: of all draws.
+        offline: ask no network for models.
+        device: where a model computes.
+    """
+
+    seed: int = 0
+    offline: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def draw(self) -> Draw:
+        """The generator."""
+        return Draw(self.seed, "augmentation")
+
+
+class Augmenter(ABC):
+    """A method at work, with all that it needs in memory."""
+
+    @abstractmethod
+    def variants(self, examples: Sequence[TextExample]) -> list[list[Variant]]:
+        """The copies of each example, in order; some may be equal to one another or to the example."""
+
+
+class Augmentation(Settings, ABC):
+    """How examples are altered, and how often."""
+
+    labels: Literal["kept", "none"] = Field(
+        "none", description="Whether a copy has its example's label, or none but what the teacher says of it."
+    )
+
+    @abstractmethod
+    def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> Augmenter:
+        """Read what is needed.
+
+        Args:
+            examples: all of them, for methods that learn from the whole.
+
+        Raises:
+            DataError: a file or a model is at fault.
+        """
+
+    @abstractmethod
+    def reads(self, *, offline: bool) -> dict[str, str]:
+        """The sha256 of what is read, by the name of the setting that names it."""
+
+    def augmented(self, examples: Sequence[TextExample], surroundings: Surroundings | None = None) -> list[TextExample]:
+        """The examples in their order, each with its copies behind it; `cache.augmented_examples` keeps them on disk.
+
+        A copy's id is the example's, a slash and the copy's number from 1; a copy that is equal to its example or to
+        one of its earlier copies is left out.
+
+        Raises:
+            DataError: a file or a model is at fault.
+        """
+        augmenter = self.augmenter(examples, surroundings or Surroundings())
+        return self.with_copies(examples, augmenter.variants(examples))
+
+    def with_copies(self, examples: Sequence[TextExample], variants: Sequence[Sequence[Variant]]) -> list[TextExample]:
+        """The examples, each with its different copies behind it."""
+        found = []
+        for example, own in zip(examples, variants, strict=True):
+            found.append(example)
+            seen = {_content((example.text, example.text_pair))}
+            label = example.label if self.labels == "kept" else None
+            for number, variant in enumerate(own, start=1):
+                content = _content(variant)
+                if content in seen:
+                    continue
+                seen.add(content)
+                text, pair = variant
+                found.append(replace(example, id=f"{example.id}/{number}", text=text, text_pair=pair, label=label))
+        return found
+
+
+def _content(texts: Variant) -> tuple[tuple[str, ...] | None, ...]:
+    """A masked word is another than one that was written `[MASK]`."""
+    return tuple(None if text is None else parts_of(text) for text in texts)
+
+
+def address(example: TextExample) -> int:
+    """A number of 64 bits for an example's texts: where its draws stand."""
+    content = f"{example.text}\0{'' if example.text_pair is None else example.text_pair}"
+    return int.from_bytes(hashlib.sha256(content.encode("utf-8", "backslashreplace")).digest()[:8], "little")
+
+
+def content_hash(path: str, setting: str) -> str:
+    """sha256 (hex) of a file that a setting names.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise DataError(f"augmentation.{setting}: {path}: no such file")
+    return sha256_of(file)
+
+
+def settings_of(augmentation: Augmentation, read: Mapping[str, str]) -> dict[str, object]:
+    """All that decides the copies of an example but seed and example: of what is read, the content, not the name."""
+    return {**augmentation.model_dump(mode="json"), **read}

@@ -1,0 +1,156 @@
+"""Augmented examples on disk: made once, found again by what they were made of, continued where the work stopped.
+
+Own design, as token shards (data/prepare.py): a directory of the cache is named by the sha256 of examples, settings,
+seed, and the content of whatever is read. Blocks of examples are written one by one, each whole or not at all; when the
+last is there they become one file. Two processes at the same work write the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.distill.augmentation.base import Augmentation, Augmenter, Surroundings, settings_of
+from bertkit.errors import DataError
+from bertkit.files import read_json, sha256_of, write_json, write_text
+from bertkit.progress import Progress, silent_progress
+from bertkit.tasks.examples import TextExample
+from bertkit.text.masked import MaskedText
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+BLOCK_EXAMPLES = 1000
+EXAMPLES_FILE = "examples.jsonl"
+MANIFEST_FILE = "manifest.json"
+
+
+def augmented_examples(
+    examples: Sequence[TextExample],
+    augmentation: Augmentation,
+    *,
+    cache: Path,
+    surroundings: Surroundings | None = None,
+    progress: Progress | None = None,
+    block_examples: int = BLOCK_EXAMPLES,
+) -> list[TextExample]:
+    """What `Augmentation.augmented` gives, from the cache where it is there.
+
+    Args:
+        examples: in any order; a copy's content depends on its own example alone (and, with learnt classes of words,
+            on which examples there are).
+        augmentation: the method.
+        cache: the cache's root; the files lie in `augmented/` below it.
+        surroundings: seed, device, network.
+        progress: shows how many examples are done.
+        block_examples: so many are made before they are written; decides memory and what a kill costs.
+
+    Raises:
+        DataError: a file or a model is at fault, or the cached file is damaged and cannot be removed.
+    """
+    surroundings = surroundings or Surroundings()
+    identity = augmented_identity(examples, augmentation, surroundings)
+    directory = cache / "augmented" / identity[:32]
+    path = directory / EXAMPLES_FILE
+    if _is_whole(directory):
+        log.info("augmented examples found in %s", directory)
+        return list(_read(path))
+    directory.mkdir(parents=True, exist_ok=True)
+    blocks = [
+        range(first, min(first + block_examples, len(examples))) for first in range(0, len(examples), block_examples)
+    ]
+    files = [directory / f"block-{block.start:09d}-{block.stop:09d}.jsonl" for block in blocks]
+    augmenter: Augmenter | None = None
+    with (progress or silent_progress)("augmenting", total=len(examples), unit="examples") as meter:
+        for block, file in zip(blocks, files, strict=True):
+            if not file.is_file():
+                augmenter = augmenter or augmentation.augmenter(examples, surroundings)
+                own = examples[block.start : block.stop]
+                write_text(file, "".join(_lines(augmentation.with_copies(own, augmenter.variants(own)))))
+            meter.update(block.stop)
+    write_text(path, "".join(file.read_text(encoding="utf-8") for file in files))
+    found = list(_read(path))
+    write_json(
+        directory / MANIFEST_FILE,
+        {
+            "version": VERSION,
+            "identity": identity,
+            "method": augmentation.model_dump(mode="json"),
+            "seed": surroundings.seed,
+            "examples": len(examples),
+            "with_copies": len(found),
+            "sha256": sha256_of(path),
+        },
+    )
+    for file in directory.glob("block-*.jsonl"):
+        file.unlink(missing_ok=True)
+    log.info(
+        "augmented: %s examples, with their copies %s, %.1f MB in %s",
+        *(f"{len(examples):,}", f"{len(found):,}", path.stat().st_size / 1e6, directory),
+    )
+    return found
+
+
+def augmented_identity(examples: Sequence[TextExample], augmentation: Augmentation, surroundings: Surroundings) -> str:
+    """sha256 (hex) of all that decides what comes out."""
+    digest = hashlib.sha256()
+    record = {
+        "version": VERSION,
+        "settings": settings_of(augmentation, augmentation.reads(offline=surroundings.offline)),
+        "seed": surroundings.seed,
+    }
+    digest.update(json.dumps(record, sort_keys=True).encode())
+    for line in _lines(examples):
+        digest.update(line.encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
+
+
+def _is_whole(directory: Path) -> bool:
+    """Whether the work was finished here; what was damaged since is made again."""
+    manifest, path = directory / MANIFEST_FILE, directory / EXAMPLES_FILE
+    if not manifest.is_file():
+        return False
+    if path.is_file() and read_json(manifest).get("sha256") == sha256_of(path):
+        return True
+    log.warning("%s: is not what was written here; the augmented examples are made again", path)
+    manifest.unlink()
+    return False
+
+
+def _lines(examples: Iterable[TextExample]) -> Iterator[str]:
+    for example in examples:
+        row = {
+            "id": example.id,
+            "text": _shown(example.text),
+            "text_pair": None if example.text_pair is None else _shown(example.text_pair),
+            "label": example.label,
+        }
+        yield json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _shown(text: str) -> str | list[str]:
+    """A text with masks as the list of its parts."""
+    return list(text.parts) if isinstance(text, MaskedText) else text
+
+
+def _read(path: Path) -> Iterator[TextExample]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row: dict[str, Any] = json.loads(line)
+                texts = {name: _text(row[name]) for name in ("text", "text_pair")}
+                label = tuple(row["label"]) if isinstance(row["label"], list) else row["label"]
+                assert texts["text"] is not None
+                yield TextExample(row["id"], texts["text"], texts["text_pair"], label)
+            except (ValueError, KeyError) as error:
+                raise DataError(
+                    f"{path}, line {number}: not an augmented example ({error}); remove the file"
+                ) from error
+
+
+def _text(value: str | list[str] | None) -> str | None:
+    return MaskedText(value) if isinstance(value, list) else value

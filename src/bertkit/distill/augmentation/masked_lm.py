@@ -1,0 +1,288 @@
+"""Words that a masked language model puts in their place: TinyBERT's augmentation.
+
+Jiao et al. 2020, TinyBERT, arXiv:1909.10351, algorithm 1. A word that is one piece is masked, and the model's M
+likeliest words are its candidates; a word of several pieces has the M nearest words by word vectors. In each of N
+copies every word becomes one of its candidates with probability p. As in the released data_augmentation.py the model
+reads the sentence twice, as a pair, the first time with the mask: it sees what stood there, and proposes words like it.
+Stop words and whatever is not letters and digits stay; of a pair each text is altered by itself, N copies with one
+altered and N with the other. Sibling masking.py needs no model.
+
+Quirks: candidates are whole words of letters and digits (a piece that continues a word, or a sign, is passed over);
+copies are drawn as the paper has it, so that a word may be exchanged for itself; without a file of word vectors a word
+of several pieces stays as it is.
+
+Shapes: R masked copies of sentences, M candidates, V vocabulary, W words.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.random import Draw
+from bertkit.distill.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
+from bertkit.distill.augmentation.function_words import FUNCTION_WORDS
+from bertkit.distill.augmentation.words import CutText
+from bertkit.errors import DataError
+from bertkit.files import sha256_of
+from bertkit.models.find import encoder_directory, find_model
+from bertkit.models.headed import SCORING_RULE, HeadedModel
+from bertkit.models.hub import load_model
+from bertkit.models.weight_files import find_weights
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import TextExample
+from bertkit.text.lexicon import read_lexicon
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.word_vectors import WordVectors, read_word_vectors
+
+log = logging.getLogger(__name__)
+
+_HEAD = "masked_lm"
+_BATCH_TOKENS = 8192
+
+Candidates = dict[int, tuple[str, ...]]
+"""By a word's number what may stand in its place."""
+
+
+class MaskedLMWords(Augmentation):
+    """Words of a masked language model, and of word vectors."""
+
+    name: Literal["masked_lm"] = "masked_lm"
+    labels: Literal["kept", "none"] = Field(
+        "kept", description="Whether a copy has its example's label, or none but what the teacher says of it."
+    )
+    model: str = Field(description="Model with a masked-LM head: a Hub id, a model or a run directory.")
+    copies: int = Field(
+        20, ge=1, description="Copies of each text (N); TinyBERT: 10 for MNLI and QQP, 20 for SST-2 and QNLI, else 30."
+    )
+    replace: float = Field(0.4, ge=0, le=1, description="Probability p that a word is exchanged.")
+    candidates: int = Field(15, ge=1, description="Words that may stand in a word's place (M).")
+    word_vectors: str | None = Field(
+        None, description="File of word vectors (GloVe or word2vec text) for words of several pieces; null: they stay."
+    )
+    vector_words: int = Field(50_000, ge=2, description="Words read of that file, the commonest first.")
+    stop_words: str | None = Field(
+        None, description="File of words that stay, one a line, in lower case; null: English function words."
+    )
+
+    def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> MaskedLMAugmenter:
+        directory = self._directory(offline=surroundings.offline)
+        model, _ = load_model(directory)
+        if _HEAD not in model.head_names:
+            raise DataError(f"{directory}: has no masked-LM head; augment with a model that was pretrained with one")
+        rule = model.extras.get(SCORING_RULE)
+        if rule is not None:
+            raise DataError(f"{directory}: was trained to be asked by {rule}; augment with a model of masked_lm alone")
+        vectors = None
+        if self.word_vectors is not None:
+            vectors = read_word_vectors(Path(self.word_vectors).expanduser(), most_words=self.vector_words)
+        tokenizer = Tokenizer.load(directory, offline=surroundings.offline)
+        proposer = Proposer(model.to(surroundings.device), tokenizer, self.candidates, device=surroundings.device)
+        stop_words = FUNCTION_WORDS
+        if self.stop_words is not None:
+            stop_words = frozenset(read_lexicon(Path(self.stop_words).expanduser()))
+        return MaskedLMAugmenter(self, proposer, vectors, stop_words, surroundings.draw)
+
+    def reads(self, *, offline: bool) -> dict[str, str]:
+        directory = self._directory(offline=offline)
+        tokenizer = Tokenizer.load(directory, offline=offline)
+        files = {"word_vectors": self.word_vectors, "stop_words": self.stop_words}
+        own = {name: content_hash(path, name) for name, path in files.items() if path is not None}
+        return {"model": f"{sha256_of(find_weights(directory))} {tokenizer.fingerprint}", **own}
+
+    def _directory(self, *, offline: bool) -> Path:
+        return encoder_directory(find_model(self.model, offline=offline))
+
+
+class MaskedLMAugmenter(Augmenter):
+    """Makes the copies.
+
+    Args:
+        settings: probability and number of copies.
+        proposer: of candidates for words of one piece.
+        vectors: for words of several.
+        stop_words: what stays, in lower case.
+        draw: of all choices.
+    """
+
+    def __init__(
+        self,
+        settings: MaskedLMWords,
+        proposer: Proposer,
+        vectors: WordVectors | None,
+        stop_words: frozenset[str],
+        draw: Draw,
+    ) -> None:
+        self.settings = settings
+        self.proposer = proposer
+        self.stop_words = stop_words
+        self.draw = draw
+        self._nearest = lru_cache(maxsize=None)(
+            lambda word: () if vectors is None else tuple(vectors.nearest(word, settings.candidates))
+        )
+
+    def variants(self, examples: Sequence[TextExample]) -> list[list[Variant]]:
+        texts = dict.fromkeys(text for each in examples for text in (each.text, each.text_pair) if text is not None)
+        found = dict(zip(texts, self.candidates(list(texts)), strict=True))
+        return [self._of(example, found) for example in examples]
+
+    def candidates(self, texts: Sequence[str]) -> list[Candidates]:
+        """What may stand in the place of each text's words; words that stay are left out."""
+        cuts = [CutText.of(text).words for text in texts]
+        chosen = [[number for number, word in enumerate(words) if self._may_change(word)] for words in cuts]
+        asked = self.proposer.ask(cuts, chosen)
+        found: list[Candidates] = []
+        for words, numbers, own in zip(cuts, chosen, asked, strict=True):
+            several = [number for number in numbers if number not in own]
+            near = {
+                number: words_near
+                for number in several
+                if (words_near := self._nearest(words[number]) or self._nearest(words[number].lower()))
+            }
+            kept = {number: proposed for number, proposed in own.items() if proposed}
+            found.append(dict(sorted({**kept, **near}.items())))
+        return found
+
+    def _may_change(self, word: str) -> bool:
+        return word.isalnum() and word.lower() not in self.stop_words
+
+    def _of(self, example: TextExample, found: dict[str, Candidates]) -> list[Variant]:
+        first, second = example.text, example.text_pair
+        if second is None:
+            return [(text, None) for text in self._altered(first, 0, found[first], address(example))]
+        altered = [
+            self._altered(text, side, found[text], address(example)) for side, text in enumerate((first, second))
+        ]
+        return [*((text, second) for text in altered[0]), *((first, text) for text in altered[1])]
+
+    def _altered(self, text: str, side: int, candidates: Candidates, example: int) -> list[str]:
+        """N copies of one text of an example."""
+        cut, copies = CutText.of(text), self.settings.copies
+        numbers = list(candidates)
+        if not numbers:
+            return [text] * copies
+        copy_N1, word_W = np.arange(copies)[:, None], np.array(numbers)
+        sizes_W = np.array([len(candidates[number]) for number in numbers])
+        is_new_NW = (
+            self.draw.uniform(f"replace/{side}", epoch=copy_N1, sample=example, position=word_W) < self.settings.replace
+        )
+        which_NW = self.draw.integers(f"candidate/{side}", sizes_W, epoch=copy_N1, sample=example, position=word_W)
+        return [
+            cut.changed({numbers[at]: candidates[numbers[at]][which_NW[copy, at]] for at in np.flatnonzero(is_new)})
+            for copy, is_new in enumerate(is_new_NW)
+        ]
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """A sentence twice, with a mask in the first: ids, types, where the mask is, and whose word it stands for."""
+
+    ids: list[int]
+    types: list[int]
+    place: int
+    sentence: int
+    word: int
+
+
+class Proposer:
+    """A masked language model that is asked for words.
+
+    Args:
+        model: with a masked-LM head, where it computes.
+        tokenizer: its own.
+        candidates: M.
+        device: of the model.
+
+    Raises:
+        DataError: the vocabulary has no whole words, or no mask.
+    """
+
+    def __init__(
+        self, model: HeadedModel, tokenizer: Tokenizer, candidates: int, *, device: torch.device | None = None
+    ) -> None:
+        config = model.encoder.config
+        self.model = model.eval()
+        self.device = device or torch.device("cpu")
+        self.mask_id = tokenizer.mask_id
+        self.unknown = tokenizer.unk_id if "unk" in tokenizer.roles else -1
+        self._encoder = SequenceEncoder(tokenizer, max_tokens=config.max_tokens, token_types=config.reads_token_types)
+        starts_V = tokenizer.word_start_V[: model.encoder.vocab_size]
+        texts = {
+            number: tokenizer.decode([number]).strip()
+            for number in np.flatnonzero(starts_V).tolist()
+            if number not in tokenizer.special_ids
+        }
+        self._words = {number: text for number, text in texts.items() if text.isalnum()}
+        if not self._words:
+            raise DataError("the model's vocabulary has no whole words to put in a word's place")
+        self._word_ids = torch.tensor(list(self._words), device=self.device)
+        self.candidates = min(candidates, len(self._words))
+
+    def ask(self, sentences: Sequence[Sequence[str]], chosen: Sequence[Sequence[int]]) -> list[Candidates]:
+        """Candidates for the chosen words that are one piece, the likeliest first.
+
+        A word that does not fit into what the model reads has none; of a sentence that does not fit twice the second
+        copy is cut.
+
+        Args:
+            sentences: words.
+            chosen: numbers of words of each sentence.
+        """
+        found: list[Candidates] = [{} for _ in sentences]
+        for some in _batches(self._masked(sentences, chosen)):
+            best_RM = self._likeliest(some).tolist()
+            for masked, ids in zip(some, best_RM, strict=True):
+                found[masked.sentence][masked.word] = tuple(self._words[i] for i in ids)
+        return found
+
+    def _masked(self, sentences: Sequence[Sequence[str]], chosen: Sequence[Sequence[int]]) -> Iterator[_Masked]:
+        room = self._encoder.room(2)
+        encodings = self._encoder.pieces_of_words([words or [""] for words in sentences])
+        for sentence, (encoding, numbers) in enumerate(zip(encodings, chosen, strict=True)):
+            places: dict[int, list[int]] = {}
+            for place, word in enumerate(encoding.word_ids):
+                places.setdefault(word, []).append(place)
+            first = list(encoding.ids)[:room]
+            second = list(encoding.ids)[: room - len(first)]
+            for word in numbers:
+                own = places.get(word, [])
+                if len(own) != 1 or own[0] >= len(first) or first[own[0]] == self.unknown:
+                    continue
+                copy = [*first]
+                copy[own[0]] = self.mask_id
+                ids, types = self._encoder.pair.fill(copy, second)
+                yield _Masked(ids, types, self._encoder.pair.before + own[0], sentence, word)
+
+    @torch.inference_mode()
+    def _likeliest(self, some: Sequence[_Masked]) -> Tensor:
+        """The M likeliest words at the masks, (R, M)."""
+        batch = PackedBatch.from_ids([each.ids for each in some], [each.types for each in some]).to(self.device)
+        place_R = torch.tensor([each.place for each in some], device=self.device)
+        model = self.model
+        hidden_RD = model.encoder.rows(model.encoder.marked(batch, model.head_names), batch.first_token_B + place_R)
+        logits_RV = model.token_logits(_HEAD, hidden_RD)[:, self._word_ids]
+        return self._word_ids[logits_RV.topk(self.candidates, dim=-1).indices]
+
+
+def _batches(masked: Iterator[_Masked]) -> Iterator[list[_Masked]]:
+    """As many as are computed at once."""
+    some: list[_Masked] = []
+    tokens = 0
+    for each in masked:
+        if some and tokens + len(each.ids) > _BATCH_TOKENS:
+            yield some
+            some, tokens = [], 0
+        some.append(each)
+        tokens += len(each.ids)
+    if some:
+        yield some

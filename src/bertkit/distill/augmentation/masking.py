@@ -1,0 +1,144 @@
+"""Words masked, exchanged for others of the same part of speech, and n-grams alone: the augmentation of Tang et al.
+
+Tang et al. 2019, arXiv:1903.12136, section 3.3. For every word of a copy a number is drawn: with probability p_mask the
+word is masked, with probability p_pos it becomes another of its part of speech (word_classes.py), else it stays. Then,
+with probability p_ng, one n-gram of the copy is all that is left of it, with n from 1 to 5. Of a pair the first text is
+altered in one copy, the second in the next, both in the one after that, and so on. Sibling masked_lm.py asks a model
+for words that fit.
+
+Where the paper is silent: n is drawn first and cut to the text's length, so that a text of three words often stays
+whole; a word without another of its part of speech stays; a sign of punctuation is a word.
+
+Shapes: C copies, W words.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from bertkit.data.random import Draw
+from bertkit.distill.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
+from bertkit.distill.augmentation.word_classes import WordClasses, count_words, learnt_classes, read_tags
+from bertkit.distill.augmentation.words import CutText
+from bertkit.tasks.examples import TextExample
+
+log = logging.getLogger(__name__)
+
+LEARNT = "learnt"
+_ALTERED = ((0,), (1,), (0, 1))
+"""Which texts of a pair are altered, copy by copy."""
+
+
+class Masking(Augmentation):
+    """Masks, words of the same part of speech, and n-grams."""
+
+    name: Literal["masking"] = "masking"
+    copies: int | None = Field(
+        None, ge=1, description="Copies made of an example (n_iter); null: 20, of a pair 10. Equal ones are dropped."
+    )
+    mask: float = Field(0.1, ge=0, le=1, description="p_mask: probability that a word is masked.")
+    same_tag: float = Field(0.1, ge=0, le=1, description="p_pos: that it becomes another of its part of speech.")
+    ngram: float = Field(0.25, ge=0, le=1, description="p_ng: that an n-gram is all that is left of a copy.")
+    longest_ngram: int = Field(5, ge=1, description="Words of the longest n-gram.")
+    tags: str | None = Field(
+        LEARNT,
+        description="Where parts of speech come from: learnt (classes of words with like neighbours in the texts), a"
+        " CoNLL-U file or one of `word TAB tag` lines, or null: words are not exchanged.",
+    )
+
+    @model_validator(mode="after")
+    def _add_up(self) -> Masking:
+        if self.mask + self.same_tag > 1:
+            raise ValueError(f"mask and same_tag add up to {self.mask + self.same_tag:g}; at most 1 can be shared out")
+        return self
+
+    def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> MaskingAugmenter:
+        texts = [text for example in examples for text in (example.text, example.text_pair) if text is not None]
+        class_of: dict[str, str] = {}
+        if self.tags is not None and self.same_tag > 0:
+            class_of = learnt_classes(texts) if self.tags == LEARNT else read_tags(Path(self.tags).expanduser())
+        classes = WordClasses(class_of, count_words(texts))
+        if self.tags is not None and self.same_tag > 0:
+            log.info("augmentation: %s words have others of their kind (tags: %s)", f"{len(classes):,}", self.tags)
+        return MaskingAugmenter(self, classes, surroundings.draw)
+
+    def reads(self, *, offline: bool) -> dict[str, str]:
+        return {} if self.tags in (None, LEARNT) else {"tags": content_hash(str(self.tags), "tags")}
+
+
+class MaskingAugmenter(Augmenter):
+    """Makes the copies.
+
+    Args:
+        settings: probabilities and number of copies.
+        classes: of words.
+        draw: of all choices.
+    """
+
+    def __init__(self, settings: Masking, classes: WordClasses, draw: Draw) -> None:
+        self.settings = settings
+        self.classes = classes
+        self.draw = draw
+
+    def variants(self, examples: Sequence[TextExample]) -> list[list[Variant]]:
+        return [
+            self._of_pair(example) if example.text_pair is not None else self._of_text(example) for example in examples
+        ]
+
+    def _of_text(self, example: TextExample) -> list[Variant]:
+        copies = self.settings.copies or 20
+        return [(text, None) for text in self._altered(example.text, 0, copies, address(example))]
+
+    def _of_pair(self, example: TextExample) -> list[Variant]:
+        assert example.text_pair is not None
+        copies = self.settings.copies or 10
+        texts = (example.text, example.text_pair)
+        altered = [self._altered(text, side, copies, address(example)) for side, text in enumerate(texts)]
+        found: list[Variant] = []
+        for copy in range(copies):
+            sides = _ALTERED[copy % len(_ALTERED)]
+            first, second = (altered[side][copy] if side in sides else texts[side] for side in (0, 1))
+            found.append((first, second))
+        return found
+
+    def _altered(self, text: str, side: int, copies: int, example: int) -> list[str]:
+        """One text of an example, altered in each copy.
+
+        Args:
+            text: of at least one word; one without is left as it is.
+            side: which of the example's texts it is.
+            copies: C.
+            example: the address of its draws.
+        """
+        cut, settings = CutText.of(text), self.settings
+        words = cut.words
+        if not words:
+            return [text] * copies
+        copy_C1, word_W = np.arange(copies)[:, None], np.arange(len(words))
+        fate_CW = self.draw.uniform(f"fate/{side}", epoch=copy_C1, sample=example, position=word_W)
+        other_CW = self.draw.uniform(f"other/{side}", epoch=copy_C1, sample=example, position=word_W)
+        gram_3C = self.draw.uniform(f"ngram/{side}", epoch=copy_C1.T, sample=example, position=np.arange(3)[:, None])
+        found = []
+        for copy in range(copies):
+            new: dict[int, str | None] = {}
+            for number in np.flatnonzero(fate_CW[copy] < settings.mask + settings.same_tag).tolist():
+                if fate_CW[copy, number] < settings.mask:
+                    new[number] = None
+                elif (other := self.classes.another(words[number], float(other_CW[copy, number]))) is not None:
+                    new[number] = other
+            kept = self._ngram(gram_3C[:, copy], len(words)) if gram_3C[0, copy] < settings.ngram else None
+            found.append(cut.changed(new, kept))
+        return found
+
+    def _ngram(self, number_3: NDArray[np.float64], words: int) -> range:
+        """Which words an n-gram has, of so many."""
+        length = min(words, 1 + int(number_3[1] * self.settings.longest_ngram))
+        first = int(number_3[2] * (words - length + 1))
+        return range(first, first + length)

@@ -1,0 +1,61 @@
+"""A text cut into words that can be exchanged, masked or cut out, all else of it left as it was.
+
+Own design; the papers' releases cut with spaCy (Tang et al. 2019) or BERT's rules (Jiao et al. 2020) and join with
+spaces. A word is a run of letters and digits with the apostrophes and hyphens inside it; every other sign but a space
+is a word of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bertkit.text.masked import MaskedText
+
+_WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class CutText:
+    """A text and where its words stand.
+
+    Attributes:
+        text: the whole.
+        spans: the first character of each word and the one behind its last.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, text: str) -> CutText:
+        return cls(text, tuple(match.span() for match in _WORD.finditer(text)))
+
+    @property
+    def words(self) -> list[str]:
+        return [self.text[start:end] for start, end in self.spans]
+
+    def changed(self, new: Mapping[int, str | None], kept: range | None = None) -> str:
+        """The text with other words.
+
+        Args:
+            new: by a word's number what stands in its place; None is a mask.
+            kept: words that are left over, one at least; all where None.
+
+        Returns:
+            A `MaskedText` where a word is masked.
+        """
+        numbers = range(len(self.spans)) if kept is None else kept
+        at, end = (0, len(self.text)) if kept is None else (self.spans[kept[0]][0], self.spans[kept[-1]][1])
+        parts = [""]
+        for number in sorted(new):
+            if number not in numbers:
+                continue
+            first, behind = self.spans[number]
+            word = new[number]
+            parts[-1] += self.text[at:first] + (word or "")
+            parts += [""] * (word is None)
+            at = behind
+        parts[-1] += self.text[at:end]
+        return MaskedText(parts) if len(parts) > 1 else parts[0]

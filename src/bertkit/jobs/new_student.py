@@ -1,0 +1,97 @@
+"""A BiLSTM before its first step: a vocabulary of its own, learnt from the task's texts, and weights drawn anew.
+
+Tang et al. 2019, arXiv:1903.12136, section 4.2. All that is written is a model directory, which `bertkit finetune`,
+`distill`, `predict` and `eval` take like any other.
+
+Quirks: the paper's students know every word of the word2vec release; here the vocabulary is small, for its table would
+be larger than all the rest.
+
+Shapes: V vocabulary, E width of the embeddings.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import processors
+
+from bertkit.errors import UsageError
+from bertkit.models.bilstm import BilstmStudent
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import save_model
+from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.vocabulary import train_tokenizer
+from bertkit.text.word_vectors import read_word_vectors
+from bertkit.text.word_vocabulary import word_tokenizer
+
+log = logging.getLogger(__name__)
+
+__all__ = ["BilstmStudent", "new_bilstm", "own_tokenizer"]
+
+_CONTINUES = "##"
+
+
+def new_bilstm(texts: Iterable[str], student: BilstmStudent, out: Path, *, pairs: bool, seed: int = 0) -> Path:
+    """Write a BiLSTM that has learnt nothing yet, without a head; the same texts, settings and seed give equal bytes.
+
+    Args:
+        texts: the task's, of the training examples alone; of pairs both.
+        student: sizes and vocabulary.
+        out: the directory to write.
+        pairs: whether examples are pairs.
+        seed: of the weights.
+
+    Returns:
+        `out`.
+
+    Raises:
+        UsageError: a vocabulary too small for the text's characters, word vectors of another width, or a student made
+            for another number of texts.
+        DataError: no text, or a faulty file of word vectors.
+    """
+    tokenizer = own_tokenizer(texts, student)
+    model = HeadedModel(student.config(2 if pairs else 1).build(tokenizer.vocab_size, pad_id=tokenizer.pad_id))
+    model.initialise(seed)
+    if student.word_vectors is not None:
+        _take_vectors(model, tokenizer, student, Path(student.word_vectors).expanduser())
+    save_model(model.eval(), tokenizer, out)
+    return out
+
+
+def own_tokenizer(texts: Iterable[str], student: BilstmStudent) -> Tokenizer:
+    """The vocabulary; each text has one [SEP] behind it, and nothing before it."""
+    if student.vocabulary == "words":
+        tokenizer = word_tokenizer(texts, student.vocab_size, lowercase=student.lowercase)
+    else:
+        config = TokenizerConfig(type="wordpiece", vocab_size=student.vocab_size, lowercase=student.lowercase)
+        tokenizer = train_tokenizer(config, texts)
+    sep = tokenizer.roles["sep"]
+    tokenizer.backend.post_processor = processors.TemplateProcessing(
+        single=f"$A:0 {sep}:0", pair=f"$A:0 {sep}:0 $B:1 {sep}:1", special_tokens=[(sep, tokenizer.sep_id)]
+    )
+    # A tokenizer keeps what it found out about its rules; this one's have changed.
+    return Tokenizer(tokenizer.backend, tokenizer.roles, lowercases=tokenizer.lowercases)
+
+
+def _take_vectors(model: HeadedModel, tokenizer: Tokenizer, student: BilstmStudent, path: Path) -> None:
+    """Put the vectors of known words in the place of what was drawn."""
+    special = tokenizer.special_ids
+    words = {
+        token: number
+        for token, number in tokenizer.backend.get_vocab().items()
+        if number not in special and not token.startswith(_CONTINUES)
+    }
+    vectors = read_word_vectors(path, only=words.keys())
+    if vectors.width != student.embedding_size:
+        raise UsageError(
+            f"student.embedding_size is {student.embedding_size}, the vectors of {path} have {vectors.width} numbers;"
+            f" write embedding_size: {vectors.width}"
+        )
+    row = torch.from_numpy(np.array([words[word] for word in vectors.words], dtype=np.int64))
+    with torch.no_grad():
+        model.encoder.word_embedding.weight[row] = torch.from_numpy(vectors.vector_NE)
+    log.info("%s: %d of %d words begin with its vectors", path, len(vectors.words), len(words))

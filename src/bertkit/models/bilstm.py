@@ -1,0 +1,241 @@
+"""A BiLSTM over word embeddings: the small student of a large teacher.
+
+Tang et al. 2019, "Distilling Task-Specific Knowledge from BERT into Simple Neural Networks", arXiv:1903.12136, section
+3.1: the last state of the forward direction and that of the backward one, a layer with ReLU, the logits; of a pair,
+both texts go through the same LSTM, and [h1, h2, h1 * h2, |h1 - h2|] is what the layer reads. Unlike every sibling it
+has no attention, no positions and no segments, and no class of the Hub; feature_lstm.py is an LSTM on another model.
+
+A pair is one sequence of a batch like any other, whose token types say where the second text begins. With texts: 2 the
+LSTM begins anew there (a single text's h2 is then 0); with texts: 1 a pair is read through as one text. So that a text
+is read alike in either place, its tokenizer (jobs/new_student.py) writes one [SEP] behind each text and nothing before:
+an empty text still has a token, and swapping the texts swaps h1 and h2 and no more.
+
+Quirks: one table of embeddings, all of it trained, where the paper has a second one that is kept as it was read;
+dropout on the embeddings, between layers and before the logits; several layers, should one want them.
+
+Shapes: T packed tokens, B sequences, X texts, E width of the embeddings, D = 2 H states, H width of a direction,
+K labels.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import UsageError
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.heads import HeadPlan, classifier_plan
+from bertkit.models.packed_lstm import packed_lstm
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
+
+_COMPARED = 4
+"""Vectors that the comparison of two texts lays side by side."""
+
+
+class BilstmConfig(EncoderConfig):
+    """The settings of the LSTM; with 3,000 words the defaults make 345,000 parameters, of a pair 405,000."""
+
+    family: Literal["bilstm"] = "bilstm"
+    embedding_size: int = Field(64, ge=1, description="Width E of the embeddings; that of the word vectors, if given.")
+    lstm_width: int = Field(100, ge=1, description="Width H of each direction.")
+    lstm_layers: int = Field(1, ge=1, description="Layers of the LSTM.")
+    classifier_width: int = Field(100, ge=1, description="Width of the layer with ReLU before the logits.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="On embeddings, between layers, and before the logits.")
+    initializer_range: float = Field(
+        0.25, gt=0, description="Embeddings of words without a vector are drawn evenly from minus this to this."
+    )
+    texts: Literal[1, 2] = Field(
+        1, description="What the classifier reads of an example: one text, or two that are compared."
+    )
+
+    model_type: ClassVar[str] = "bilstm"
+    hub_prefix: ClassVar[str] = "bilstm"
+    base_architecture: ClassVar[str] = "BilstmModel"
+    causal_attention: ClassVar[bool] = False
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> Bilstm:
+        return Bilstm(self, vocab_size)
+
+    @property
+    def max_tokens(self) -> int:
+        """There is no longest sequence."""
+        return sys.maxsize
+
+    @property
+    def reads_token_types(self) -> bool:
+        """They part the texts of a pair."""
+        return True
+
+    def heads(self) -> dict[str, HeadPlan]:
+        return {
+            "sequence_classification": self._classifier("SequenceClassification"),
+            "token_classification": classifier_plan(
+                "BilstmForTokenClassification", dropout_rate=self.dropout, hub="token_classifier"
+            ),
+            "multiple_choice": self._classifier("MultipleChoice", outputs=1),
+        }
+
+    def all_heads(self) -> dict[str, HeadPlan]:
+        """Its own: no objective pretrains it."""
+        return self.heads()
+
+    def _classifier(self, task: str, *, outputs: int | None = None) -> HeadPlan:
+        return HeadPlan(
+            f"BilstmFor{task}",
+            lambda shape: StateClassifier(self, shape.num_labels if outputs is None else outputs),
+            {"dense": "classifier.dense", "output": "classifier.output"},
+            summary="mean",
+            read=two_texts if self.texts == 2 else one_text,
+        )
+
+    @torch.no_grad()
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Embeddings evenly from a range, all else as torch draws it: evenly, up to one over the root of the LSTM's
+        width, or of a linear map's inputs."""
+        if name.endswith("embeddings.weight"):
+            bound = self.initializer_range
+        elif ".layers." in f".{name}":
+            bound = float(self.lstm_width) ** -0.5
+        else:
+            bound = float(parameter.shape[-1]) ** -0.5
+        parameter.uniform_(-bound, bound, generator=generator)
+
+
+class BilstmStudent(BilstmConfig):
+    """How a BiLSTM begins: its own settings, and those of its vocabulary."""
+
+    vocabulary: Literal["wordpiece", "words"] = Field(
+        "wordpiece", description="Pieces of words, or whole words, all but the commonest of which are then unknown."
+    )
+    vocab_size: int = Field(3000, ge=6, description="Most entries of the vocabulary, special tokens included.")
+    lowercase: bool = Field(True, description="Whether words are lowercased.")
+    word_vectors: str | None = Field(
+        None, description="File of word vectors (GloVe or word2vec text) that known words begin with."
+    )
+
+    def config(self, texts: Literal[1, 2]) -> BilstmConfig:
+        """The model's own settings.
+
+        Raises:
+            UsageError: `texts` was set to another number.
+        """
+        if "texts" in self.model_fields_set and self.texts != texts:
+            raise UsageError(f"student.texts is {self.texts}, an example of the task has {texts}; leave it out")
+        own = {name: getattr(self, name) for name in BilstmConfig.model_fields}
+        return BilstmConfig(**{**own, "texts": texts})
+
+
+class Bilstm(Encoder):
+    """Embeddings and layers of an LSTM that reads each text from both ends."""
+
+    hub_names: ClassVar[Names] = {"embeddings": "embeddings", "layers.{n}": "lstm.{n}"}
+
+    def __init__(self, config: BilstmConfig, vocab_size: int) -> None:
+        super().__init__(config, width=2 * config.lstm_width, vocab_size=vocab_size)
+        self.texts = config.texts
+        self.embeddings = nn.Embedding(vocab_size, config.embedding_size)
+        self.dropout = Dropout(config.dropout)
+        widths = [config.embedding_size, *[2 * config.lstm_width] * (config.lstm_layers - 1)]
+        self.layers = nn.ModuleList(nn.LSTM(width, config.lstm_width, bidirectional=True) for width in widths)
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        return self.embeddings
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, 2 H), the forward direction in front. Points: `hook_embed` (T, E), and `blocks.N.hook_lstm` (T, 2 H)."""
+        scope = Scope(recorder, "")
+        states: Tensor = scope.tap("hook_embed", self.embeddings(batch.ids_T))
+        bounds_X1 = Texts.of(batch).bounds_X1 if self.texts == 2 else batch.sequences.cu_seqlens_B1
+        with torch.autocast(states.device.type, enabled=False):
+            for number, layer in enumerate(self.layers):
+                assert isinstance(layer, nn.LSTM)
+                states = packed_lstm(layer, self.dropout(states), bounds_X1)
+                states = scope.tap(f"blocks.{number}.hook_lstm", states)
+        return states
+
+    def path(self) -> Iterable[nn.Module]:
+        return self.layers
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Where the texts of a batch of pairs stand, in the order of its tokens.
+
+    Attributes:
+        bounds_X1: where each text begins, and T.
+        first_B: each sequence's first text.
+        has_second_B: whether it has a second one; its token types do not go up where it has not.
+    """
+
+    bounds_X1: Tensor
+    first_B: Tensor
+    has_second_B: Tensor
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> Texts:
+        """A text begins with its sequence, and where the token type first goes up in it."""
+        bounds_B1 = batch.sequences.cu_seqlens_B1.long()
+        goes_up_T = torch.zeros_like(batch.token_types_T, dtype=torch.bool)
+        goes_up_T[1:] = batch.token_types_T[1:] > batch.token_types_T[:-1]
+        goes_up_T[bounds_B1[:-1]] = False
+        seen_T = goes_up_T.cumsum(0)
+        seen_before_T = torch.repeat_interleave(seen_T[bounds_B1[:-1]], bounds_B1.diff(), output_size=batch.num_tokens)
+        second_X = (goes_up_T & (seen_T - seen_before_T == 1)).nonzero().squeeze(1)
+        bounds_X1 = torch.cat([bounds_B1, second_X]).sort().values
+        first_B = torch.searchsorted(bounds_X1, bounds_B1)
+        return cls(bounds_X1, first_B[:-1], first_B.diff() == 2)
+
+
+def last_states(hidden_TD: Tensor, bounds_X1: Tensor) -> Tensor:
+    """The last state of each direction, (X, 2 H): the forward one's at a text's end, the backward one's at its
+    beginning."""
+    forward_TH, backward_TH = hidden_TD.chunk(2, dim=-1)
+    return torch.cat([forward_TH[bounds_X1[1:] - 1], backward_TH[bounds_X1[:-1]]], dim=-1)
+
+
+def one_text(hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+    """What is read of each sequence as one text, (B, 2 H)."""
+    return last_states(hidden_TD, batch.sequences.cu_seqlens_B1.long())
+
+
+def two_texts(hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+    """What is read of each pair, (B, 8 H): [h1, h2, h1 * h2, |h1 - h2|]; h2 of a single text is 0."""
+    texts = Texts.of(batch)
+    state_XD = last_states(hidden_TD, texts.bounds_X1)
+    first_BD = state_XD[texts.first_B]
+    # Where there is no second text its number is the next sequence's first, or none at all.
+    second_B = torch.where(texts.has_second_B, texts.first_B + 1, texts.first_B)
+    second_BD = state_XD[second_B] * texts.has_second_B[:, None]
+    return torch.cat([first_BD, second_BD, first_BD * second_BD, (first_BD - second_BD).abs()], dim=-1)
+
+
+class StateClassifier(nn.Module):
+    """A layer with ReLU, dropout, and the logits.
+
+    Args:
+        config: widths and dropout.
+        outputs: K.
+    """
+
+    def __init__(self, config: BilstmConfig, outputs: int) -> None:
+        super().__init__()
+        width = 2 * config.lstm_width * (_COMPARED if config.texts == 2 else 1)
+        self.dense = nn.Linear(width, config.classifier_width)
+        self.dropout = Dropout(config.dropout)
+        self.output = nn.Linear(config.classifier_width, outputs)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """What `one_text` or `two_texts` gives, to (B, K)."""
+        logits: Tensor = self.output(self.dropout(functional.relu(self.dense(states))))
+        return logits

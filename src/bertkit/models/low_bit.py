@@ -1,0 +1,189 @@
+"""Weights of two to eight bits, packed: files of a tenth of the size, floats when they are read.
+
+Shen et al. 2020, Q-BERT, arXiv:1909.05840: the rows of a matrix fall into groups, and each group has 2^k equal steps
+from its smallest weight to its largest. Sibling quantised.py computes in whole numbers of eight bits; here nothing is
+faster, for no processor multiplies numbers of three bits, and what is saved is disk.
+
+Shapes: F outputs, D inputs, G groups of outputs, N numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.errors import DataError
+
+_SMALLEST_STEP = 1e-30
+
+
+REFUSAL = (
+    "the model is quantised and cannot be trained; train the model that it was made from (export.json beside it names"
+    " it), and quantise the result"
+)
+
+
+class Untrainable(nn.Module):
+    """What is quantised: whole numbers have no gradient."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Raises:
+        DataError: for training.
+        """
+        if mode:
+            raise DataError(REFUSAL)
+        return super().train(mode)
+
+
+def row_groups(outputs: int, groups: int, heads: int = 1) -> Tensor:
+    """The group of each output, (F,): as equal as they can be, none of them reaching from one head into the next.
+
+    Args:
+        outputs: F, a multiple of `heads`.
+        groups: how many; one head at least, and one output at least, is a group of its own.
+        heads: whose outputs lie end to end.
+    """
+    each = outputs // heads
+    per_head = max(1, min(each, groups // heads))
+    within = torch.arange(each) * per_head // each
+    return (torch.arange(heads)[:, None] * per_head + within).flatten()
+
+
+def group_ranges(weight_FD: Tensor, group_F: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Of each group, its smallest weight and the step, (G,)."""
+    groups = int(group_F[-1]) + 1
+    low_F, high_F = weight_FD.amin(dim=1), weight_FD.amax(dim=1)
+    low_G = low_F.new_zeros(groups).scatter_reduce(0, group_F, low_F, "amin", include_self=False)
+    high_G = high_F.new_zeros(groups).scatter_reduce(0, group_F, high_F, "amax", include_self=False)
+    return low_G, ((high_G - low_G) / (2**bits - 1)).clamp_min(_SMALLEST_STEP)
+
+
+def codes_of(weight_FD: Tensor, group_F: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each weight's step, (F, D) of whole numbers from 0, with its group's smallest weight and step, (G,)."""
+    low_G, step_G = group_ranges(weight_FD, group_F, bits)
+    code_FD = ((weight_FD - low_G[group_F, None]) / step_G[group_F, None]).round().clamp(0, 2**bits - 1)
+    return code_FD, low_G, step_G
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Whole numbers of so many bits each, end to end in bytes, the lowest bit first; the last byte is filled up."""
+    numbers_N = codes.flatten().to(torch.uint8).numpy()
+    bits_Nb = (numbers_N[:, None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return torch.from_numpy(np.packbits(bits_Nb, bitorder="little"))
+
+
+def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The inverse of `pack_bits`: (N,) of uint8."""
+    flat = np.unpackbits(packed.cpu().numpy(), count=count * bits, bitorder="little")
+    powers_b = (1 << np.arange(bits)).astype(np.uint8)
+    return torch.from_numpy((flat.reshape(count, bits) * powers_b).sum(axis=1, dtype=np.uint8))
+
+
+def packed_bytes(outputs: int, inputs: int, bits: int) -> int:
+    """What `pack_bits` needs for a matrix."""
+    return -(-outputs * inputs * bits // 8)
+
+
+class LowBitLinear(Untrainable, nn.Linear):
+    """A linear map whose weights are packed; its input is quantised by a threshold that training found.
+
+    Args:
+        inputs, outputs: D and F.
+        bias: whether it has one; a float.
+        groups: G.
+        bits: of a weight.
+        activation_bits: of an input.
+    """
+
+    PACKED: ClassVar[str] = "weight_packed"
+    LEAVES: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_low", "weight_step", "weight_group")
+
+    def __init__(
+        self, inputs: int, outputs: int, *, bias: bool, groups: int, bits: int, activation_bits: int = 8
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = inputs, outputs
+        self.bits, self.levels = bits, 2 ** (activation_bits - 1) - 1
+        self.register_buffer("weight_packed", torch.zeros(packed_bytes(outputs, inputs, bits), dtype=torch.uint8))
+        self.register_buffer("weight_low", torch.zeros(groups))
+        self.register_buffer("weight_step", torch.zeros(groups))
+        self.register_buffer("weight_group", torch.zeros(outputs, dtype=torch.int16))
+        self.register_buffer("input_threshold", torch.ones(()))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(outputs)) if bias else None)
+        self._floats: Tensor | None = None
+
+    weight_packed: Tensor
+    weight_low: Tensor
+    weight_step: Tensor
+    weight_group: Tensor
+    input_threshold: Tensor
+
+    @classmethod
+    def like(
+        cls, linear: nn.Linear, tensors: Mapping[str, Tensor], bits: int | None, *, activation_bits: int
+    ) -> LowBitLinear:
+        """Of the shape of a linear map, with room for the tensors of a file.
+
+        Raises:
+            DataError: if nothing says how many bits a weight has, or another number than the file has.
+        """
+        wanted = None if bits is None else packed_bytes(linear.out_features, linear.in_features, bits)
+        found = tensors[cls.PACKED].numel()
+        if bits is None or wanted != found:
+            raise DataError(
+                f"quantization_config.bits: a map of {linear.out_features} x {linear.in_features} weights has {found}"
+                f" bytes, where {bits} bits a weight take {wanted}; the file and config.json do not belong together"
+            )
+        return cls(
+            linear.in_features,
+            linear.out_features,
+            bias=linear.bias is not None,
+            groups=tensors["weight_low"].numel(),
+            bits=bits,
+            activation_bits=activation_bits,
+        )
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls, linear: nn.Linear, group_F: Tensor, bits: int, threshold: Tensor, *, activation_bits: int = 8
+    ) -> LowBitLinear:
+        """A map's weights in so many bits, and its input's threshold."""
+        code_FD, low_G, step_G = codes_of(linear.weight.detach().cpu(), group_F, bits)
+        made = cls(
+            linear.in_features,
+            linear.out_features,
+            bias=linear.bias is not None,
+            groups=low_G.numel(),
+            bits=bits,
+            activation_bits=activation_bits,
+        )
+        made.weight_packed.copy_(pack_bits(code_FD, bits))
+        made.weight_low.copy_(low_G)
+        made.weight_step.copy_(step_G)
+        made.weight_group.copy_(group_F)
+        made.input_threshold.copy_(threshold)
+        if linear.bias is not None:
+            made.bias.copy_(linear.bias)
+        return made.to(linear.weight.device)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]  # a float copy of what is kept, where nn.Linear has a parameter
+        """The weights as floats, (F, D); kept from the first time on."""
+        if self._floats is None or self._floats.device != self.weight_packed.device:
+            code_N = unpack_bits(self.weight_packed, self.bits, self.out_features * self.in_features)
+            code_FD = code_N.view(self.out_features, self.in_features).to(self.weight_packed.device)
+            group_F = self.weight_group.long()
+            self._floats = code_FD * self.weight_step[group_F, None] + self.weight_low[group_F, None]
+        return self._floats
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., D) to (..., F)."""
+        scale = self.levels / self.input_threshold
+        rounded = input.mul(scale).round().clamp(-self.levels, self.levels).div(scale)
+        return functional.linear(input + (rounded - input).detach(), self.weight, self.bias)

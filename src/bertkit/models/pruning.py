@@ -1,0 +1,335 @@
+"""Pruning: attention heads and whole layers taken out of a model, and the smallest weights of its linear maps set to 0.
+
+Heads: Michel, Levy and Neubig 2019, arXiv:1905.10650, section 2.3. A head whose gate is 0 adds nothing to what its
+layer's output map reads, so its rows of query, key and value and its columns of the output map can go; the map's bias
+stays. Which heads are worth least is probes/heads.py's to say. Weights: by magnitude (of BERT: Gordon, Duh and Andrews
+2020, arXiv:2002.08307), each matrix on its own, along the cubic schedule of Zhu and Gupta 2017, arXiv:1710.01878,
+equation 1. Sibling growth.py makes a model deeper.
+
+Heads that are gone stand in config.json as `pruned_heads`, {layer: [heads]}, by their numbers in the whole model, as
+`transformers` 4 wrote them. Version 5 knows no such key, and its classes have heads of hidden_size /
+num_attention_heads in every layer: it loads the dense form, in which the heads are zeros (`dense`).
+
+Shapes: N heads of a layer, H head width.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertkit.errors import DataError, UsageError
+from bertkit.models.attention import SelfAttention
+from bertkit.models.disentangled import KeysWithoutBias
+from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.mpnet import MPNetLayer
+
+PRUNED_HEADS = "pruned_heads"
+"""The key of config.json, and the attribute of an attention that lacks heads."""
+HeadChoice = Mapping[int, Collection[int]]
+"""Heads by their layer, both counted from 0; heads have the numbers of the model that lacks none."""
+
+_LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
+_OTHERWISE = "method.magnitude sets single weights of any family to 0"
+
+
+def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
+    """The attention of every layer.
+
+    Raises:
+        UsageError: heads of the family cannot be taken out.
+    """
+    layers = _layers(encoder)
+    attentions = [getattr(layer, "attention", None) for layer in layers]
+    found = [attention for attention in attentions if isinstance(attention, SelfAttention)]
+    reason = None
+    if not layers:
+        reason = "its layers share their weights, so a head would go from all of them"
+    elif len(found) < len(layers):
+        reason = "its heads have weights beside those of queries, keys, values and output"
+    elif any(isinstance(layer, MPNetLayer) for layer in layers):
+        reason = "all layers read one table with a bias for every head"
+    elif any(isinstance(attention, KeysWithoutBias) for attention in found):
+        reason = "its files hold one matrix for equally many heads of queries, keys and values"
+    if reason is not None:
+        kind = _family(encoder)
+        raise UsageError(f"heads cannot be taken out of a model of the family {kind}: {reason}; {_OTHERWISE}")
+    return found
+
+
+def pruned_heads(encoder: Encoder) -> dict[int, tuple[int, ...]]:
+    """The heads that are gone, by layer; layers that have all of theirs are left out."""
+    gone = {number: _gone(getattr(layer, "attention", None)) for number, layer in enumerate(_layers(encoder))}
+    return {number: heads for number, heads in gone.items() if heads}
+
+
+def pruned_to_hub(encoder: Encoder) -> dict[str, Any]:
+    """What config.json says of heads that are gone: nothing where there are none."""
+    gone = {str(layer): list(heads) for layer, heads in pruned_heads(encoder).items()}
+    return {PRUNED_HEADS: gone} if gone else {}
+
+
+def shrink_as_saved(encoder: Encoder, contents: Mapping[str, Any], *, source: str) -> None:
+    """Give an encoder whose weights are not read yet the shapes that its config.json tells of.
+
+    Args:
+        encoder: whole.
+        contents: of config.json.
+        source: the file, for messages.
+
+    Raises:
+        DataError: heads that the model does not have, or all of a layer's.
+    """
+    saved = contents.get(PRUNED_HEADS)
+    if not saved:
+        return
+    try:
+        _take_out(prunable_attentions(encoder), {int(layer): heads for layer, heads in saved.items()})
+    except (ValueError, TypeError, AttributeError, UsageError) as error:
+        raise DataError(f"{source}: {PRUNED_HEADS}: {error}") from error
+
+
+def prune_heads(model: HeadedModel, chosen: HeadChoice) -> None:
+    """Take heads out of a model, in place.
+
+    Args:
+        model: may lack heads already.
+        chosen: the heads to take out.
+
+    Raises:
+        UsageError: the family's heads cannot be taken out, there is no such head, it is gone already, or a layer would
+            have none left.
+    """
+    attentions = prunable_attentions(model.encoder)
+    try:
+        _take_out(attentions, chosen)
+    except ValueError as error:
+        raise UsageError(f"heads: {error}") from error
+
+
+def restore_heads(model: HeadedModel) -> dict[int, tuple[int, ...]]:
+    """Put zeros where heads were taken out, in place; the outputs stay. Returns the heads.
+
+    All of a head's weights are 0, so that no gradient reaches them: they are 0 after further training, too.
+    """
+    gone = pruned_heads(model.encoder)
+    for layer in gone:
+        _put_back(prunable_attentions(model.encoder)[layer])
+    return gone
+
+
+def dense(model: HeadedModel) -> HeadedModel:
+    """The model with zeros where heads were taken out: a copy, or the model itself where it lacks none."""
+    if not pruned_heads(model.encoder):
+        return model
+    whole = copy.deepcopy(model)
+    restore_heads(whole)
+    return whole
+
+
+@torch.no_grad()
+def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
+    """A model of some layers of another; embeddings, norms behind the last layer and heads are kept.
+
+    Args:
+        model: stays as it is.
+        kept: numbers of the layers, from 0, ascending.
+
+    Raises:
+        UsageError: no such layer, an order that does not ascend, or a family that cannot do without the others.
+    """
+    encoder, config = model.encoder, model.encoder.config
+    depth = len(_layers(encoder))
+    if not depth:
+        raise UsageError(
+            f"layers cannot be taken out of a model of the family {_family(encoder)}: they share their weights; its"
+            f" num_hidden_layers may be set lower in config.json, and {_OTHERWISE}"
+        )
+    if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < depth:
+        raise UsageError(
+            f"layers: {list(kept)} of {depth}; expected numbers from 0 to {depth - 1} in ascending order, at least one"
+        )
+    smaller = HeadedModel(
+        _with_layers(config, kept).build(encoder.vocab_size, pad_id=getattr(encoder, "pad_id", config.default_pad_id)),
+        [*model.head_names, *([POOLER] if model.has_pooler else [])],
+        labels=model.labels,
+    )
+    smaller.extras = dict(model.extras)
+    gone = pruned_heads(encoder)
+    if gone:
+        prune_heads(smaller, {number: gone[old] for number, old in enumerate(kept) if old in gone})
+    source = dict(model.named_parameters())
+    for name, parameter in smaller.named_parameters():
+        number = _LAYER.match(name)
+        origin = name if number is None else _LAYER.sub(f"encoder.layers.{kept[int(number[1])]}.", name)
+        parameter.copy_(source[origin])
+    return smaller.train(model.training)
+
+
+def prunable_maps(model: HeadedModel) -> dict[str, nn.Linear]:
+    """The linear maps whose weights magnitude decides on: all of the encoder, by name; embeddings and heads are kept.
+
+    Raises:
+        UsageError: there are none.
+    """
+    found = {name: part for name, part in model.encoder.named_modules() if isinstance(part, nn.Linear)}
+    if not found:
+        raise UsageError(f"method.magnitude: an encoder of the family {_family(model.encoder)} has no linear maps")
+    return found
+
+
+def sparsity(model: HeadedModel) -> tuple[int, int]:
+    """How many weights of the prunable maps are 0, and of how many; biases are not counted."""
+    weights = [part.weight for part in prunable_maps(model).values()]
+    return sum(int((weight == 0).sum()) for weight in weights), sum(weight.numel() for weight in weights)
+
+
+@torch.no_grad()
+def smallest_to_zero(weight: Tensor, share: float) -> None:
+    """Set a matrix's smallest weights by absolute value to 0, in place: `share` of all, to the nearest weight.
+
+    Weights that are 0 count, so that a larger share goes on from a smaller one.
+    """
+    size = weight.abs().flatten().cpu().numpy()
+    count = round(share * size.size)
+    if count == 0:
+        return
+    smallest = np.argpartition(size, count - 1)[:count] if count < size.size else np.arange(size.size)
+    weight.view(-1).index_fill_(0, torch.from_numpy(smallest).to(weight.device), 0.0)
+
+
+def cubic_share(final: float, step: int, *, ramp_steps: int, every_steps: int = 1) -> float:
+    """The share of weights that are 0 behind so many updates: s_f (1 - (1 - t / r)^3).
+
+    Zhu and Gupta 2017, equation 1, from a share of 0 at the first update.
+
+    Args:
+        final: s_f.
+        step: updates done.
+        ramp_steps: r, updates over which the share grows; 0: it is final from the start.
+        every_steps: t is `step` rounded down to a multiple of this; behind the ramp the share is final at any step.
+    """
+    if step >= ramp_steps:
+        return final
+    return final * (1 - (1 - step // every_steps * every_steps / ramp_steps) ** 3)
+
+
+def _layers(encoder: Encoder) -> Sequence[nn.Module]:
+    """The encoder's layers, where each has weights of its own; else none."""
+    layers = getattr(encoder, "layers", None)
+    return list(layers) if isinstance(layers, nn.ModuleList) else []
+
+
+def _family(encoder: Encoder) -> str:
+    return encoder.config.model_type
+
+
+def _gone(attention: Any) -> tuple[int, ...]:
+    return tuple(getattr(attention, PRUNED_HEADS, ()))
+
+
+def _take_out(attentions: Sequence[SelfAttention], chosen: HeadChoice) -> None:
+    """Raises:
+    ValueError: a choice that the layers do not allow.
+    """
+    for layer, heads in sorted(chosen.items()):
+        if not 0 <= layer < len(attentions):
+            raise ValueError(f"layer {layer} is not there; layers are counted from 0 to {len(attentions) - 1}")
+        gone = set(_gone(attentions[layer]))
+        every = attentions[layer].heads + len(gone)
+        strange = sorted(set(heads) - set(range(every)))
+        if strange:
+            raise ValueError(f"layer {layer} has no head {strange[0]}; its heads are counted from 0 to {every - 1}")
+        if gone & set(heads):
+            raise ValueError(f"layer {layer}: head {min(gone & set(heads))} is gone already")
+        if len(gone) + len(set(heads)) == every:
+            raise ValueError(
+                f"layer {layer} would have none of its {every} heads left; keep one, or take out the whole layer"
+                " (method.layers)"
+            )
+    for layer, heads in chosen.items():
+        if heads:
+            _narrow(attentions[layer], set(heads))
+
+
+@torch.no_grad()
+def _narrow(attention: SelfAttention, heads: set[int]) -> None:
+    """Take rows and columns out of an attention."""
+    gone = _gone(attention)
+    present = [head for head in range(attention.heads + len(gone)) if head not in gone]
+    width = attention.query.out_features // attention.heads
+    places = [place for place, head in enumerate(present) if head not in heads]
+    index = torch.cat([torch.arange(place * width, (place + 1) * width) for place in places])
+    for linear in _maps_by_head(attention):
+        _set(linear, linear.weight.detach()[index], None if linear.bias is None else linear.bias.detach()[index])
+    _set(attention.output, attention.output.weight.detach()[:, index], attention.output.bias)
+    attention.heads = len(places)
+    setattr(attention, PRUNED_HEADS, tuple(sorted({*gone, *heads})))
+
+
+@torch.no_grad()
+def _put_back(attention: SelfAttention) -> None:
+    """The inverse of `_narrow`, with zeros."""
+    gone = _gone(attention)
+    every = attention.heads + len(gone)
+    width = attention.query.out_features // attention.heads
+    present = [head for head in range(every) if head not in gone]
+    index = torch.cat([torch.arange(head * width, (head + 1) * width) for head in present])
+
+    def widened(tensor: Tensor, dim: int) -> Tensor:
+        shape = list(tensor.shape)
+        shape[dim] = every * width
+        return tensor.new_zeros(shape).index_copy_(dim, index.to(tensor.device), tensor.detach())
+
+    for linear in _maps_by_head(attention):
+        _set(linear, widened(linear.weight, 0), None if linear.bias is None else widened(linear.bias, 0))
+    _set(attention.output, widened(attention.output.weight, 1), attention.output.bias)
+    attention.heads = every
+    delattr(attention, PRUNED_HEADS)
+
+
+def _maps_by_head(attention: SelfAttention) -> Iterator[nn.Linear]:
+    """The linear maps whose outputs belong to heads: all that are the attention's own but the last. Besides queries,
+    keys and values they are those of global tokens, or of positions."""
+    for name, part in attention.named_children():
+        if isinstance(part, nn.Linear) and name != "output":
+            yield part
+
+
+def _set(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    """Other weights of other shapes in a linear map's place."""
+    trained = linear.weight.requires_grad
+    linear.out_features, linear.in_features = weight.shape
+    linear.weight = nn.Parameter(weight.clone(), requires_grad=trained)
+    if bias is not None and bias is not linear.bias:
+        linear.bias = nn.Parameter(bias.clone(), requires_grad=trained)
+
+
+def _with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
+    """The settings of a model of these layers; what is set layer by layer goes with them.
+
+    Raises:
+        UsageError: a layer computes by its place in the stack.
+    """
+    settings = config.model_dump()
+    update: dict[str, Any] = {"num_hidden_layers": len(kept)}
+    moved = list(kept) != list(range(len(kept)))
+    if moved and settings.get("scale_attn_by_inverse_layer_idx"):
+        raise UsageError(
+            "layers: this model divides scores by the layer's number (scale_attn_by_inverse_layer_idx), so its layers"
+            " cannot move; keep the first ones (method.layers=first)"
+        )
+    if config.model_type == "modernbert" and kept[0] != 0:
+        raise UsageError(f"layers: {list(kept)}; ModernBERT's first layer alone has no norm before it: keep layer 0")
+    lists = {"attention_window": getattr(config, "windows", ()), "layer_types": getattr(config, "kinds", ())}
+    for name, values in lists.items():
+        if name in settings and values:
+            update[name] = tuple(values[layer] for layer in kept)
+    return type(config).model_validate({**settings, **update})
