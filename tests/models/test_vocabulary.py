@@ -1,4 +1,4 @@
-"""Cross-entropy over the vocabulary without keeping the logits: equal to the plain form, however few rows at once."""
+"""Losses over the vocabulary without keeping the logits: equal to the plain form, however few rows at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.distill.losses import hard_targets, logit_squared_error, soft_targets
+from bertkit.models.vocabulary import RowsLoss, VocabularyProjection
 
 TOKENS, WIDTH, WORDS = 23, 7, 131
 
@@ -75,3 +76,51 @@ def test_autocast_multiplies_in_bfloat16_and_sums_in_float32() -> None:
     for ours, theirs in zip(gradients, torch.autograd.grad(plain, leaves), strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
+
+
+def teacher_projection(width: int = 5) -> VocabularyProjection:
+    """Of a model of another width, with the same words."""
+    generator = torch.Generator().manual_seed(8)
+    shapes = ((TOKENS, width), (WORDS, width), (WORDS,))
+    return VocabularyProjection(*(torch.randn(shape, generator=generator) for shape in shapes))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 22, 23, 400])
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 7.5])
+def test_divergence_from_a_teacher_is_the_plain_one(rows: int, temperature: float) -> None:
+    leaves, _ = tensors()
+    projection, teacher = VocabularyProjection(*leaves), teacher_projection()
+    loss, agreeing = projection.divergence(teacher, temperature, logit_bytes=2 * rows * 4 * WORDS)
+    gradients = torch.autograd.grad(loss * 0.3, leaves)
+    plain = soft_targets(projection.logits(), teacher.logits(), temperature).sum()
+    torch.testing.assert_close(loss, plain, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(gradients, torch.autograd.grad(plain * 0.3, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert agreeing == (projection.logits().argmax(dim=-1) == teacher.logits().argmax(dim=-1)).sum()
+
+
+@pytest.mark.parametrize("rows_loss", [hard_targets, logit_squared_error])
+@pytest.mark.parametrize("rows", [1, 5, 23])
+def test_any_loss_of_rows_can_be_taken_part_by_part(rows_loss: RowsLoss, rows: int) -> None:
+    leaves, _ = tensors()
+    projection, teacher = VocabularyProjection(*leaves), teacher_projection()
+    loss, _ = projection.compared(teacher, rows_loss, logit_bytes=2 * rows * 4 * WORDS)
+    gradients = torch.autograd.grad(loss, leaves)
+    plain = rows_loss(projection.logits(), teacher.logits()).sum()
+    torch.testing.assert_close(loss, plain)
+    for ours, theirs in zip(gradients, torch.autograd.grad(plain, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        evaluated, _ = projection.compared(teacher, rows_loss)
+    assert not evaluated.requires_grad
+    torch.testing.assert_close(evaluated, plain.detach())
+
+
+def test_divergence_under_autocast_multiplies_in_bfloat16_in_both_models() -> None:
+    leaves, _ = tensors()
+    teacher = teacher_projection()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = VocabularyProjection(*leaves).divergence(teacher, 2.0)
+        plain = soft_targets(VocabularyProjection(*leaves).logits(), teacher.logits(), 2.0).sum()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, plain)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import GOOD, reviews, tiny_tokenizer
 
 from bertkit.models.bert import BertConfig
@@ -71,7 +72,12 @@ def write_rte(directory: Path) -> None:
         path.write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *rows]) + "\n", encoding="utf-8")
 
 
-DATA: dict[str, Callable[[Path], None]] = {"conll2003": write_conll, "rte": write_rte}
+DATA: dict[str, Callable[[Path], object]] = {
+    "conll2003": write_conll,
+    "rte": write_rte,
+    "mrpc": write_glue,
+    "sst2": write_glue,
+}
 """A few made examples of the recipes' tasks, in their official layout."""
 
 

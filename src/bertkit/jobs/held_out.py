@@ -21,6 +21,7 @@ from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.stream import SampleStream, corrupted
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
+from bertkit.objectives.distillation import Guide
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.training.engine import Engine
 from bertkit.training.step import evaluate, weighted_loss
@@ -59,12 +60,15 @@ class HeldOut:
         batches = tuple(PackedBatch.from_samples(part) for part in spoilt.split(micro_batch_tokens))
         return cls(samples, batches, tuple(objectives))
 
-    def figures(self, model: PretrainingModel, engine: Engine) -> dict[str, Any]:
+    def figures(self, model: PretrainingModel, engine: Engine, guide: Guide | None = None) -> dict[str, Any]:
         """Loss, and by term: loss, accuracy and what else the objective reports; for the masked LM its perplexity."""
-        totals = evaluate(model, self.objectives, self.batches, engine)
+        totals = evaluate(model, self.objectives, self.batches, engine, guide)
         figures: dict[str, Any] = {"loss": weighted_loss(totals, self.objectives)}
-        for name, total in totals.items():
-            figures |= {f"loss/{name}": total.mean, f"accuracy/{name}": total.accuracy}
+        for objective in self.objectives:
+            total = totals[objective.term]
+            figures[f"loss/{objective.term}"] = total.mean
+            if objective.has_accuracy:
+                figures[f"accuracy/{objective.term}"] = total.accuracy
         for objective in self.objectives:
             total = totals[objective.term]
             figures |= objective.figures(total.tallies, total.count)

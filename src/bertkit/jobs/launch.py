@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
@@ -25,7 +25,7 @@ from bertkit.progress import Progress
 from bertkit.recipe.contents import with_contents
 from bertkit.recipe.faults import validate
 from bertkit.recipe.hashing import differing_keys, what_hash
-from bertkit.recipe.load import dump_recipe, load_recipe, resolve_recipe, with_overrides
+from bertkit.recipe.load import dump_recipe, load_as, load_recipe, resolve_recipe, with_overrides
 from bertkit.recipe.schema import INIT_TO_BE_GIVEN, Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.recipe.tree import Located
@@ -81,8 +81,38 @@ class Finished:
     results: dict[str, Any]
 
 
+class Launch:
+    """From a request to what trains: pretraining's way. Distillation on text has its own, in distill_text.py.
+
+    Attributes:
+        request: what the user asked for.
+    """
+
+    schema: ClassVar[type[Recipe]] = Recipe
+    """What a recipe of this kind may hold."""
+
+    def __init__(self, request: PretrainRequest) -> None:
+        self.request = request
+
+    def requested(self) -> Recipe:
+        """The recipe with everything that the command line changes in it."""
+        return requested_recipe(self.request)
+
+    def fingerprints(self, recipe: Recipe) -> dict[str, str]:
+        """Hashes that the run's record keeps beside those of text, tokenizer and initial model."""
+        return {}
+
+    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
+        """The run itself."""
+        return Pretraining(recipe, shards, run, cache=self.request.cache)
+
+
 def run_pretraining(
-    request: PretrainRequest, *, progress: Progress, begun: Callable[[RunDirectory], None] = lambda run: None
+    request: PretrainRequest,
+    *,
+    progress: Progress,
+    begun: Callable[[RunDirectory], None] = lambda run: None,
+    launch: Callable[[PretrainRequest], Launch] = Launch,
 ) -> Finished:
     """Start or resume a run and train it to its end.
 
@@ -90,13 +120,15 @@ def run_pretraining(
         request: what the user asked for.
         progress: the display.
         begun: called with the run's directory before the training starts.
+        launch: what kind of pretraining.
 
     Raises:
         UsageError: a faulty recipe, or a resume whose recipe decides on another result.
         DataError: text, model, shards or checkpoints at fault.
         StoppedError, DivergedError: see `Pretraining.train`.
     """
-    recipe, run = _resumed(request) if request.resume is not None else (requested_recipe(request), None)
+    way = launch(request)
+    recipe, run = _resumed(way) if request.resume is not None else (way.requested(), None)
     if run is not None and run.status == "done" and run.results is not None:
         log.info("%s is done already", run.path)
         return Finished(run, run.results)
@@ -104,6 +136,7 @@ def run_pretraining(
     init_hash = (
         None if recipe.init is None else sha256_of(find_model(recipe.init, offline=request.offline) / "config.json")
     )
+    own = way.fingerprints(recipe)
     if run is None:
         run = RunDirectory.create(
             request.runs_root,
@@ -118,6 +151,7 @@ def run_pretraining(
                     "data": shards.fingerprint,
                     "tokenizer": Tokenizer.load(shards.directory).fingerprint,
                     "model": init_hash,
+                    **own,
                 },
             ),
             request.run_dir,
@@ -127,12 +161,17 @@ def run_pretraining(
             f"{run.path}: the text has changed since the run began (shards {run.record['fingerprints']['data'][:12]},"
             f" now {shards.fingerprint[:12]}); restore the text, or start a new run without --resume"
         )
+    elif changed := [name for name, value in own.items() if run.record["fingerprints"].get(name) != value]:
+        raise DataError(
+            f"{run.path}: {', '.join(changed)} has changed since the run began; restore it, or start a new run without"
+            " --resume"
+        )
     log.info("run directory %s", run.path)
     begun(run)
     with run.recording(request.command):
         run.write_environment()
         run.update(shards=str(shards.directory.resolve()))
-        training = Pretraining(recipe, shards, run, cache=request.cache)
+        training = way.training(recipe, shards, run)
         results = training.train(progress=progress, max_minutes=request.max_minutes)
     return Finished(run, results)
 
@@ -142,18 +181,21 @@ def requested_recipe(request: PretrainRequest) -> Recipe:
     if request.recipe is None:
         raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
     # What is said on the command line goes before what the initial model brings along.
-    overrides = [*_starting_from(request), *request.overrides]
-    if request.sources:
-        sources = [_absolute(source) for source in request.sources]
-        overrides += [f"data.sources={json.dumps(sources)}", "data.languages={}"]
+    overrides = [*starting_from(request), *request.overrides]
+    overrides += source_overrides(request.sources)
     recipe = load_recipe(request.recipe, overrides)
     if recipe.init == INIT_TO_BE_GIVEN:
         raise UsageError(
             f"init: recipe {recipe.name} goes on from a model of yours; give --init MODEL, a model or run directory or"
             " a Hub id"
         )
-    recipe = with_contents(shortened(recipe, request.max_steps))
-    stages_of(recipe)  # every stage is checked before anything is done
+    return completed(recipe, request.max_steps)
+
+
+def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
+    """The recipe with its length and its files' hashes; every stage is checked before anything is done."""
+    recipe = with_contents(shortened(recipe, max_steps))
+    stages_of(recipe)
     return recipe
 
 
@@ -192,19 +234,20 @@ def open_shards(recipe: Recipe, *, cache: Path, offline: bool, progress: Progres
     return prepare_shards(corpus, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)
 
 
-def _resumed(request: PretrainRequest) -> tuple[Recipe, RunDirectory]:
+def _resumed(way: Launch) -> tuple[Recipe, RunDirectory]:
     """The run to go on with, and its recipe with the engine of the request.
 
     Raises:
         UsageError: there is no such run, or the request decides on another result; the differing keys are listed.
     """
-    run = _run_to_resume(request)
-    recorded = load_recipe(str(run.path / "recipe.yaml"))
+    request = way.request
+    run = _run_to_resume(way)
+    recorded = load_as(way.schema, str(run.path / "recipe.yaml"))
     if request.recipe is None:
         wanted = shortened(with_overrides(recorded, list(request.overrides)), request.max_steps)
         wanted = with_contents(wanted, anew=True)
     else:
-        wanted = requested_recipe(request)
+        wanted = way.requested()
     # A run of before there were hashes of files has none to compare with.
     differing = differing_keys(with_contents(recorded), wanted)
     if differing:
@@ -217,15 +260,17 @@ def _resumed(request: PretrainRequest) -> tuple[Recipe, RunDirectory]:
     return with_overrides(recorded, [f"engine={json.dumps(wanted.engine.model_dump(mode='json'))}"]), run
 
 
-def _run_to_resume(request: PretrainRequest) -> RunDirectory:
+def _run_to_resume(way: Launch) -> RunDirectory:
+    request = way.request
     if request.resume != NEWEST:
         assert request.resume is not None
         return find_run(request.resume, request.runs_root)
-    runs = [run for run in find_runs(request.runs_root) if run.record["kind"] == "pretrain"]
+    kind = way.schema.model_fields["kind"].default
+    runs = [run for run in find_runs(request.runs_root) if run.record["kind"] == kind]
     if request.run_dir is not None:
         runs = [RunDirectory.open(request.run_dir)]
     elif request.recipe is not None:
-        wanted = requested_recipe(request)
+        wanted = way.requested()
         same = [run for run in runs if run.record["what_hash"] == what_hash(wanted)]
         # A run of this recipe under another hash is offered too, so that its differing keys are named.
         runs = same or [run for run in runs if run.record["recipe"] == wanted.name]
@@ -242,7 +287,7 @@ class _ModelNoun(Settings):
     model: AnyEncoderConfig
 
 
-def _starting_from(request: PretrainRequest) -> list[str]:
+def starting_from(request: PretrainRequest) -> list[str]:
     """Overrides that make a recipe go on from the model of `--init`: its sizes and its tokenizer.
 
     The recipe's tokenizer is kept where the command line changes it, and where a recipe that leaves the model to be
@@ -267,6 +312,13 @@ def _starting_from(request: PretrainRequest) -> list[str]:
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(f"tokenizer={json.dumps({'path': name})}")
     return overrides
+
+
+def source_overrides(sources: Sequence[str]) -> list[str]:
+    """Overrides that put text in place of the recipe's; none where there is none."""
+    if not sources:
+        return []
+    return [f"data.sources={json.dumps([_absolute(source) for source in sources])}", "data.languages={}"]
 
 
 def _absolute(source: str) -> str:

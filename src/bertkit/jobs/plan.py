@@ -31,16 +31,19 @@ _CHECKPOINT_BYTES = 3 * 4
 """A checkpoint holds a weight and two moments a parameter, each float32."""
 
 
-def pretraining_plan(recipe: Recipe) -> dict[str, Any]:
+def pretraining_plan(recipe: Recipe, *, vocab_size: int | None = None) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time; sequences are taken at their full length.
 
-    The vocabulary is taken at the recipe's size; a corpus too small for it gives a smaller one, and a smaller model.
+    Args:
+        recipe: resolved.
+        vocab_size: V where it is known; else the recipe's, of which a corpus too small for it gives less, and a smaller
+            model.
     """
     engine = resolve_engine(recipe.engine)
     stages = stages_of(recipe)
     objectives = [objective for stage in stages for objective in stage.recipe.objectives]
     with torch.device("meta"):
-        model = pretraining_model(recipe.model, objectives, recipe.tokenizer.vocab_size)
+        model = pretraining_model(recipe.model, objectives, vocab_size or recipe.tokenizer.vocab_size)
     parameters = count_parameters(model)
     tokens = flops = memory = 0.0
     for stage in stages:

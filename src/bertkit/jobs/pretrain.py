@@ -31,6 +31,7 @@ from bertkit.models.headed import SCORING_RULE
 from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_pretraining_model, save_model
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
+from bertkit.objectives.distillation import Guide
 from bertkit.objectives.forward import (
     add_generator,
     follows_generator,
@@ -89,11 +90,7 @@ class Pretraining:
         self.steps = recipe.optimisation.steps
         self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
         self._use(self._new_model(self.stages[0].stage.recipe.model))
-        if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
-            raise UsageError(
-                "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"
-                " as it is; leave model.num_hidden_layers out of the stages"
-            )
+        self._check_growth()
         self.meter = WindowMeter()
         self.step = self.tokens = self._skipped_in_a_row = 0
 
@@ -123,6 +120,22 @@ class Pretraining:
                 self._train_stage(stage_run, stop, meter)
             self._save_checkpoint()
             return self._finish()
+
+    def _check_growth(self) -> None:
+        """Raise UsageError if the model would grow where what stands beside it cannot."""
+        if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
+            raise UsageError(
+                "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"
+                " as it is; leave model.num_hidden_layers out of the stages"
+            )
+
+    def _guide(self, stage_run: StageRun) -> Guide | None:
+        """The teacher beside the model in this stage; pretraining has none."""
+        return None
+
+    def _flops(self, batches: Sequence[PackedBatch], stage_run: StageRun) -> float:
+        """Floating-point operations of one update."""
+        return training_flops(self.model, batches, stage_run.objectives)
 
     def _use(self, model: PretrainingModel) -> None:
         """Train this model from now on, with an optimiser that has no past."""
@@ -161,7 +174,7 @@ class Pretraining:
                 outcome,
                 computed_seconds=watch.lap(),
                 waited_seconds=waited_seconds,
-                flops=training_flops(self.model, batches, stage_run.objectives),
+                flops=self._flops(batches, stage_run),
             )
             self._after_step(stage_run, meter)
             if stop.reason is not None and self.step < self.steps:
@@ -170,7 +183,8 @@ class Pretraining:
 
     def _take_step(self, batches: Sequence[PackedBatch], stage_run: StageRun) -> StepOutcome:
         optimisation = self.recipe.optimisation
-        outcome = self.stepper.step(batches, stage_run.objectives, stage_run.stage.rate(self.step))
+        rate, guide = stage_run.stage.rate(self.step), self._guide(stage_run)
+        outcome = self.stepper.step(batches, stage_run.objectives, rate, guide)
         self.step += 1
         self.tokens += outcome.tokens
         if outcome.finite:
@@ -197,7 +211,7 @@ class Pretraining:
         else:
             meter.update(self.step)
         if due or self.step % engine.evaluate_every_steps == 0 or self.step == stage_run.stage.end_step:
-            figures = stage_run.held_out.figures(self.model, self.engine)
+            figures = stage_run.held_out.figures(self.model, self.engine, self._guide(stage_run))
             self._metrics.log(self.step, {f"held_out/{name}": value for name, value in figures.items()})
             log.info("step %d: held-out %s", self.step, _in_words(figures))
         if not due and self.step % engine.save_every_steps == 0:
@@ -207,7 +221,7 @@ class Pretraining:
         self._save_checkpoint()
         raise StoppedError(
             f"stopped by {reason} at step {self.step} of {self.steps}, checkpoint saved; go on with"
-            f" `bertkit pretrain --resume {self.run.path}`"
+            f" `bertkit {self.recipe.kind} --resume {self.run.path}`"
         )
 
     def _finish(self) -> dict[str, Any]:
@@ -244,7 +258,7 @@ class Pretraining:
 
     def _results(self) -> dict[str, Any]:
         last = self.stages[-1].held_out
-        held_out = last.figures(self.model, self.engine)
+        held_out = last.figures(self.model, self.engine, self._guide(self.stages[-1]))
         terms = {objective.term for objective in last.objectives}
         results: dict[str, Any] = {"held_out": held_out}
         if "masked_lm" in terms:

@@ -1,17 +1,20 @@
-"""The projection onto the vocabulary, and its cross-entropy without keeping the logits.
+"""The projection onto the vocabulary, and losses of its logits without keeping them.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1: a state is compared with the embedding of every word. With
 30,522 words the logits of a batch are the largest tensors of a step; log-softmax, its gradient and theirs are as large
 again. Here rows are taken a few at a time: their logits become loss and gradient at once and are let go, so that what
-is kept has the size of the states and of the embedding. Only the order of the float sums differs from the plain form.
+is kept has the size of the states and of the embedding. Where a student is compared with a teacher (Sanh et al. 2019,
+DistilBERT, arXiv:1910.01108), the teacher's logits are formed in the same parts. Only the order of the float sums
+differs from the plain form.
 
-Shapes: M tokens asked for, D width, E width of the embeddings, V vocabulary.
+Shapes: M tokens asked for, D width, E width of the embeddings, V vocabulary; m tokens of one part.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +27,24 @@ LOGIT_BYTES = 2**25
 fresh from the system, page by page, which takes as long as computing it. More rows at once add up the embedding's
 gradient fewer times."""
 
+RowsLoss = Callable[[Tensor, Tensor], Tensor]
+"""From the logits of two models, each (m, V) in float32, to the loss of each row, (m,)."""
+
+
+class WordLogits(ABC):
+    """Logits of rows of words, formed a part of the rows at a time."""
+
+    @abstractmethod
+    def part(self, part: slice) -> Tensor:
+        """(m, V) in float32, of these of the M rows; the caller may write to it."""
+
+    def in_precision(self) -> WordLogits:
+        """The same in the precision that autocast asks for, to be formed with autocast off."""
+        return self
+
 
 @dataclass(frozen=True)
-class VocabularyProjection:
+class VocabularyProjection(WordLogits):
     """Logits that are not computed yet: states times the words' weights, and a bias.
 
     Attributes:
@@ -43,6 +61,9 @@ class VocabularyProjection:
         """(M, V)."""
         return functional.linear(self.states_ME, self.weight_VE, self.bias_V)
 
+    def part(self, part: slice) -> Tensor:
+        return functional.linear(self.states_ME[part], self.weight_VE, self.bias_V).float()
+
     def cross_entropy(self, id_M: Tensor, *, logit_bytes: int = LOGIT_BYTES) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and how many rows have their largest logit at their word.
 
@@ -52,15 +73,44 @@ class VocabularyProjection:
             id_M: the word of each row.
             logit_bytes: how many bytes of float32 logits may exist at once; a row at least.
         """
+        return self._by_parts(_CrossEntropy(id_M), logit_bytes)
+
+    def divergence(
+        self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int = LOGIT_BYTES
+    ) -> tuple[Tensor, Tensor]:
+        """Summed T^2 KL(softmax(teacher / T) || softmax(self / T)) in nats, and how many rows have their largest logit
+        at the teacher's: `bertkit.distill.losses.soft_targets` of all rows.
+
+        Args:
+            teacher: the same number of rows, over the same vocabulary; it gets no gradient.
+            temperature: T.
+            logit_bytes: as in `cross_entropy`, of both models together.
+        """
+        return self._by_parts(_Divergence(teacher.in_precision(), temperature), logit_bytes // 2)
+
+    def compared(
+        self, teacher: WordLogits, rows_loss: RowsLoss, *, logit_bytes: int = LOGIT_BYTES
+    ) -> tuple[Tensor, Tensor]:
+        """As `divergence`, with another loss of the rows, whose gradient autograd finds part by part."""
+        return self._by_parts(_Compared(teacher.in_precision(), rows_loss), logit_bytes // 2)
+
+    def in_precision(self) -> VocabularyProjection:
         device = self.states_ME.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        loss: Tensor
-        correct: Tensor
-        with torch.autocast(device, enabled=False):
-            tensors = (self.states_ME, self.weight_VE, self.bias_V)
-            states, weight, bias = (each if each is None or autocast is None else each.to(autocast) for each in tensors)
+        if autocast is None:
+            return self
+        bias_V = None if self.bias_V is None else self.bias_V.to(autocast)
+        return VocabularyProjection(self.states_ME.to(autocast), self.weight_VE.to(autocast), bias_V)
+
+    def _by_parts(self, loss_of: _PartLoss, logit_bytes: int) -> tuple[Tensor, Tensor]:
+        cast = self.in_precision()
+        with torch.autocast(self.states_ME.device.type, enabled=False):
             rows = max(1, logit_bytes // (4 * self.weight_VE.shape[0]))
-            loss, correct = _CrossEntropy.apply(states, weight, bias, id_M, rows, torch.is_grad_enabled())  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+            loss: Tensor
+            correct: Tensor
+            loss, correct = _ByParts.apply(  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+                cast.states_ME, cast.weight_VE, cast.bias_V, loss_of, rows, torch.is_grad_enabled()
+            )
         return loss, correct
 
 
@@ -76,12 +126,97 @@ class VocabularyHead(nn.Module, ABC):
         return self.project(hidden_MD, word_embedding_VE).logits()
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _PartLoss(ABC):
+    """A loss of rows of logits, a part of them at a time."""
+
+    @abstractmethod
+    def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The summed loss of these rows, how many of them are right, and the sum's gradient where it is learnt from.
+
+        Args:
+            logits_mV: float32; may be written to.
+            part: which of the M rows they are.
+            learning: whether the gradient is wanted.
+        """
+
+
+@dataclass(frozen=True)
+class _CrossEntropy(_PartLoss):
+    """Of one word for each row."""
+
+    id_M: Tensor
+
+    def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        label_m1 = self.id_M[part, None]
+        top_m1 = logits_mV.amax(dim=-1, keepdim=True)
+        label_logit_m1 = logits_mV.gather(1, label_m1)
+        # Looking for the first of equal largest is slow, and pays only where the label is among them.
+        reached = (label_logit_m1 == top_m1).flatten().nonzero().flatten()
+        correct = (logits_mV[reached].argmax(dim=-1) == label_m1.flatten()[reached]).sum()
+        probability = torch.softmax(logits_mV, dim=-1)
+        # The largest probability is one over the sum of exponentials: at least 1 / V, so that its log is exact.
+        loss = (top_m1 - probability.amax(dim=-1, keepdim=True).log() - label_logit_m1).sum()
+        gradient = probability.scatter_add_(1, label_m1, torch.full_like(top_m1, -1.0)) if learning else None
+        return loss, correct, gradient
+
+
+@dataclass(frozen=True)
+class _AgainstTeacher(_PartLoss):
+    """A loss that needs the teacher's logits of the same rows."""
+
+    teacher: WordLogits
+
+
+def _agreeing(logits_mV: Tensor, teacher_mV: Tensor) -> Tensor:
+    """Rows in which the teacher's first word is nowhere exceeded."""
+    first_m1 = teacher_mV.argmax(dim=-1, keepdim=True)
+    return (logits_mV.gather(1, first_m1) == logits_mV.amax(dim=-1, keepdim=True)).sum()
+
+
+@dataclass(frozen=True)
+class _Divergence(_AgainstTeacher):
+    """T^2 KL from the teacher's probabilities, with its gradient T (student's - teacher's) written out."""
+
+    temperature: float
+
+    def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        teacher_mV = self.teacher.part(part)
+        correct = _agreeing(logits_mV, teacher_mV)
+        log_teacher_mV = torch.log_softmax(teacher_mV.div_(self.temperature), dim=-1)
+        log_student_mV = torch.log_softmax(logits_mV.div_(self.temperature), dim=-1)
+        share_mV = log_teacher_mV.exp()
+        loss = self.temperature**2 * torch.dot(share_mV.flatten(), log_teacher_mV.sub_(log_student_mV).flatten())
+        gradient = log_student_mV.exp_().sub_(share_mV).mul_(self.temperature) if learning else None
+        return loss, correct, gradient
+
+
+@dataclass(frozen=True)
+class _Compared(_AgainstTeacher):
+    """Any loss of rows."""
+
+    rows_loss: RowsLoss
+
+    def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        teacher_mV = self.teacher.part(part)
+        with torch.enable_grad():
+            leaf_mV = logits_mV.requires_grad_(learning)
+            loss = self.rows_loss(leaf_mV, teacher_mV).sum()
+        gradient = torch.autograd.grad(loss, leaf_mV)[0] if learning else None
+        return loss.detach(), _agreeing(leaf_mV.detach(), teacher_mV), gradient
+
+
+class _ByParts(torch.autograd.Function):
     """Loss and gradients in one go over the rows; backward only scales the gradients."""
 
     @staticmethod
     def forward(
-        ctx: Any, states_ME: Tensor, weight_VE: Tensor, bias_V: Tensor | None, id_M: Tensor, rows: int, learning: bool
+        ctx: Any,
+        states_ME: Tensor,
+        weight_VE: Tensor,
+        bias_V: Tensor | None,
+        loss_of: _PartLoss,
+        rows: int,
+        learning: bool,
     ) -> tuple[Tensor, Tensor]:
         needs_states, needs_weight, needs_bias = (learning and need for need in ctx.needs_input_grad[:3])
         loss = torch.zeros((), dtype=torch.float32, device=states_ME.device)
@@ -89,25 +224,21 @@ class _CrossEntropy(torch.autograd.Function):
         states_grad = torch.empty_like(states_ME) if needs_states else None
         weight_grad = torch.empty_like(weight_VE) if needs_weight else None
         bias_grad = torch.zeros_like(bias_V) if needs_bias and bias_V is not None else None
-        tokens = id_M.numel()
+        tokens = states_ME.shape[0]
         # Parts of one size: a short last one would pay for a whole addition to the embedding's gradient.
         rows = math.ceil(tokens / max(1, math.ceil(tokens / rows)))
         for first in range(0, tokens, max(1, rows)):
-            states, label_m1 = states_ME[first : first + rows], id_M[first : first + rows, None]
+            part = slice(first, first + rows)
+            states = states_ME[part]
             logits = functional.linear(states, weight_VE, bias_V).float()
-            top_m1 = logits.amax(dim=-1, keepdim=True)
-            label_logit_m1 = logits.gather(1, label_m1)
-            # Looking for the first of equal largest is slow, and pays only where the label is among them.
-            reached = (label_logit_m1 == top_m1).flatten().nonzero().flatten()
-            correct += (logits[reached].argmax(dim=-1) == label_m1.flatten()[reached]).sum()
-            probability = torch.softmax(logits, dim=-1)
-            # The largest probability is one over the sum of exponentials: at least 1 / V, so that its log is exact.
-            loss += (top_m1 - probability.amax(dim=-1, keepdim=True).log() - label_logit_m1).sum()
-            if not (needs_states or needs_weight or needs_bias):
+            part_loss, right, part_gradient = loss_of(logits, part, needs_states or needs_weight or needs_bias)
+            loss += part_loss
+            correct += right
+            if part_gradient is None:
                 continue
-            gradient = probability.scatter_add_(1, label_m1, torch.full_like(top_m1, -1.0)).to(states.dtype)
+            gradient = part_gradient.to(states.dtype)
             if states_grad is not None:
-                states_grad[first : first + rows] = gradient @ weight_VE
+                states_grad[part] = gradient @ weight_VE
             if weight_grad is not None:
                 weight_grad.addmm_(gradient.t(), states, beta=1 if first else 0)
             if bias_grad is not None:
@@ -122,7 +253,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         kept, ctx.kept = ctx.kept, None
         if kept is None:
-            raise RuntimeError("the gradients of VocabularyProjection.cross_entropy can be had once")
+            raise RuntimeError("the gradients of a loss of a VocabularyProjection can be had once")
         # In place, for the weights' is as large as the embedding; so backward runs once.
         scaled = (None if each is None else each.mul_(gradients[0]) for each in kept)
         return (*scaled, None, None, None)

@@ -76,6 +76,9 @@ class Objective(Settings, ABC):
     needs_label: ClassVar[bool] = False
     """Whether the layout must make a label of this name for every sequence."""
 
+    has_accuracy: ClassVar[bool] = True
+    """Whether its predictions are right or wrong; a distance has a size only."""
+
     rank: ClassVar[int] = 0
     """Objectives corrupt a sample in ascending rank: who chooses among what is left over comes later."""
 

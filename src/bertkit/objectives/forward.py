@@ -2,7 +2,8 @@
 
 Most objectives share one pass of the encoder. Replaced-token detection (Clark et al. 2020, ELECTRA, arXiv:2003.10555,
 section 2) has two: a generator reads the masked batch, and the encoder reads what the generator made of it. In its
-two-stage form (section 3.2) the encoder takes over the generator's weights where the second stage begins.
+two-stage form (section 3.2) the encoder takes over the generator's weights where the second stage begins. Where a
+student learns from a teacher (distillation.py), the teacher reads what the student reads.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import Objective
+from bertkit.models.recorder import Recorder
+from bertkit.objectives.base import LossSum, Objective
 from bertkit.objectives.causal_lm import CausalLM
+from bertkit.objectives.distillation import Compared, Distilled, Guide, distilled_among
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.replaced_token import ReplacedToken
@@ -29,11 +32,23 @@ GENERATOR = "generator"
 
 @dataclass(frozen=True)
 class Reading:
-    """What one model made of one batch: the states that an objective's loss is computed from."""
+    """What one model made of one batch: the states that an objective's loss is computed from.
+
+    Attributes:
+        compared: the same beside what a teacher made of it; None without one.
+    """
 
     model: PretrainingModel
     hidden_TD: Tensor
     batch: PackedBatch
+    compared: Compared | None = None
+
+    def loss(self, objective: Objective) -> LossSum:
+        """An objective's term over the batch."""
+        if isinstance(objective, Distilled):
+            assert self.compared is not None, f"{objective.term} needs a teacher"
+            return objective.distance(self.compared)
+        return objective.loss(self.model, self.hidden_TD, self.batch)
 
 
 def pretraining_model(
@@ -83,11 +98,22 @@ def masked_lm_of(model: PretrainingModel) -> PretrainingModel:
     return model.companion(GENERATOR) or model
 
 
-def read(model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch) -> Mapping[str, Reading]:
+def read(
+    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: Guide | None = None
+) -> Mapping[str, Reading]:
     """For each objective's term, what its loss is computed from.
 
     With a generator, the masked LM reads the masked batch and all other objectives the filled one.
+
+    Args:
+        model: that is trained.
+        objectives: of the stage.
+        batch: one micro-batch.
+        guide: the teacher's, where objectives compare with one.
     """
+    if guide is not None:
+        reading = _beside_a_teacher(model, objectives, batch, guide)
+        return {objective.term: reading for objective in objectives}
     readings: dict[str, Reading] = {}
     for reader, own in readers(model, objectives):
         reading = Reading(reader, states(reader, own, batch), batch)
@@ -96,6 +122,17 @@ def read(model: PretrainingModel, objectives: Sequence[Objective], batch: Packed
             for detector in _detectors(objectives):
                 batch = detector.filled(reader, reading.hidden_TD, batch)
     return readings
+
+
+def _beside_a_teacher(
+    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: Guide
+) -> Reading:
+    """One pass of the student and one of its teacher."""
+    recorder = guide.recorder()
+    hidden_TD = states(model, objectives, batch, recorder)
+    asking = distilled_among(objectives)
+    taught = guide.ask(batch, lambda inside: states(guide.teacher, asking, batch, inside))
+    return Reading(model, hidden_TD, batch, guide.compared(model, batch, hidden_TD, recorder, taught))
 
 
 def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tuple[PretrainingModel, list[Objective]]]:
@@ -108,14 +145,17 @@ def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tu
     return [(reader, own) for reader, own in ((generator, masking), (model, others)) if own]
 
 
-def states(model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor:
+def states(
+    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
+) -> Tensor:
     """The states that these objectives read, (T, D); rows that none of them reads may be zero.
 
-    A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.rows`.
+    A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.rows`. Whoever is
+    looked into computes all of it.
     """
     index_M = read_rows(model, objectives, batch)
-    if index_M is None:
-        hidden_TD: Tensor = model(batch)
+    if index_M is None or recorder is not None:
+        hidden_TD: Tensor = model(batch, recorder)
         return hidden_TD
     rows_MD = model.encoder.rows(model.encoder.marked(batch, model.head_names), index_M)
     return rows_MD.new_zeros(batch.num_tokens, rows_MD.shape[1]).index_copy(0, index_M, rows_MD)

@@ -58,7 +58,11 @@ class WindowMeter:
         return {
             "loss": weighted_loss(self.terms, present) if present else float("nan"),
             **{f"loss/{name}": term.mean for name, term in self.terms.items()},
-            **{f"accuracy/{name}": term.accuracy for name, term in self.terms.items()},
+            **{
+                f"accuracy/{objective.term}": self.terms[objective.term].accuracy
+                for objective in present
+                if objective.has_accuracy
+            },
             "grad_norm": self.gradient_norm,
             "tokens_per_s": self.tokens / seconds,
             "target_tokens_per_s": targets / seconds,

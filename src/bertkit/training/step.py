@@ -16,6 +16,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.distillation import Guide
 from bertkit.objectives.forward import read
 from bertkit.training.engine import Engine
 
@@ -83,13 +84,19 @@ class Stepper:
         self.clip_norm = math.inf if clip_norm is None else clip_norm
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-    def step(self, batches: Sequence[PackedBatch], objectives: Sequence[Objective], rate: float) -> StepOutcome:
-        """One update at this learning rate, over the micro-batches of one batch."""
+    def step(
+        self,
+        batches: Sequence[PackedBatch],
+        objectives: Sequence[Objective],
+        rate: float,
+        guide: Guide | None = None,
+    ) -> StepOutcome:
+        """One update at this learning rate, over the micro-batches of one batch, beside the teacher of a student."""
         self.model.train()
         counts = {objective.term: max(1, sum(objective.count(batch) for batch in batches)) for objective in objectives}
         totals: dict[str, TermTotal] = {}
         for batch in batches:
-            loss, terms = self._forward(batch.to(self.engine.device), objectives, counts)
+            loss, terms = self._forward(batch.to(self.engine.device), objectives, counts, guide)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
             totals = {name: totals[name] + term if name in totals else term for name, term in terms.items()}
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm))
@@ -102,27 +109,33 @@ class Stepper:
         return StepOutcome(totals, norm, sum(batch.num_tokens for batch in batches), finite)
 
     def _forward(
-        self, batch: PackedBatch, objectives: Sequence[Objective], counts: Mapping[str, int]
+        self,
+        batch: PackedBatch,
+        objectives: Sequence[Objective],
+        counts: Mapping[str, int],
+        guide: Guide | None,
     ) -> tuple[Tensor, dict[str, TermTotal]]:
         with self.engine.autocast():
-            parts = losses(self.model, objectives, batch)
+            parts = losses(self.model, objectives, batch, guide)
         loss = torch.stack([parts[each.term].sum * (each.weight / counts[each.term]) for each in objectives]).sum()
         return loss, {term: TermTotal.of(part) for term, part in parts.items()}
 
 
-def losses(model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch) -> dict[str, LossSum]:
+def losses(
+    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: Guide | None = None
+) -> dict[str, LossSum]:
     """Each objective's term over one micro-batch, by its name."""
-    readings = read(model, objectives, batch)
-    parts = {}
-    for objective in objectives:
-        reading = readings[objective.term]
-        parts[objective.term] = objective.loss(reading.model, reading.hidden_TD, reading.batch)
-    return parts
+    readings = read(model, objectives, batch, guide)
+    return {objective.term: readings[objective.term].loss(objective) for objective in objectives}
 
 
 @torch.no_grad()
 def evaluate(
-    model: PretrainingModel, objectives: Sequence[Objective], batches: Sequence[PackedBatch], engine: Engine
+    model: PretrainingModel,
+    objectives: Sequence[Objective],
+    batches: Sequence[PackedBatch],
+    engine: Engine,
+    guide: Guide | None = None,
 ) -> dict[str, TermTotal]:
     """Each objective's total over these batches, without dropout."""
     model.eval()
@@ -130,6 +143,6 @@ def evaluate(
     for batch in batches:
         moved = batch.to(engine.device)
         with engine.autocast():
-            for term, part in losses(model, objectives, moved).items():
+            for term, part in losses(model, objectives, moved, guide).items():
                 totals[term] += TermTotal.of(part)
     return totals
