@@ -14,10 +14,11 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice, LayerMix, packed_lstm
+from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice, LayerMix
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
+from bertkit.models.packed_lstm import packed_lstm
 from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.tasks.base import Account, Features, FeatureWriter
@@ -81,7 +82,7 @@ def test_packed_sequences_equal_torchs_lstm_on_each_alone(layers: int) -> None:
     batch = PackedBatch.from_ids(rows())
     together = torch.randn(sum(LENGTHS), 4, requires_grad=True)
     alone = together.detach().clone().requires_grad_()
-    ours = packed_lstm(lstm, together, batch.sequences)
+    ours = packed_lstm(lstm, together, batch.sequences.cu_seqlens_B1)
     theirs = torch.cat([lstm(part[:, None])[0][:, 0] for part in alone.split(LENGTHS)])
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     weights = torch.randn_like(ours)

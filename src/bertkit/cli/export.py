@@ -26,18 +26,27 @@ def export(
         typer.Option("--to", metavar="DIR", show_default=False, help="New directory; an earlier export is replaced."),
     ],
     kind: Annotated[
-        Literal["hf", "onnx"],
-        typer.Option("--format", help="A Hugging Face directory, or an ONNX graph (needs the extra `onnx`)."),
+        Literal["hf", "int8", "onnx"],
+        typer.Option(
+            "--format",
+            help="A Hugging Face directory; int8: a quarter of its size and faster on a CPU, for bertkit alone; or an"
+            " ONNX graph (needs the extra `onnx`).",
+        ),
     ] = "hf",
+    int8: Annotated[bool, typer.Option("--int8", help="With --format onnx: a graph of int8 weights.")] = False,
     offline: Offline = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     """Write a model anew for other tools: `bertkit export RUN --to DIR`; refused unless it gives the same numbers."""
-    from bertkit.jobs.export import export_model
+    from bertkit.errors import UsageError
+    from bertkit.jobs.export import Format, export_model
 
-    record = export_model(model, to, kind=kind, offline=offline)
+    if int8 and kind == "hf":
+        raise UsageError("--int8: goes with --format onnx; for a directory of int8 weights give --format int8")
+    written: Format = "onnx-int8" if int8 and kind == "onnx" else kind
+    record = export_model(model, to, kind=written, offline=offline)
     if record["weights"]["unexpected"]:
         story.warn(f"{model}: weights that no part of the model uses were left out, see below")
     story.table(("weights", "number", ""), _weights(record["weights"]), title=f"{record['family']}: {model}")
@@ -45,7 +54,8 @@ def export(
         story.warn(f"{model}: has no tokenizer files, so none were written")
     probe = record["probe"]
     story.info(
-        f"largest difference to the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g}),"
+        f"largest difference to the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g};"
+        f" {record['measure']}),"
         f" over {probe['sequences']} sequences of {probe['tokens']:,} tokens"
     )
     result({"to": to, **record} if as_json else to, as_json=as_json)
