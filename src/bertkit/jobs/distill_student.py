@@ -7,6 +7,7 @@ has those who teach.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -93,7 +94,12 @@ def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> He
     if not isinstance(student, TeacherLayers):
         return None
     layers = student_layers(student, teacher.encoder.config)
-    made = student_of(teacher, layers, embeddings=student.embeddings, head=student.head, seed=seed)
+    whole = student.layers == "all" and student.embeddings and student.head
+    made = (
+        copy.deepcopy(teacher)
+        if whole
+        else student_of(teacher, layers, embeddings=student.embeddings, head=student.head, seed=seed)
+    )
     if student.form == "distilbert":
         made = as_distilbert(made, seed=seed)
     return drawn_anew(made, seed=seed) if student.init == "random" else made
@@ -106,6 +112,8 @@ def student_layers(student: TeacherLayers, teacher: EncoderConfig) -> list[int]:
         UsageError: a layer that is not there, or more than there are.
     """
     depth = int(teacher.model_dump().get("num_hidden_layers", 0))
+    if student.layers == "all":
+        return list(range(depth))
     keep = student.number or (max(1, depth // 2) if isinstance(student.layers, str) else None)
     if keep is not None and keep > depth:
         raise UsageError(f"student.number: {keep} layers of a teacher of {depth}; a student cannot be deeper")

@@ -14,11 +14,15 @@ from pathlib import Path
 from bertkit.models.find import is_model
 from bertkit.models.hub import read_config
 from bertkit.models.labels import Labels
-from bertkit.recipe.finetune import FinetuneRecipe, load_finetune_recipe
+from bertkit.recipe.finetune import FinetuneRecipe
+from bertkit.recipe.load import load_any
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.tasks.spec import TaskSpec
 
 log = logging.getLogger(__name__)
+
+_OF_TASKS = ("finetune", "distill")
+"""Kinds of runs whose recipes can be of tasks."""
 
 
 def recipe_of(directory: Path) -> FinetuneRecipe | None:
@@ -27,16 +31,19 @@ def recipe_of(directory: Path) -> FinetuneRecipe | None:
     Of a run of several tasks: what the recipe is to one of them, in the directory of that one's head.
     """
     directory = directory.resolve()
-    if (run := directory.parent) and _is_finetuning(run):
-        return load_finetune_recipe(str(run / RECIPE))
-    if (run := directory.parent.parent) and _is_finetuning(run):
-        recipe = load_finetune_recipe(str(run / RECIPE))
-        return next((each for each in recipe.alone if each.spec.name == directory.name), None)
-    return None
+    recipe = run_recipe(directory.parent)
+    if recipe is not None:
+        return recipe
+    recipe = run_recipe(directory.parent.parent)
+    return None if recipe is None else next((e for e in recipe.alone if e.spec.name == directory.name), None)
 
 
-def _is_finetuning(run: Path) -> bool:
-    return (run / RECORD).is_file() and RunDirectory.open(run).record["kind"] == "finetune"
+def run_recipe(run: Path) -> FinetuneRecipe | None:
+    """The recipe of a run that learnt tasks, alone or from a teacher; None where the directory is of no such run."""
+    if not (run / RECORD).is_file() or RunDirectory.open(run).record["kind"] not in _OF_TASKS:
+        return None
+    recipe = load_any(str(run / RECIPE))
+    return recipe if isinstance(recipe, FinetuneRecipe) else None
 
 
 def head_directory(directory: Path, task: str) -> Path:

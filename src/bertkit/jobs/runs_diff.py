@@ -19,6 +19,7 @@ import yaml
 
 from bertkit.errors import DataError, UsageError
 from bertkit.jobs.finetune_data import load_examples
+from bertkit.jobs.finetune_start import run_recipe
 from bertkit.jobs.finetune_suite import SUITE_FILE
 from bertkit.jobs.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.metrics import RESAMPLED
@@ -85,8 +86,8 @@ def _recipes(run: RunDirectory, tasks: set[str]) -> dict[str, FinetuneRecipe]:
 
     A model that was evaluated as it is has none: then it says which task, data and model, and the rest is the task's.
     """
-    if run.record["kind"] == "finetune":
-        recipe = load_finetune_recipe(str(run.path / RECIPE))
+    recipe = run_recipe(run.path)
+    if recipe is not None:
         return {each.spec.name: each for each in recipe.alone}
     told = yaml.safe_load(run.recipe_yaml)
     data = {} if told.get("data_dir") is None else {"directory": told["data_dir"]}

@@ -5,6 +5,7 @@ pretrained model); Tang et al. 2019, arXiv:1903.12136 (a BiLSTM that has learnt 
 keys say:
 
     student: {layers: uniform, number: 3}                 layers of the teacher
+    student: {layers: all}                                the teacher itself, which a method then makes smaller
     student: {model: runs/bert-mini}                      a model of its own, with its own tokenizer
     student: {config: {family: bert, hidden_size: 192}}   weights drawn anew, with the teacher's tokenizer
     student: {family: bilstm}                             a BiLSTM with a vocabulary of its own
@@ -25,10 +26,10 @@ from bertkit.settings import Settings
 class TeacherLayers(Settings):
     """Some of the teacher's own layers."""
 
-    layers: ChoiceName | tuple[int, ...] = Field(
+    layers: ChoiceName | Literal["all"] | tuple[int, ...] = Field(
         "uniform",
         description="Which: first, last, uniform (at equal distances, both ends among them), skip (the last of each of"
-        " equally large blocks), or their numbers from 0.",
+        " equally large blocks), all, or their numbers from 0.",
     )
     number: int | None = Field(None, ge=1, description="How many; null: half of the teacher's.")
     embeddings: bool = Field(True, description="Take the teacher's embeddings, else draw them anew.")
@@ -42,8 +43,8 @@ class TeacherLayers(Settings):
 
     @model_validator(mode="after")
     def _named_or_listed(self) -> TeacherLayers:
-        if self.number is not None and not isinstance(self.layers, str):
-            raise ValueError("number goes with a name of layers; a list says how many there are by itself")
+        if self.number is not None and (self.layers == "all" or not isinstance(self.layers, str)):
+            raise ValueError("number goes with a name of some layers; a list, or all, says how many there are by itself")
         return self
 
 

@@ -1,0 +1,112 @@
+"""Half the layers with and without their teacher: all-MiniLM-L6-v2 fine-tuned on a task, its student, several seeds.
+
+The student has three of the teacher's six layers, its embeddings and its head. In every arm it is trained by the same
+rate, epochs and batch as its teacher was; what differs is what it learns from:
+
+    alone      the labels (`--control`)
+    teacher    labels and soft targets: recipes/distil-task.yaml as it is shipped
+    layers     besides these, the states behind the teacher's layers: TinyBERT's map, no learnt projection
+    pkd        recipes/pkd.yaml with its terms, the student's layers as here
+
+    python -m benchmarks.distil_results train mrpc alone --teacher RUN --tasks DATA --out DIR
+    python -m benchmarks.distil_results table --teacher RUN... --out DIR
+
+DATA is a folder with GLUE's official files; RUN a finished `bertkit finetune` of the task. What was broken off goes on;
+what is finished is not repeated. DIR/TASK-ARM is the suite of all seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.cli.common import cache_root
+from bertkit.files import read_json
+from bertkit.jobs.distill_suite import DistillRequest, distill
+from bertkit.progress import silent_progress
+
+SEEDS = (0, 1, 2)
+_HIDDEN = {"hidden_states": {"weight": 1.0, "layers": "uniform"}}
+_TERMS = [{"labels": {"weight": 0.5}}, {"soft_targets": {"weight": 0.5, "temperature": 2.0}}]
+_STUDENT = ["student={layers: uniform, number: 3}"]
+ARMS: dict[str, tuple[str, bool, list[str]]] = {
+    "alone": ("distil-task", True, _STUDENT),
+    "teacher": ("distil-task", False, _STUDENT),
+    "layers": ("distil-task", False, [*_STUDENT, f"distillation={json.dumps([*_TERMS, _HIDDEN])}"]),
+    "pkd": ("pkd", False, _STUDENT),
+}
+"""Recipe, whether it is the control, and overrides."""
+TASKS: dict[str, list[str]] = {
+    "mrpc": ["epochs=3", "batch=16", "lr=5e-5"],
+    "rte": ["epochs=3", "batch=16", "lr=5e-5"],
+    "sst2": ["epochs=1", "batch=32", "lr=5e-5", "data.train_examples=20000"],
+}
+"""The settings of benchmarks/finetune_results.py, whose runs are the teachers; of SST-2 a part of the examples, another
+one for each seed."""
+_COMMON = ["warmup=0.1", "optimisation.weight_decay=0.01", "optimisation.select=last", "data.max_length=128"]
+
+
+def train(task: str, arm: str, *, teacher: Path, tasks: Path, out: Path) -> dict[str, Any]:
+    """The results of an arm over all seeds."""
+    recipe, control, overrides = ARMS[arm]
+    directory = out / f"{task}-{arm}"
+    begun = (directory / "run.json").exists()
+    request = DistillRequest(
+        recipe=recipe,
+        teachers=[str(teacher)],
+        task=[task],
+        data_dir=str(tasks / "glue"),
+        overrides=[*_COMMON, *TASKS[task], *overrides],
+        seeds=() if begun else SEEDS,
+        control=control,
+        resume=str(directory) if begun else None,
+        runs_root=out,
+        run_dir=directory,
+        cache=cache_root(),
+        progress=silent_progress,
+    )
+    return distill(request, progress=silent_progress).results
+
+
+def table(teachers: Sequence[Path], out: Path) -> str:
+    """A markdown row for each arm: mean and spread over the seeds, and the share of the teacher's score."""
+    lines = ["| task | student learns from | score | seeds | of the teacher's |", "|---|---|---|---|---|"]
+    for teacher in teachers:
+        own = read_json(teacher / "results.json")
+        (task,) = own["tasks"]
+        primary = own["primary"]
+        reference = own["tasks"][task][primary]["mean"]
+        lines.append(f"| {task} | the teacher itself, {primary} | {100 * reference:.1f} | 1 | 100% |")
+        for arm in ARMS:
+            path = out / f"{task}-{arm}" / "results.json"
+            if not path.exists():
+                continue
+            summary = read_json(path)["tasks"][task][primary]
+            spread = "" if summary["std"] is None else f" ± {100 * summary['std']:.1f}"
+            share = summary["mean"] / reference
+            lines.append(f"| {task} | {arm} | {100 * summary['mean']:.1f}{spread} | {summary['n']} | {share:.1%} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """See the file's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["train", "table"])
+    parser.add_argument("task", nargs="?", choices=list(TASKS))
+    parser.add_argument("arm", nargs="?", choices=list(ARMS))
+    parser.add_argument("--teacher", type=Path, nargs="+", required=True, help="the teacher's run; of several tasks")
+    parser.add_argument("--tasks", type=Path, help="folder with glue/")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    if given.what == "table":
+        print(table(given.teacher, given.out))
+        return
+    results = train(given.task, given.arm, teacher=given.teacher[0], tasks=given.tasks, out=given.out)
+    print(json.dumps(results["tasks"], indent=2))
+
+
+if __name__ == "__main__":
+    main()
