@@ -7,6 +7,7 @@ rate, epochs and batch as its teacher was; what differs is what it learns from:
     teacher    labels and soft targets: recipes/distil-task.yaml as it is shipped
     layers     besides these, the states behind the teacher's layers: TinyBERT's map, no learnt projection
     pkd        recipes/pkd.yaml with its terms, the student's layers as here
+    lstm-alone, lstm-teacher    a BiLSTM with a vocabulary of 3,000 words, its labels or its teacher's logits alone
 
     python -m benchmarks.distil_results train mrpc alone --teacher RUN --tasks DATA --out DIR
     python -m benchmarks.distil_results table --teacher RUN... --out DIR
@@ -32,11 +33,17 @@ SEEDS = (0, 1, 2)
 _HIDDEN = {"hidden_states": {"weight": 1.0, "layers": "uniform"}}
 _TERMS = [{"labels": {"weight": 0.5}}, {"soft_targets": {"weight": 0.5, "temperature": 2.0}}]
 _STUDENT = ["student={layers: uniform, number: 3}"]
+_LSTM = [
+    "student={family: bilstm, vocabulary: words}",
+    *("lr=1e-3", "batch=64", "epochs=3", "warmup=0.05"),
+]
 ARMS: dict[str, tuple[str, bool, list[str]]] = {
     "alone": ("distil-task", True, _STUDENT),
     "teacher": ("distil-task", False, _STUDENT),
     "layers": ("distil-task", False, [*_STUDENT, f"distillation={json.dumps([*_TERMS, _HIDDEN])}"]),
     "pkd": ("pkd", False, _STUDENT),
+    "lstm-alone": ("distil-task", True, _LSTM),
+    "lstm-teacher": ("distil-task", False, [*_LSTM, 'distillation=[{"logit_error": {}}]']),
 }
 """Recipe, whether it is the control, and overrides."""
 TASKS: dict[str, list[str]] = {
