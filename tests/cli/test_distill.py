@@ -41,6 +41,9 @@ def test_a_user_s_own_table_comes_out_as_a_document(bertkit: Bertkit, place: Pat
     assert json.loads((Path(document["run"]) / "run.json").read_text())["kind"] == "distill"
     again = bertkit("distill", "--resume", document["run"], "--json")
     assert json.loads(again.stdout)["results"] == document["results"]
+    other = bertkit("distill", "--resume", document["run"], "--teacher", "other", "--control")
+    assert other.code == 2
+    assert "--teacher, --control: the run that goes on has its own" in " ".join(other.stderr.split())
 
 
 def test_a_control_is_told_as_one(bertkit: Bertkit, place: Path) -> None:
@@ -73,6 +76,10 @@ def test_a_control_is_told_as_one(bertkit: Bertkit, place: Path) -> None:
         (("pd", "--teacher", "teacher", *OWN), "give --student MODEL"),
         (("distil-task", "--teacher", "teacher", "--data", "x.txt"), "--data: the recipe distils on a task"),
         (("distilbert", "--teacher", "teacher", "--seeds", "0-2"), "--seeds: the recipe distils on text"),
+        (
+            ("distilbert", "--teacher", "teacher", "--dev", "d", "--text-pair", "b"),
+            "--dev, --text-pair: the recipe distils",
+        ),
         (("--resume",), "no unfinished run to resume"),
     ],
 )

@@ -37,6 +37,13 @@ def test_the_likeliest_keep_their_probability_and_the_rest_share_theirs() -> Non
     torch.testing.assert_close(whole.part(slice(3, 9)), logits[3:9], rtol=1e-5, atol=1e-5)
 
 
+def test_of_no_rows_nothing_is_kept_where_the_logits_are() -> None:
+    none = KeptWords.of(projection(0), 0, WORDS, top_k=TOP)
+    assert none.table().shape == (0, 2 * TOP + 1)
+    assert none.rows(torch.zeros(0, dtype=torch.int64)).part(slice(0, 3)).shape == (0, WORDS)
+    assert none.word_Mk.dtype == torch.int64
+
+
 def test_a_loss_takes_them_in_a_projections_place() -> None:
     student = VocabularyProjection(torch.randn(ROWS, 3), torch.randn(WORDS, 3), None)
     exact, _ = student.divergence(projection(), 2.0)

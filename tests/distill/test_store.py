@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertkit.distill import store as module
 from bertkit.distill.store import TeacherStore
 from bertkit.errors import DataError
 
@@ -64,6 +65,13 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     again = TeacherStore.open(tmp_path / "s", IDENTITY, max_bytes=1e6)
     assert again.get([key(0)]) is None
     assert again.get([key(1)]) is not None
+    again.add(key(0), 1, 3, values(0))
+    again.add(key(9), 1, 3, values(9))
+    again.close()
+    mended = TeacherStore.open(tmp_path / "s", IDENTITY, max_bytes=1e6)
+    found = mended.get([key(number) for number in (0, 1, 2, 3, 4, 9)])
+    assert found is not None, "what was computed anew stands behind all that was there"
+    assert [each.values.tolist() for each in found] == [values(n).tolist() for n in (0, 1, 2, 3, 4, 9)]
 
 
 def test_no_more_is_kept_than_allowed(tmp_path: Path) -> None:
@@ -82,6 +90,27 @@ def test_answers_of_another_teacher_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t" / "thesis.txt").write_text("mine")
     with pytest.raises(DataError, match="other files"):
         TeacherStore.open(tmp_path / "t", IDENTITY, max_bytes=1e6)
+
+
+def test_two_processes_that_make_a_store_at_once_have_the_same_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one finds no store, and another's half-made one a moment later."""
+    write, others = module.write_json, []
+
+    def write_after_the_other(path: Path, value: object) -> None:
+        write(path, value)
+        with monkeypatch.context() as inner:
+            inner.setattr(module, "write_json", write)
+            inner.setattr("bertkit.distill.store.os.getpid", lambda: 1)
+            others.append(filled(tmp_path / "s", 2))
+
+    monkeypatch.setattr(module, "write_json", write_after_the_other)
+    late = TeacherStore.open(tmp_path / "s", IDENTITY, max_bytes=1e6)
+    assert others[0].is_writer
+    assert not late.is_writer
+    assert late.get([key(0), key(1)]) is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 def test_one_process_writes_and_others_read(tmp_path: Path) -> None:

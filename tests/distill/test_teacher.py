@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,33 +65,55 @@ def test_what_is_remembered_equals_what_is_computed_in_any_batch(tmp_path: Path,
 
 
 def test_a_pass_that_keeps_gives_the_same_bits_as_one_that_remembers(tmp_path: Path, models: list[HeadedModel]) -> None:
-    keeping = Teacher(models[:1], WANTED, store=store(tmp_path / "s"), top_k=2)
+    keeping = Teacher(models[:1], WANTED, store=store(tmp_path / "s"))
     first, second = keeping.see(reading([0, 1])), keeping.see(reading([0, 1]))
     assert torch.equal(first.logits, second.logits)
     assert torch.equal(first.states[2], second.states[2])
 
 
 def test_the_size_that_is_foretold_is_the_size_that_is_kept(tmp_path: Path, models: list[HeadedModel]) -> None:
-    for top_k in (None, 2):
-        keeping = Teacher(models[:1], WANTED, store=store(tmp_path / f"s{top_k}"), top_k=top_k)
-        keeping.see(reading([0, 1, 2]))
-        sizes = [(len(item), max(map(len, item)), sum(map(len, item))) for item in ITEMS]
-        foretold = sum(
-            keeping.floats_of(tokens=tokens, sequences=rows, rows=rows, classes=classes)
-            for rows, classes, tokens in sizes
-        )
-        assert keeping.store is not None
-        assert keeping.store.size_bytes == 4 * foretold
+    keeping = Teacher(models[:1], WANTED, store=store(tmp_path / "s"))
+    keeping.see(reading([0, 1, 2]))
+    sizes = [(len(item), max(map(len, item)), sum(map(len, item))) for item in ITEMS]
+    foretold = sum(
+        keeping.floats_of(tokens=tokens, sequences=rows, rows=rows, classes=classes) for rows, classes, tokens in sizes
+    )
+    assert keeping.store is not None
+    assert keeping.store.size_bytes == 4 * foretold
 
 
-def test_the_largest_logits_and_the_mass_of_the_rest_are_kept(tmp_path: Path, models: list[HeadedModel]) -> None:
-    keeping = Teacher(models[:1], Wanted(logits=True), store=store(tmp_path / "s"), top_k=2)
-    whole = Teacher(models[:1], Wanted(logits=True)).see(reading([2])).logits
-    found = keeping.see(reading([2])).logits
-    largest, classes = whole.topk(2, dim=-1)
-    assert torch.equal(found.gather(1, classes), largest)
-    torch.testing.assert_close(torch.logsumexp(found, -1), torch.logsumexp(whole, -1))
-    torch.testing.assert_close(found.softmax(-1).gather(1, classes), whole.softmax(-1).gather(1, classes))
+def test_equal_sequences_asked_for_other_tokens_are_other_items() -> None:
+    """Pieces `ab c` and `a bc` are the same tokens, and two words in either."""
+
+    def of(*marks: bool) -> Reading:
+        packed = PackedBatch.from_ids([[5, 6, 7], [5, 6, 7]])
+        return Reading(packed, "h", lambda model, hidden: hidden, [2, 2], [1, 1], torch.tensor(marks))
+
+    one, other = of(True, False, True, True, True, False).keys()
+    assert one != other
+    assert of(True, True, False, True, False, True).keys() == [other, one]
+    assert replace(of(True, False, True, True, True, False), asked_T=None).keys() not in ([one, other], [one, one])
+
+
+def test_where_nothing_can_be_kept_the_teacher_is_asked_once_a_batch(tmp_path: Path, models: list[HeadedModel]) -> None:
+    """Another process is writing: what is computed is given, and not computed again."""
+    writing = store(tmp_path / "s")
+    asked: list[int] = []
+
+    def of(numbers: Sequence[int]) -> Reading:
+        plain = reading(numbers)
+
+        def logits_of(model: HeadedModel, hidden_TD: Tensor) -> Tensor:
+            asked.append(len(numbers))
+            return plain.logits_of(model, hidden_TD)
+
+        return replace(plain, logits_of=logits_of)
+
+    reader = Teacher(models[:1], WANTED, store=store(tmp_path / "s"))
+    seen = [reader.see(of(numbers)).logits for numbers in ([0, 1], [2])]
+    assert asked == [2, 1]
+    assert len(writing) == 0
+    torch.testing.assert_close(seen[1], Teacher(models[:1], WANTED).see(reading([2])).logits)
 
 
 def test_several_teachers_speak_by_the_mean_of_their_logits(models: list[HeadedModel]) -> None:

@@ -14,12 +14,14 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.distill.losses import soft_targets
 from bertkit.distill.student import student_of
+from bertkit.distill.terms import Wanted
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs import finetune as job
 from bertkit.jobs.distill_suite import DistillRequest, distill
 from bertkit.jobs.finetune_plan import finetuning_plan
 from bertkit.jobs.finetune_suite import FinetuneOutcome, FinetuneRequest, finetune
+from bertkit.jobs.teachers import answers_identity
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
@@ -27,7 +29,9 @@ from bertkit.recipe.finetune import OwnTask
 from bertkit.tasks.base import TaskBatch
 from bertkit.tasks.classification import MultiLabelClassification, TextSettings
 from bertkit.tasks.readers import Columns
+from bertkit.tasks.tagging import FIRST, Tagging, TaggingSettings
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.distillation import reading_of
 from bertkit.training.finetune import EpochOrder
 from tests.jobs.test_finetune import StopAt
 from tests.tasks.tiny_kinds import KINDS, write_kind
@@ -231,6 +235,25 @@ def test_answers_that_are_read_again_equal_those_that_are_computed(
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 
+def test_answers_are_those_of_these_weights_settings_tokens_and_precision(place: Place) -> None:
+    teacher, _ = load_model(place.teacher)
+    other, _ = load_model(place.teacher)
+    other.encoder.config = other.encoder.config.model_copy(update={"hidden_act": "relu"})
+    tokenizer, wanted = Tokenizer.load(place.teacher), Wanted(logits=True)
+    first = {"weights": "a", "tokenizer": tokenizer, "wanted": wanted, "precision": "fp32"}
+    others = [
+        answers_identity([other], **first),
+        answers_identity([teacher], **{**first, "weights": "b"}),
+        answers_identity([teacher], **{**first, "tokenizer": tiny_tokenizer(vocab_size=60)}),
+        answers_identity([teacher], **{**first, "wanted": wanted | Wanted(states=frozenset({1}))}),
+        answers_identity([teacher], **{**first, "precision": "bf16"}),
+    ]
+    same = answers_identity([load_model(place.teacher)[0]], **first)
+    assert same == answers_identity([teacher], **first)
+    for number, identity in enumerate(others):
+        assert identity != same, number
+
+
 def test_a_control_is_the_same_student_fine_tuned(place: Place, every_term: str, tmp_path: Path) -> None:
     """To the bit: without its teacher, a student is a model like any other."""
     control = place.run(every_term, control=True, run_dir=tmp_path / "control")
@@ -325,8 +348,13 @@ def test_examples_without_labels_are_learnt_from(place: Place, tmp_path: Path) -
     recipe = place.recipe("transfer", " [soft_targets]")
     outcome = place.run(recipe, f"transfer={{file: {file}, columns: {{text: line}}}}", run_dir=tmp_path / "run")
     assert outcome.results["examples"] == {"train": 31, "dev": DEV}
-    with pytest.raises(DataError, match=r"needs a label for every example.*augmentation.labels=kept"):
-        place.run(recipe, "distillation=[labels]", "augmentation={name: masking, copies: 2}", run_dir=tmp_path / "no")
+    copies = "augmentation={name: masking, copies: 2}"
+    with pytest.raises(DataError, match=r"labels needs a label for every example; leave it.*augmentation.labels=kept"):
+        place.run(recipe, "distillation=[labels]", copies, run_dir=tmp_path / "no")
+    with pytest.raises(DataError, match=r"a control needs a label for every example; leave the copies out"):
+        place.run(recipe, copies, control=True, run_dir=tmp_path / "no")
+    with pytest.raises(UsageError, match=r"transfer: its examples have no labels, and a control learns"):
+        place.run(recipe, f"transfer={{file: {file}}}", control=True, run_dir=tmp_path / "no")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -352,6 +380,7 @@ def test_every_kind_of_task_can_be_imitated(kind: str, tmp_path: Path) -> None:
     )
     outcome = distill(request, progress=silent_progress)
     assert lines_of(outcome)[0]["loss"] == pytest.approx(0.0, abs=1e-6)
+    assert outcome.results["teacher"]["splits"]["dev"] == pytest.approx(taught.results["splits"]["dev"], rel=1e-4)
     shares = outcome.results["retained"]["dev"].values()
     assert all(share is None or share == pytest.approx(1.0, rel=1e-4) for share in shares)
 
@@ -366,6 +395,15 @@ def test_soft_targets_of_several_labels_are_the_mean_of_their_binary_divergences
     wanted = theirs * (theirs / own).log() + (1 - theirs) * ((1 - theirs) / (1 - own)).log()
     assert task.rows_of(batch) == [3] * 5
     torch.testing.assert_close(soft_targets(*rows, 2.0).reshape(5, 3), 4 * wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_equal_pieces_that_are_other_words_have_other_answers() -> None:
+    task = Tagging(Labels(("O", "X")), ("accuracy",), TaggingSettings())
+    first_T = torch.tensor([False, True, False, True, False, True, True, False])
+    batch = TaskBatch(PackedBatch.from_ids([[2, 6, 7, 8]] * 2), torch.arange(2), {}, {FIRST: first_T})
+    reading = reading_of(task, batch)
+    assert list(reading.rows_I) == [2, 2]
+    assert len(set(reading.keys())) == 2
 
 
 class TestBadInput:

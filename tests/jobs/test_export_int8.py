@@ -16,9 +16,11 @@ from bertkit.jobs.export import TOLERANCE, export_model
 from bertkit.jobs.rough_agreement import RoughAgreement
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model
+from bertkit.models.hub import load_model, read_config
+from bertkit.models.int8 import QuantisedEmbedding
 from bertkit.models.labels import Labels
-from bertkit.models.quantised import QuantisedEmbedding, is_quantised, quantise
+from bertkit.models.quantised import is_quantised, quantise
+from bertkit.models.quantised_part import REFUSAL
 from bertkit.models.sentence import load_sentence_model
 from tests.jobs.test_export import contents, small_model
 from tests.models.test_real_checkpoint import small_sentence_directory
@@ -79,13 +81,32 @@ def test_every_command_reads_it(written: Path, bertkit: Bertkit, tmp_path: Path)
         assert whole["scores"] != plain["scores"]
 
 
-def test_training_is_refused(written: Path, bertkit: Bertkit, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("text,label\nfine list,good\npoor cat,bad\n" * 4)
+@pytest.mark.parametrize("method", ["full", "lora", "features", "pruned", "theseus", "q8bert", "qbert"])
+def test_fine_tuning_is_refused_before_the_data_are_read(
+    written: Path, bertkit: Bertkit, tmp_path: Path, method: str
+) -> None:
     table = tmp_path / "t.csv"
-    columns = ("--text", "text", "--label", "label")
-    done = bertkit("finetune", "--train", table, "--dev", table, *columns, "--model", written, "--device", "cpu")
+    table.write_text("no,such,column\n")
+    words = ["--train", table, "--dev", table, "--text", "text", "--label", "label", "--set", f"method.name={method}"]
+    words += ["--set", "method.magnitude=0.5"] if method == "pruned" else []
+    done = bertkit("finetune", *words, "--model", written, "--device", "cpu", "--run-dir", tmp_path / "run")
     assert done.code == 3
-    assert "quantised and cannot be trained; train the model that it was made from" in done.stderr
+    assert REFUSAL in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_pretraining_is_refused_before_the_text_is_read(written: Path, bertkit: Bertkit, tmp_path: Path) -> None:
+    words = ["--data", tmp_path / "no-such-text.txt", "--run-dir", tmp_path / "run", "--device", "cpu"]
+    done = bertkit("pretrain", "domain-adapt", "--init", written, *words)
+    assert done.code == 3
+    assert REFUSAL in done.stderr
+    # Of a recipe that names its model itself.
+    sizes = f"model={json.dumps(read_config(written)[0].model_dump(mode='json'))}"
+    start = ["--set", f"init={written}", "--set", sizes, "--set", "data.sequence_length=32"]
+    done = bertkit("pretrain", "domain-adapt", *start, *words)
+    assert done.code == 3
+    assert REFUSAL in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_far_from_its_source_is_refused_and_leaves_nothing(

@@ -131,7 +131,7 @@ def test_a_quantised_weight_counts_as_one_parameter_and_one_product(tmp_path: Pa
     assert quantise(model)
     assert sum(parameter.numel() for parameter in model.parameters()) < before[0].without_embeddings
     assert (Footprint.of(model, directory), multiply_adds(model, asked_head(model), LENGTH)) == before
-    assert is_quantised(model)  # the counts are of a copy
+    assert is_quantised(model)
     whole = save_tiny(model, tokenizer, tmp_path / "int8")
     read = Examined.load(str(whole))
     after = Footprint.of(read.model, read.directory)

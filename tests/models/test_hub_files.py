@@ -17,11 +17,13 @@ from safetensors.torch import load_file, save_file
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
+from bertkit.files import sha256_of
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, find_model, load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.models.roberta import RobertaConfig
+from bertkit.models.weight_files import weights_hash
 from bertkit.text.tokenizer import Tokenizer
 
 SIZES = {
@@ -100,6 +102,21 @@ def test_every_form_of_weight_file_gives_the_same_model(saved: Path, kind: str) 
         weight_map = {name: file for file, members in parts.items() for name in members}
         (saved / f"{stem}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     assert torch.equal(states(saved), expected)
+
+
+def test_the_hash_of_weights_is_of_all_their_values(saved: Path) -> None:
+    assert weights_hash(saved) == sha256_of(saved / "model.safetensors")
+    tensors = load_file(saved / "model.safetensors")
+    (saved / "model.safetensors").unlink()
+    names, found = sorted(tensors), []
+    weight_map = {name: f"model-{place % 2}.safetensors" for place, name in enumerate(names)}
+    (saved / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for change in (0.0, 0.0, 1e-3):
+        tensors[names[1]] = tensors[names[1]] + change
+        for place in range(2):
+            save_file({name: tensors[name] for name in names[place::2]}, saved / f"model-{place}.safetensors")
+        found.append(weights_hash(saved))
+    assert found[0] == found[1] != found[2]
 
 
 def test_names_from_tensorflow_and_buffers_and_copies_are_understood(saved: Path) -> None:

@@ -15,20 +15,15 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
+from bertkit.models.attention import one_by_one
 from bertkit.models.bert import BertConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
+from bertkit.models.int8 import LEVELS, Joint, QuantisedEmbedding, QuantisedLinear, StaticLinear, quantise_rows
 from bertkit.models.low_bit import LowBitLinear, codes_of, pack_bits, packed_bytes, row_groups, unpack_bits
-from bertkit.models.quantised import (
-    LEVELS,
-    QuantisedEmbedding,
-    QuantisedLinear,
-    StaticLinear,
-    quantise,
-    quantise_rows,
-    round_to,
-)
+from bertkit.models.quantised import quantise
+from bertkit.models.quantised_part import round_to
 
 IDS = [[2, 9, 31, 7, 3], [2, 3], [2, 14, 15, 9, 26, 5, 3]]
 
@@ -129,7 +124,8 @@ def test_joint_maps_give_what_each_map_gives(quantised: HeadedModel) -> None:
     """Queries, keys and values as one product are the three products, for all tokens and for one alone."""
     apart = copy.deepcopy(quantised)
     for layer in apart.encoder.layers:  # type: ignore[union-attr]  # a BERT's
-        del layer.attention.project, layer.attention.at  # type: ignore[union-attr, operator]  # of this one attention
+        assert isinstance(layer.attention.together, Joint)  # type: ignore[union-attr]
+        layer.attention.together = one_by_one  # type: ignore[union-attr]
     assert torch.equal(logits(quantised, IDS), logits(apart, IDS))
     assert torch.equal(logits(quantised, IDS, "masked_lm"), logits(apart, IDS, "masked_lm"))
     loosened = copy.deepcopy(quantised)

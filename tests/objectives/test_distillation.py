@@ -19,11 +19,12 @@ from bertkit.distill.losses import (
     state_squared_error,
 )
 from bertkit.distill.terms import TERMS, Shape, Sizes
+from bertkit.distill.terms.base import MAPS
 from bertkit.models.bert import BertConfig
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.base import Objective
-from bertkit.objectives.distillation import DISTILLED, MAPS, Distilled, Guide, add_maps, shape_of, wanted_of
+from bertkit.objectives.distillation import DISTILLED, Distilled, Guide, add_maps, wanted_of
 from bertkit.objectives.forward import read
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
@@ -69,7 +70,7 @@ def objective(name: str, **settings: object) -> Distilled:
 
 
 def sizes_of(student: HeadedModel, teacher: HeadedModel) -> Sizes:
-    return Sizes(shape_of(student.encoder.config), shape_of(teacher.encoder.config))
+    return Sizes.told_by(student.encoder.config, teacher.encoder.config)
 
 
 def guide_of(student: HeadedModel, teacher: HeadedModel, objectives: list[Objective]) -> Guide:
@@ -92,9 +93,9 @@ def test_every_term_is_an_objective_of_its_name_with_its_settings() -> None:
 
 
 def test_what_the_configuration_tells_is_what_the_model_shows(student: HeadedModel) -> None:
-    assert shape_of(student.encoder.config) == Shape.of(student)
+    assert Shape.told_by(student.encoder.config) == Shape.of(student)
     distilbert = HeadedModel(DistilBertConfig(hidden_size=12, num_hidden_layers=3, num_attention_heads=4).build(50))
-    assert shape_of(distilbert.encoder.config) == Shape.of(distilbert)
+    assert Shape.told_by(distilbert.encoder.config) == Shape.of(distilbert)
 
 
 @pytest.mark.parametrize("positions", ["all", "masked"])

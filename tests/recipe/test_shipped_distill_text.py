@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from tests.jobs.tiny_run import write_model, write_text
+from tests.recipe import test_shipped
 
 from bertkit.distill.terms import Sizes
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.mobilebert import MobileBertConfig
-from bertkit.objectives.distillation import shape_of
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.units import RarePieces
 from bertkit.recipe.distill_text import DistillTextRecipe, with_phases
@@ -39,15 +39,8 @@ PUBLISHED = {
     "mobilebert": (36_597_564, 24_581_888),
     "minibert": (33_291_259, 33_171_200),
 }
-SHRUNK = {
-    "model.hidden_size": 24,
-    "model.num_hidden_layers": 2,
-    "model.num_attention_heads": 3,
-    "model.intermediate_size": 40,
-    "optimisation.batch_sequences": 4,
-    "engine.evaluation_sequences": 4,
-    "engine.pseudo_perplexity_sequences": 1,
-}
+# As all shipped recipes are shrunk, but for the tokenizer, which is the teacher's.
+SHRUNK = {key: value for key, value in test_shipped.SHRUNK.items() if not key.startswith("tokenizer.")}
 OWN = {
     "distilbert": {"student.layers": [0, 3]},
     "mobilebert": {"model.intra_bottleneck_size": 12, "model.embedding_size": 10},
@@ -139,7 +132,7 @@ def test_distilbert_has_the_values_of_its_code() -> None:
 def test_tinybert_learns_layer_m_from_layer_3m_through_one_map() -> None:
     recipe = loaded("tinybert-general")
     teacher = BertConfig()
-    sizes = Sizes(shape_of(recipe.model), shape_of(teacher))
+    sizes = Sizes.told_by(recipe.model, teacher)
     tables = {each.term: each.distilled.table(sizes) for each in recipe.objectives}  # type: ignore[attr-defined]  # all are terms
     every_third = ((1, 3), (2, 6), (3, 9), (4, 12))
     assert tables == {"attention": every_third, "hidden_states": every_third, "embeddings": ((0, 0),)}
@@ -150,7 +143,7 @@ def test_tinybert_learns_layer_m_from_layer_3m_through_one_map() -> None:
 def test_mobilebert_has_24_phases_and_then_half_the_teachers_words() -> None:
     recipe = loaded("mobilebert")
     teacher = recipe.model.model_copy(update={"intra_bottleneck_size": 1024})
-    sizes = Sizes(shape_of(recipe.model), shape_of(teacher))
+    sizes = Sizes.told_by(recipe.model, teacher)
     stages = stages_of(with_phases(recipe, sizes))
     assert [stage.end_step - stage.first_step for stage in stages] == [10_000] * 24 + [500_000]
     for number, stage in enumerate(stages[:24], start=1):

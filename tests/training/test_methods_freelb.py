@@ -16,7 +16,7 @@ from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
-from bertkit.objectives.base import LossSum
+from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.base import Account, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
 from bertkit.training.engine import Engine

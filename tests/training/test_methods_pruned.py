@@ -29,7 +29,8 @@ from bertkit.tasks.examples import TextExample
 from bertkit.training.finetune import FinetuneEngine
 from bertkit.training.methods import Pruned, Scratch, TrainingData
 from bertkit.training.methods import pruned as method
-from bertkit.training.methods.pruned import RECORD, TrainingLoss, least_worth
+from bertkit.training.methods.least_worth import TrainingLoss, least_worth
+from bertkit.training.methods.pruned import RECORD
 from tests.jobs.test_finetune import DEV, TRAIN, Place, stopped, weights
 from tests.jobs.test_multitask import MOODS
 from tests.jobs.test_multitask import Place as Tasks

@@ -16,8 +16,9 @@ from bertkit.jobs.finetune_suite import FinetuneOutcome
 from bertkit.jobs.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
+from bertkit.models.int8 import StaticLinear
 from bertkit.models.labels import Labels
-from bertkit.models.quantised import StaticLinear, round_to
+from bertkit.models.quantised_part import round_to
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
 from bertkit.training.methods import Q8Bert

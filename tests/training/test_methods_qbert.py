@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.files import read_json
 from bertkit.jobs.finetune_suite import FinetuneOutcome
@@ -61,6 +63,33 @@ def test_a_block_of_several_matrices_is_one_block() -> None:
     both = torch.cat([one, two.flatten()])
     (value,) = top_eigenvalues(0.5 * both @ symmetric @ both, [[one, two]], iterations=500, tolerance=1e-10, seed=4)
     assert value == pytest.approx(float(torch.linalg.eigvalsh(symmetric)[-1]), rel=1e-4)
+
+
+def test_curvature_of_packed_sequences_is_that_of_gradients_by_differences(place: Place) -> None:
+    """Attention gathers sequences of unequal length by gradients of its own, which here are derived once more."""
+    model, _ = load_model(place.calm, heads=("sequence_classification",), labels=Labels(("bad", "good")))
+    model.double().requires_grad_(False)
+    block = model.encoder.layers[0].attention.query.bias.requires_grad_(True)  # type: ignore[union-attr, index]
+    batch, labels = PackedBatch.from_ids([[2, 9, 31, 7, 3], [2, 3], [2, 14, 15, 9, 26, 5, 3]]), torch.tensor([0, 1, 1])
+
+    def loss() -> Tensor:
+        states = model.states("sequence_classification", batch)
+        return nn.functional.cross_entropy(model.logits("sequence_classification", states, batch), labels)
+
+    def gradient(vector: Tensor, step: float) -> Tensor:
+        with torch.no_grad():
+            block.add_(vector, alpha=step)
+        (found,) = torch.autograd.grad(loss(), [block])
+        with torch.no_grad():
+            block.sub_(vector, alpha=step)
+        return found
+
+    with sdpa_kernel(SDPBackend.MATH):
+        (value,) = top_eigenvalues(loss(), [[block]], iterations=100, tolerance=1e-7, seed=0)
+        rows = [gradient(unit, 1e-4) - gradient(unit, -1e-4) for unit in torch.eye(30, dtype=torch.float64)]
+    eigenvalues = torch.linalg.eigvalsh(torch.stack(rows) / 2e-4)
+    assert value != 0
+    assert value == pytest.approx(float(eigenvalues[eigenvalues.abs().argmax()]), rel=1e-4)
 
 
 def test_the_more_sensitive_half_has_more_bits_and_the_table_says_why(finished: FinetuneOutcome) -> None:

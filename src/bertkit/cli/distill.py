@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,7 @@ from bertkit.cli.common import (
     story,
 )
 from bertkit.cli.finetune import DataDir, Grid, OwnData, Seeds, TaskNames, grid_values, tell_scores
-from bertkit.cli.shared import Training, as_overrides, keep_log, with_options
+from bertkit.cli.shared import Options, Training, as_overrides, keep_log, with_options
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,19 +49,26 @@ Control = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Lesson(Options):
+    """Who learns from whom."""
+
+    teacher: Teacher = None
+    student: Student = None
+    control: Control = False
+
+
 @app.command()
 @with_options
 def distill(
     recipe: RecipeName = "",
-    teacher: Teacher = None,
-    student: Student = None,
+    *,
+    lesson: Lesson,
     task: TaskNames = None,
     data_dir: DataDir = None,
     data: Data = None,
     seeds: Seeds = None,
     grid: Grid = None,
-    control: Control = False,
-    *,
     own: OwnData,
     resume: Resume = None,
     common: Training,
@@ -75,11 +83,17 @@ def distill(
         resumed = None
     elif resume is not None:
         resumed = _resumed(resume)
+        given = [f"--{name}" for name, value in vars(lesson).items() if value]
+        if given:
+            raise UsageError(
+                f"{', '.join(given)}: the run that goes on has its own; leave it out, or give its RECIPE too"
+            )
     else:
         raise UsageError("give a RECIPE, such as distil-task; `bertkit recipes list` shows those of kind distill")
     resume = resume if resumed is None else str(resumed.path)
     names = [name.strip() for some in task or () for name in some.split(",") if name.strip()]
-    of_tasks = {"--task": names, "--data-dir": data_dir, "--seeds": seeds, "--grid": grid, "--train": own.train}
+    of_tasks = {"--task": names, "--data-dir": data_dir, "--seeds": seeds, "--grid": grid}
+    of_tasks |= {f"--{name.replace('_', '-')}": value for name, value in vars(own).items()}
     on_text = _is_on_text(recipe if resumed is None else str(resumed.path / "recipe.yaml"))
     stray = [name for name, value in (of_tasks if on_text else {"--data": data}).items() if value]
     if stray:
@@ -87,9 +101,9 @@ def distill(
         raise UsageError(f"{', '.join(stray)}: the recipe distils {form}")
     shared: dict[str, Any] = {
         "recipe": recipe or None,
-        "teachers": teacher or (),
-        "student": student,
-        "control": control,
+        "teachers": lesson.teacher or (),
+        "student": lesson.student,
+        "control": lesson.control,
         "resume": resume,
         "runs_root": runs_root(),
         "run_dir": common.run_dir,

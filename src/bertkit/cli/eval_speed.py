@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.common import Device, RunDir, result, runs_root, story
+from bertkit.cli.common import Device, RunDir, option, result, runs_root, story
 from bertkit.cli.shared import Common, keep_log, with_options
 from bertkit.errors import UsageError
 
@@ -22,8 +22,27 @@ _BUSY = 0.9
 
 @dataclass(frozen=True)
 class Timed(Common):
-    """Where it computes and writes; it has no choice of how much is computed at once, for that is what is measured."""
+    """What is said of the models besides, and where it computes and writes; there is no choice of how much is computed
+    at once, for that is what is measured."""
 
+    results: Annotated[
+        list[str] | None,
+        option(
+            "--results",
+            metavar="[MODEL=]RUN",
+            help="A run with scores of one of the models, beside those of a MODEL that is a run itself. Repeatable.",
+        ),
+    ] = None
+    methods: Annotated[
+        list[str] | None,
+        option(
+            "--method",
+            metavar="MODEL=METHOD",
+            help="Whose published row stands beside a model: distilbert, tinybert, ... or none (default: as its run"
+            " says, else by family and size). Repeatable.",
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draw of tokens.")] = 0
     run_dir: RunDir = None
     device: Device = None
 
@@ -32,10 +51,9 @@ class Timed(Common):
 def speed(
     models: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--model",
             metavar="MODEL",
-            show_default=False,
             help="A Hub id, a model or a run directory. Repeatable; the first is what the others are compared with.",
         ),
     ] = None,
@@ -46,10 +64,7 @@ def speed(
         str, typer.Option("--lengths", metavar="N,N", help="Tokens of a sentence, special ones included.")
     ] = "32,128,512",
     threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads", metavar="N", min=1, show_default=False, help="Threads (default: as torch finds them)."
-        ),
+        int | None, option("--threads", metavar="N", min=1, help="Threads (default: as torch finds them).")
     ] = None,
     repeats: Annotated[
         int, typer.Option("--repeats", metavar="N", min=1, help="Rounds in which every model is timed once.")
@@ -61,26 +76,6 @@ def speed(
             help="Time that passes; or processor time of one thread, for a machine that is busy with other things.",
         ),
     ] = "wall",
-    results: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--results",
-            metavar="[MODEL=]RUN",
-            show_default=False,
-            help="A run with scores of one of the models, beside those of a MODEL that is a run itself. Repeatable.",
-        ),
-    ] = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            metavar="MODEL=METHOD",
-            show_default=False,
-            help="Whose published row stands beside a model: distilbert, tinybert, ... or none (default: as its run"
-            " says, else by family and size). Repeatable.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draw of tokens.")] = 0,
     *,
     common: Timed,
 ) -> None:
@@ -106,9 +101,16 @@ def speed(
         begun=keep_log,
     )
     settings = SpeedSettings(
-        models=models, batch_sizes=batches, lengths=tokens, threads=threads, clock=clock, rounds=repeats, seed=seed
+        models=models,
+        batch_sizes=batches,
+        lengths=tokens,
+        threads=threads,
+        clock=clock,
+        rounds=repeats,
+        seed=common.seed,
     )
-    evaluated = evaluate_speed(request, settings, results=results or (), methods=methods or (), progress=story.progress)
+    results, methods = common.results or (), common.methods or ()
+    evaluated = evaluate_speed(request, settings, results=results, methods=methods, progress=story.progress)
     _tell(evaluated.results)
     story.info(f"everything is in {evaluated.run.path}")
     told = ("threads", "device", "machine", "processor_share", "compression", "pareto")

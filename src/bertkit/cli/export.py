@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.common import AsJson, Offline, Quiet, Verbose, command_app, result, story
+from bertkit.cli.common import command_app, result, story
+from bertkit.cli.shared import Common, with_options
 
 SHOWN_WEIGHTS = 3
 """How many names of weights are shown of each kind; export.json has them all."""
@@ -19,6 +20,7 @@ app = command_app()
 
 
 @app.command()
+@with_options
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a model or a run directory.")],
     to: Annotated[
@@ -34,10 +36,8 @@ def export(
         ),
     ] = "hf",
     int8: Annotated[bool, typer.Option("--int8", help="With --format onnx: a graph of int8 weights.")] = False,
-    offline: Offline = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    common: Common,
 ) -> None:
     """Write a model anew for other tools: `bertkit export RUN --to DIR`; refused unless it gives the same numbers."""
     from bertkit.errors import UsageError
@@ -46,7 +46,7 @@ def export(
     if int8 and kind == "hf":
         raise UsageError("--int8: goes with --format onnx; for a directory of int8 weights give --format int8")
     written: Format = "onnx-int8" if int8 and kind == "onnx" else kind
-    record = export_model(model, to, kind=written, offline=offline)
+    record = export_model(model, to, kind=written, offline=common.offline)
     if record["weights"]["unexpected"]:
         story.warn(f"{model}: weights that no part of the model uses were left out, see below")
     story.table(("weights", "number", ""), _weights(record["weights"]), title=f"{record['family']}: {model}")
@@ -58,7 +58,7 @@ def export(
         f" {record['measure']}),"
         f" over {probe['sequences']} sequences of {probe['tokens']:,} tokens"
     )
-    result({"to": to, **record} if as_json else to, as_json=as_json)
+    result({"to": to, **record} if common.as_json else to, as_json=common.as_json)
 
 
 def _weights(report: dict[str, Any]) -> list[tuple[str, int, str]]:

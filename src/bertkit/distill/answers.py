@@ -11,7 +11,6 @@ Shapes: T packed tokens, M rows of words, B sequences, D width, V vocabulary, k 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
@@ -21,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.data.content import sequence_keys
-from bertkit.distill.store import TeacherStore
+from bertkit.distill.store import TeacherStore, keys_of
 from bertkit.distill.terms.base import Seen, Wanted
 from bertkit.models.vocabulary import LOGIT_BYTES, WordLogits
 
@@ -48,15 +46,12 @@ class KeptWords(WordLogits):
         top_k = min(top_k, vocab_size - 1)
         size = max(1, LOGIT_BYTES // (8 * vocab_size))
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for first in range(0, rows, size):
+        for first in range(0, max(1, rows), size):  # of no rows one part, too, which is where the logits are
             logits_mV = logits.part(slice(first, first + size))
             largest_mk, word_mk = logits_mV.topk(top_k, dim=-1)
             others_mV = logits_mV.scatter(1, word_mk, -torch.inf)
             rest_m1 = torch.logsumexp(others_mV, dim=-1, keepdim=True) - math.log(vocab_size - top_k)
             parts.append((word_mk, largest_mk, rest_m1))
-        if not parts:
-            none = torch.zeros(0, top_k)
-            return cls(none.long(), none, torch.zeros(0, 1), vocab_size)
         word_Mk, largest_Mk, rest_M1 = (torch.cat(column) for column in zip(*parts, strict=True))
         return cls(word_Mk, largest_Mk, rest_M1, vocab_size)
 
@@ -156,6 +151,8 @@ class Answers:
 
     def keep(self, answer: Answer, index_M: Tensor) -> None:
         """Keep an answer, as far as there is room."""
+        if not self.store.is_writer:
+            return
         batch = answer.seen.batch
         starts = batch.sequences.cu_seqlens_B1.cpu().numpy()
         rows_B1 = np.searchsorted(index_M.cpu().numpy(), starts)
@@ -172,12 +169,6 @@ class Answers:
 
 
 def _keys(batch: PackedBatch, index_M: Tensor) -> list[bytes]:
-    """What each sequence is known by: its tokens, and whose words are asked for."""
-    starts = batch.sequences.cu_seqlens_B1.cpu().numpy()
-    index = index_M.cpu().numpy()
-    rows_B1 = np.searchsorted(index, starts)
-    keys = []
-    for number, key in enumerate(sequence_keys(batch)):
-        own = index[rows_B1[number] : rows_B1[number + 1]] - starts[number]
-        keys.append(hashlib.blake2b(key + own.astype("<i8").tobytes(), digest_size=16).digest())
-    return keys
+    """What each sequence is known by, of which these tokens are asked about."""
+    asked_T = torch.zeros(batch.num_tokens, dtype=torch.bool, device=index_M.device)
+    return keys_of(batch, asked_T.index_fill_(0, index_M, True))

@@ -1,9 +1,10 @@
 """What a teacher said, kept on disk, so that a text is read by it once however many students learn from it.
 
-Own design. An item (an example of a task, a sequence of a text) is known by the hash of its tokens. Values are appended
-to one file, and then a record with their place and checksum to another, so that what a crash cuts off is a tail that
-the next opening drops; what is found damaged is dropped too and computed anew. One process writes at a time, others
-read. The directory is named by what the values depend on, and its manifest repeats it.
+Own design. An item (an example of a task, a sequence of a text) is known by the hash of its tokens, and of those among
+them that are asked about. Values are appended to one file, and then a record with their place and checksum to another,
+so that what a crash cuts off is a tail that the next opening drops; what is found damaged is computed anew, and its
+later record counts. One process writes at a time, others read. The directory is named by what the values depend on, and
+its manifest repeats it.
 
     values.bin   rows x classes floats of one item, and behind them the states that were asked for | next item ...
     index.bin    key, place, rows, classes, floats, checksum: 40 bytes an item
@@ -11,9 +12,13 @@ read. The directory is named by what the values depend on, and its manifest repe
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
+import json
 import logging
 import os
+import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +26,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from bertkit.data.batch import PackedBatch
+from bertkit.data.content import sequence_keys
 from bertkit.errors import DataError
 from bertkit.files import read_json, write_json
 
@@ -73,6 +81,7 @@ class TeacherStore:
         self._index = os.open(directory / "index.bin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self.is_writer = _locked(self._index)
         self._places: dict[bytes, _Place] = {}
+        self._records = 0
         self._end = 0
         self._said_full = False
         self._read_index()
@@ -91,16 +100,20 @@ class TeacherStore:
         """
         manifest = directory / _MANIFEST
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            if manifest.exists():
-                _check(manifest, identity)
-            elif any(directory.iterdir()):
+            if not manifest.exists():
+                _make(directory, identity)
+            if not manifest.exists():
                 raise DataError(f"{directory}: holds other files than a teacher's answers; name an empty directory")
-            else:
-                write_json(manifest, dict(identity))
+            _check(manifest, identity)
             return cls(directory, max_bytes=max_bytes)
         except OSError as error:
             raise DataError(f"{directory}: cannot keep a teacher's answers there: {error}") from error
+
+    @classmethod
+    def in_cache(cls, cache: Path, identity: Mapping[str, str], *, max_bytes: float) -> TeacherStore:
+        """The store of this identity below a cache's root; arguments and errors as of `open`."""
+        digest = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()
+        return cls.open(cache / "teachers" / digest[:32], identity, max_bytes=max_bytes)
 
     @property
     def size_bytes(self) -> int:
@@ -140,11 +153,12 @@ class TeacherStore:
         record = np.array([(key, place.start, rows, classes, place.floats, place.checksum)], dtype=_RECORD)
         try:
             _write(self._values, raw, place.start)
-            _write(self._index, record.tobytes(), len(self._places) * _RECORD.itemsize)
+            _write(self._index, record.tobytes(), self._records * _RECORD.itemsize)
         except OSError as error:
             self._say_full(f"the disk does not take them ({error.strerror})")
             return
         self._places[key] = place
+        self._records += 1
         self._end += len(raw)
 
     def close(self) -> None:
@@ -158,7 +172,10 @@ class TeacherStore:
         self._said_full = True
 
     def _read_index(self) -> None:
-        """The records up to the first one whose values are not whole; a writer cuts both files there."""
+        """The records up to the first one whose values are not whole; a writer cuts both files there.
+
+        Of an item that was found damaged and computed anew there are two, and the later one counts.
+        """
         size = os.fstat(self._values).st_size
         raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
         records = np.frombuffer(raw[: len(raw) // _RECORD.itemsize * _RECORD.itemsize], dtype=_RECORD)
@@ -168,12 +185,43 @@ class TeacherStore:
             if place.start != self._end or end > size:
                 break
             self._places[bytes(record["key"])] = place
+            self._records += 1
             self._end = end
         if self.is_writer:
-            os.ftruncate(self._index, len(self._places) * _RECORD.itemsize)
+            os.ftruncate(self._index, self._records * _RECORD.itemsize)
             os.ftruncate(self._values, self._end)
         else:
             log.info("%s: another process is writing here; what it has not written yet is not kept", self.directory)
+
+
+def keys_of(packed: PackedBatch, asked_T: Tensor | None) -> list[bytes]:
+    """What each sequence of a batch is known by, 16 bytes: its tokens, and those of them that a teacher is asked about.
+
+    Args:
+        packed: the batch.
+        asked_T: whose rows of logits are wanted, bool; None where the tokens themselves tell.
+    """
+    keys = sequence_keys(packed)
+    if asked_T is None:
+        return keys
+    parts = np.split(asked_T.cpu().numpy(), packed.sequences.cu_seqlens_B1[1:-1].cpu().numpy())
+    return [
+        hashlib.blake2b(key + part.tobytes(), digest_size=16).digest() for key, part in zip(keys, parts, strict=True)
+    ]
+
+
+def _make(directory: Path, identity: Mapping[str, str]) -> None:
+    """Make an empty store, whole under its name, unless another process was first or other files are there."""
+    writing = directory.with_name(f".{directory.name}.{os.getpid()}.new")
+    writing.mkdir(parents=True, exist_ok=True)
+    try:
+        write_json(writing / _MANIFEST, dict(identity))
+        writing.rename(directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
 
 
 def _check(manifest: Path, identity: Mapping[str, str]) -> None:

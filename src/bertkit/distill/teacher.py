@@ -4,16 +4,12 @@ Several teachers speak as one by the mean of their logits (Yang et al. 2020, Tex
 what goes on inside them cannot be averaged, so a term that looks inside needs a single one. Sibling store.py keeps on
 disk what was said; attention scores, which grow with the square of the length, are never kept.
 
-With `top_k`, of every row of logits the k largest are kept and one more, which all other classes then share: the one at
-which their probability together is what it was (at temperature 1).
-
 Shapes: T packed tokens, B sequences, I items, M rows of logits, K classes, D width.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.data.content import sequence_keys
-from bertkit.distill.store import Kept, TeacherStore
+from bertkit.distill.store import Kept, TeacherStore, keys_of
 from bertkit.distill.terms.base import Seen, Viewer, Wanted
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
@@ -44,6 +39,7 @@ class Reading:
         logits_of: forms the rows of logits.
         rows_I: how many rows each item has.
         sequences_I: how many sequences each item has.
+        asked_T: the tokens whose rows these are, where the sequences alone do not tell.
     """
 
     packed: PackedBatch
@@ -51,10 +47,11 @@ class Reading:
     logits_of: LogitsOf
     rows_I: Sequence[int]
     sequences_I: Sequence[int]
+    asked_T: Tensor | None = None
 
     def keys(self) -> list[bytes]:
-        """What each item is known by, 16 bytes."""
-        each = iter(sequence_keys(self.packed))
+        """What each item is known by, 16 bytes: its sequences, and whose rows are asked for."""
+        each = iter(keys_of(self.packed, self.asked_T))
         return [
             hashlib.blake2b(b"".join(next(each) for _ in range(count)), digest_size=16).digest()
             for count in self.sequences_I
@@ -73,20 +70,12 @@ class Teacher:
         models: where they compute.
         wanted: what is to be seen of them.
         store: where their answers are kept; None to compute them in every pass.
-        top_k: logits of a row that are kept; None for all of them.
 
     Raises:
         UsageError: a look inside several teachers.
     """
 
-    def __init__(
-        self,
-        models: Sequence[HeadedModel],
-        wanted: Wanted,
-        *,
-        store: TeacherStore | None = None,
-        top_k: int | None = None,
-    ) -> None:
+    def __init__(self, models: Sequence[HeadedModel], wanted: Wanted, *, store: TeacherStore | None = None) -> None:
         if len(models) > 1 and wanted.is_inside:
             raise UsageError(
                 f"teacher: {len(models)} teachers speak as one by the mean of their logits; a term that compares states"
@@ -94,7 +83,6 @@ class Teacher:
             )
         self.models = [model.eval().requires_grad_(False) for model in models]
         self.wanted = wanted
-        self.top_k = top_k
         # What changes from layer to layer with the square of the length is not worth its room.
         self.store = None if wanted.scores else store
         self._viewers = [Viewer(model, wanted) for model in models]
@@ -106,16 +94,16 @@ class Teacher:
             return self._computed(reading)
         keys = reading.keys()
         kept = self.store.get(keys)
-        if kept is None:
-            self._keep(keys, reading, self._computed(reading))
-            # What is given now is what the store will give the next time, so that a resumed run has the same.
-            kept = self.store.get(keys)
-        return self._computed(reading) if kept is None else self._recalled(reading, kept)
+        if kept is not None:
+            return self._recalled(reading, kept)
+        seen = self._computed(reading)
+        self._keep(keys, reading, seen)
+        return seen
 
     def floats_of(self, *, tokens: int, sequences: int, rows: int, classes: int) -> int:
         """How many numbers are kept of an item of this size."""
         width = self.models[0].encoder.width
-        logits = rows * (classes if self.top_k is None else 2 * min(self.top_k, classes) + 1) * self.wanted.logits
+        logits = rows * classes * self.wanted.logits
         return logits + width * (sequences * len(self.wanted.first_states) + tokens * len(self.wanted.states))
 
     def _computed(self, reading: Reading) -> Seen:
@@ -144,7 +132,7 @@ class Teacher:
             if logits is not None:
                 own_mK = logits[row : row + rows]
                 classes = int(torch.isfinite(own_mK).sum(dim=-1).max()) if rows else 0
-                parts.append(self._packed_rows(own_mK[:, :classes]))
+                parts.append(own_mK[:, :classes].numpy().ravel())
             parts += [states[sequence : sequence + sequences].ravel() for states in first.values()]
             parts += [states[token : token + tokens].ravel() for states in every.values()]
             self.store.add(key, rows, classes, np.concatenate(parts))
@@ -159,8 +147,8 @@ class Teacher:
         for each, sequences, tokens in zip(kept, reading.sequences_I, reading.tokens_I(), strict=True):
             place = 0
             if self.wanted.logits:
-                own_mK, place = self._unpacked_rows(each)
-                logits.append(own_mK)
+                place = each.rows * each.classes
+                logits.append(torch.from_numpy(each.values[:place].reshape(each.rows, each.classes).copy()))
             for found, count in ((first, sequences), (every, tokens)):
                 for parts in found.values():
                     parts.append(each.values[place : place + count * width].reshape(count, width))
@@ -171,29 +159,6 @@ class Teacher:
             {layer: torch.from_numpy(np.concatenate(parts)).to(device) for layer, parts in every.items()},
             {layer: torch.from_numpy(np.concatenate(parts)).to(device) for layer, parts in first.items()},
         )
-
-    def _packed_rows(self, logits_mK: Tensor) -> NDArray[np.float32]:
-        """Rows of logits as they are kept: all of them, or classes, logits and the rest of the likeliest."""
-        classes = logits_mK.shape[1]
-        if self.top_k is None or self.top_k >= classes:
-            return np.asarray(logits_mK.numpy().ravel(), dtype=np.float32)
-        largest_mk, class_mk = logits_mK.topk(self.top_k, dim=-1)
-        others_mK = logits_mK.scatter(1, class_mk, -torch.inf)
-        rest_m1 = torch.logsumexp(others_mK, dim=-1, keepdim=True) - math.log(classes - self.top_k)
-        columns = (class_mk.to(torch.int32).view(torch.float32), largest_mk, rest_m1)
-        return np.asarray(torch.cat(columns, dim=1).numpy().ravel(), dtype=np.float32)
-
-    def _unpacked_rows(self, kept: Kept) -> tuple[Tensor, int]:
-        """Rows of logits, (m, K), and the place behind them."""
-        top_k = self.top_k if self.top_k is not None and self.top_k < kept.classes else None
-        columns = kept.classes if top_k is None else 2 * top_k + 1
-        end = kept.rows * columns
-        table = torch.from_numpy(kept.values[:end].reshape(kept.rows, columns).copy())
-        if top_k is None:
-            return table, end
-        class_mk = table[:, :top_k].contiguous().view(torch.int32).long()
-        logits_mK = table[:, -1:].expand(-1, kept.classes).clone()
-        return logits_mK.scatter_(1, class_mk, table[:, top_k : 2 * top_k]), end
 
 
 def _padded_rows(parts: Sequence[Tensor]) -> Tensor:

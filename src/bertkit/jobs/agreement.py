@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -57,10 +58,13 @@ class Agreement:
     Attributes:
         tolerance: the largest difference that is accepted, for outputs up to 1; for larger ones it grows with them.
         batches, sequences, tokens: what was compared.
-        differences: the largest absolute difference, by output.
+        differences: the largest difference, by output.
         faults: what differs more than it may.
+        measure, unit: of a difference, in words and behind its number.
     """
 
+    measure: ClassVar[str] = "absolute"
+    unit: ClassVar[str] = ""
     tolerance: float
     batches: int = 0
     sequences: int = 0
@@ -80,10 +84,18 @@ class Agreement:
         if not (bool(wanted.isfinite().all()) and bool(found.isfinite().all())):
             self.faults.append(f"{name} is not finite")
             return
-        difference = float((wanted - found).abs().max())
+        difference = self.difference(wanted, found)
         self.differences[name] = max(difference, self.differences.get(name, 0.0))
-        if difference > self.tolerance * max(1.0, float(wanted.abs().max())):
-            self.faults.append(f"{name} differs by {difference:.3g}")
+        if difference > self.accepted(wanted):
+            self.faults.append(f"{name} differs by {difference:.3g}{self.unit}")
+
+    def difference(self, wanted: Tensor, found: Tensor) -> float:
+        """How far apart two tensors of one shape are."""
+        return float((wanted - found).abs().max())
+
+    def accepted(self, wanted: Tensor) -> float:
+        """The largest difference that is no fault."""
+        return self.tolerance * max(1.0, float(wanted.abs().max()))
 
     def raise_for_faults(self, what: str) -> None:
         """Raises:
@@ -149,6 +161,7 @@ def compare(
     other: Callable[[Sequence[ProbeRow]], Outputs],
     *,
     tolerance: float,
+    kind: type[Agreement] = Agreement,
 ) -> Agreement:
     """Ask both for the same rows.
 
@@ -157,8 +170,9 @@ def compare(
         tokenizer: the source's; random tokens alone where None.
         other: what the copy gives; outputs that it does not have are not compared.
         tolerance: see `Agreement`.
+        kind: what counts as a difference.
     """
-    agreement = Agreement(tolerance)
+    agreement = kind(tolerance)
     for rows in probe_batches(model, tokenizer):
         wanted, found = outputs_of(model, rows), other(rows)
         for name in found:

@@ -7,8 +7,6 @@ student's score is laid beside the teacher's. distill_suite.py runs several of t
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -21,12 +19,13 @@ from numpy.typing import NDArray
 
 from bertkit.distill.store import TeacherStore
 from bertkit.distill.teacher import Teacher
-from bertkit.distill.terms import Wanted
+from bertkit.distill.terms.base import give_maps, wanted_of
 from bertkit.jobs.distill_data import Taught
 from bertkit.jobs.distill_student import new_student
 from bertkit.jobs.finetune import Finetuning
 from bertkit.jobs.finetune_data import Prepared
 from bertkit.jobs.learner import Learner
+from bertkit.jobs.teachers import answers_identity
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress
 from bertkit.recipe.distill import DistillRecipe
@@ -34,15 +33,7 @@ from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Features, Scores, Task, TaskBatch
 from bertkit.training.aims import Aim
-from bertkit.training.distillation import (
-    MAPS,
-    DistillationAim,
-    TaughtBatch,
-    give_maps,
-    reading_of,
-    sizes_of,
-    wanted_of,
-)
+from bertkit.training.distillation import DistillationAim, TaughtBatch, reading_of, sizes_of
 from bertkit.training.finetune import predict, prediction_batches
 
 log = logging.getLogger(__name__)
@@ -113,8 +104,6 @@ class Distilling(Finetuning):
     def aim(self, learner: Learner) -> Aim:
         pupil, terms = learner, self.distillation.terms
         assert isinstance(pupil, Pupil)
-        maps = pupil.model.companions[MAPS] if MAPS in pupil.model.companions else torch.nn.ModuleDict()
-        assert isinstance(maps, torch.nn.ModuleDict)
         _, wanted = wanted_of(terms, pupil.sizes)
         models = [model.to(self.engine.device) for model in pupil.teachers]
         self.teacher = Teacher(models, wanted) if terms else None
@@ -125,7 +114,6 @@ class Distilling(Finetuning):
             student=pupil.model,
             teacher=self.teacher,
             sizes=pupil.sizes,
-            maps=maps,
         )
 
     def batch(self, learner: Learner, items: NDArray[np.int64]) -> TaskBatch:
@@ -155,7 +143,8 @@ class Distilling(Finetuning):
         try:
             if store is not None and self.teacher is not None:
                 self.teacher.store = store
-                self._ask(self.teacher)
+                if store.is_writer:
+                    self._ask(self.teacher)
             with method:
                 yield
         finally:
@@ -177,15 +166,17 @@ class Distilling(Finetuning):
                 *(size / 1e9, limit / 1e9),
             )
             return None
-        identity = {
-            "teacher": self.taught.teachers.fingerprint,
-            "tokenizer": self.taught.teachers.tokenizer.fingerprint,
-            "data": self.taught.fingerprints["data"],
-            "wanted": in_words_wanted(teacher.wanted),
-            "precision": self.engine.precision,
-        }
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        store = TeacherStore.open(self.cache / "teachers" / digest[:32], identity, max_bytes=limit)
+        teachers = self.taught.teachers
+        identity = answers_identity(
+            teacher.models,
+            weights=teachers.fingerprint,
+            tokenizer=teachers.tokenizer,
+            wanted=teacher.wanted,
+            precision=self.engine.precision,
+        )
+        # Answers are known by their tokens; data of their own keep a store no larger than what is foretold.
+        identity |= {"head": self.pupil.task.head, "data": self.taught.fingerprints["data"]}
+        store = TeacherStore.in_cache(self.cache, identity, max_bytes=limit)
         log.info(
             "the teacher's answers to %s examples take about %.3g MB in %s; %s are there",
             *(f"{self._as_taught.num_items:,}", size / 1e6, store.directory, f"{len(store):,}"),
@@ -255,12 +246,6 @@ def answer_bytes(teacher: Teacher, task: Task, features: Features) -> float:
             classes=reading.logits_of(model, states_TD).shape[-1],
         )
     return floats * _FLOAT_BYTES * features.num_items / len(items)
-
-
-def in_words_wanted(wanted: Wanted) -> str:
-    """What is kept of a teacher, for the identity of the store."""
-    layers = {name: sorted(value) for name, value in vars(wanted).items() if name != "logits"}
-    return json.dumps({"logits": wanted.logits, **layers}, sort_keys=True)
 
 
 def comparison(pupil: Pupil, splits: Mapping[str, Scores], teacher: Mapping[str, Scores]) -> dict[str, Any]:

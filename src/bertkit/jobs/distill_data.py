@@ -11,12 +11,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
-from bertkit.distill.augmentation import Surroundings, augmented_examples
-from bertkit.distill.terms import Shape, Sizes
+from bertkit.distill.terms import Sizes
+from bertkit.distill.terms.base import wanted_of
 from bertkit.distill.terms.logits import LogitError, LogitTerm
 from bertkit.errors import DataError, UsageError
 from bertkit.jobs.distill_student import has_own_head, student_config, student_directory
@@ -33,15 +33,14 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import read_config
 from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.distill import DistillRecipe
+from bertkit.tasks.augmentation import Surroundings, augmented_examples
 from bertkit.tasks.base import Scores
 from bertkit.tasks.examples import Split, TextExample
 from bertkit.tasks.readers import read_own
 from bertkit.tasks.spec import TaskSpec
-from bertkit.training.distillation import looks_inside, wanted_of
+from bertkit.training.distillation import looks_inside
 
 log = logging.getLogger(__name__)
-
-_ANY_VOCABULARY = 7
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,12 @@ def prepare_distillation(
     own = prepare(made, offline=offline, preparation=preparation)
     _check_labels(teachers, own, recipe)
     if recipe.labels_weight and not own.train.scored:
+        who, remedy = "the term labels", "leave it out"
+        if recipe.control:
+            who, remedy = "a control", "leave the copies out (augmentation=null)"
         raise DataError(
-            f"{own.train.split.source or 'train'}: the term labels needs a label for every example; leave it out, or"
-            " let copies keep the labels of their examples (augmentation.labels=kept)"
+            f"{own.train.split.source or 'train'}: {who} needs a label for every example; {remedy}, or let copies keep"
+            " the labels of their examples (augmentation.labels=kept)"
         )
     splits = _as_teachers_read(recipe, own, teachers)
     found = {each.name: getattr(own, each.name) for each in fields(own)}
@@ -124,6 +126,9 @@ class _Preparation(Preparation):
         self.cache = cache
         self.offline = offline
         self.progress = progress
+
+    def check_start(self, directory: Path, contents: Mapping[str, Any]) -> None:
+        return  # where it is what learns, `student_directory` has looked at it
 
     def labels(self, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if names is None:
@@ -243,14 +248,6 @@ def _check_layers(recipe: DistillRecipe, taught: Taught) -> None:
             f"distillation.{inside}: looks inside the teacher, and needs a single teacher; several speak as one by the"
             " mean of their logits"
         )
-    shapes = [_shape(config) for config in (taught.config, taught.teachers.config)]
-    if all(shape.layers for shape in shapes):
-        wanted_of(recipe.terms, Sizes(*shapes))
-
-
-def _shape(config: EncoderConfig) -> Shape:
-    """As `Shape.of` has it; no layers where the settings do not say how many."""
-    settings = config.model_dump()
-    with torch.device("meta"):
-        width = config.build(_ANY_VOCABULARY).width
-    return Shape(settings.get("num_hidden_layers", 0), width, settings.get("num_attention_heads", 0))
+    sizes = Sizes.told_by(taught.config, taught.teachers.config)
+    if sizes.student.layers and sizes.teacher.layers:
+        wanted_of(recipe.terms, sizes)

@@ -8,9 +8,11 @@ has those who teach.
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,8 +22,9 @@ from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.finetune_data import load_examples
 from bertkit.jobs.finetune_start import head_directory
-from bertkit.jobs.new_student import BilstmStudent, new_bilstm
+from bertkit.jobs.new_student import new_bilstm
 from bertkit.jobs.teachers import Teachers
+from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
@@ -136,7 +139,13 @@ def _new_bilstm(recipe: DistillRecipe, student: BilstmStudent, *, cache: Path, o
         # Under its name a directory is whole.
         writing = directory.with_name(f"{directory.name}.{os.getpid()}")
         new_bilstm(texts, BilstmStudent(**settings), writing, pairs=pairs, seed=recipe.seed)
-        writing.rename(directory)
+        try:
+            writing.rename(directory)
+        except OSError as error:
+            # Another process was first, with the same bytes.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(writing)
     return directory
 
 

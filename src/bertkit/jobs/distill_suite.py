@@ -17,8 +17,8 @@ from bertkit.jobs.distill_data import Taught, prepare_distillation
 from bertkit.jobs.finetune import Finetuning
 from bertkit.jobs.finetune_data import Prepared
 from bertkit.jobs.finetune_suite import FinetuneOutcome, FinetuneRequest, absolute, finetune
-from bertkit.jobs.new_student import BilstmStudent
 from bertkit.metrics.statistics import summarise
+from bertkit.models.bilstm import BilstmStudent
 from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.distill import DistillRecipe, load_distill_recipe, recipe_before, resolved_distillation
 from bertkit.recipe.finetune import FinetuneRecipe, changed

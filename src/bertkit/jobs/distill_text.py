@@ -8,7 +8,6 @@ its teacher, and to a run. Sibling text_student.py does the work once all this i
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any, ClassVar
 from bertkit.data.shards import TokenShards
 from bertkit.distill.terms import Sizes
 from bertkit.errors import UsageError
-from bertkit.files import sha256_of
 from bertkit.jobs.launch import (
     Finished,
     Launch,
@@ -40,14 +38,8 @@ from bertkit.jobs.text_student import (
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory
 from bertkit.models.hub import find_model, read_config
-from bertkit.models.weight_files import find_weights
-from bertkit.objectives.base import Objective
-from bertkit.objectives.distillation import (
-    DistilledWords,
-    distilled_among,
-    shape_of,
-    wanted_of,
-)
+from bertkit.models.weight_files import weights_hash
+from bertkit.objectives.distillation import distilled_among, wanted_of, word_rows
 from bertkit.progress import Progress
 from bertkit.recipe.distill_text import TO_BE_GIVEN, DistillTextRecipe, with_phases
 from bertkit.recipe.load import load_as, resolve_recipe
@@ -57,11 +49,6 @@ from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.cost import count_parameters
-
-log = logging.getLogger(__name__)
-
-_FORWARD_SHARE = 1 / 3
-"""Of a step's operations, those of the forward pass."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +92,7 @@ class TextLaunch(Launch):
             ours.append("control=true")
         ours += source_overrides(request.sources)
         recipe = load_as(DistillTextRecipe, request.recipe, [*request.overrides, *ours])
-        sizes = Sizes(shape_of(recipe.model), shape_of(config))
+        sizes = Sizes.told_by(recipe.model, config)
         recipe = _completed(with_phases(recipe, sizes), request.max_steps)
         check_fit(recipe, config)
         return recipe
@@ -113,7 +100,7 @@ class TextLaunch(Launch):
     def fingerprints(self, recipe: Recipe) -> dict[str, str]:
         assert isinstance(recipe, DistillTextRecipe)
         directory = encoder_directory(find_model(recipe.teacher, offline=self.request.offline))
-        return {"teacher": sha256_of(find_weights(directory))}
+        return {"teacher": weights_hash(directory)}
 
     def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
         assert isinstance(recipe, DistillTextRecipe)
@@ -145,7 +132,7 @@ def distill_text_plan(request: DistillTextRequest) -> dict[str, Any]:
     directory = find_model(recipe.teacher, offline=request.offline)
     teacher = load_teacher(recipe, directory)
     plan = pretraining_plan(recipe, vocab_size=teacher.encoder.vocab_size)
-    sizes = Sizes(shape_of(recipe.model), shape_of(teacher.encoder.config))
+    sizes = Sizes.told_by(recipe.model, teacher.encoder.config)
     asking = 0.0
     for stage in stages_of(recipe):
         if not distilled_among(stage.recipe.objectives):
@@ -155,7 +142,7 @@ def distill_text_plan(request: DistillTextRequest) -> dict[str, Any]:
             teacher,
             tokens=sequences * length,
             squared_lengths=sequences * length**2,
-            rows=sequences * max(_expected_rows(stage.recipe.objectives, length), default=0.0),
+            rows=sequences * word_rows(stage.recipe.objectives, length),
             sequences=sequences,
         )
     learning = plan["flops"]
@@ -176,7 +163,7 @@ def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
     Raises:
         UsageError: a term, the layers to begin with, or the length of a sequence does not fit.
     """
-    sizes = Sizes(shape_of(recipe.model), shape_of(teacher))
+    sizes = Sizes.told_by(recipe.model, teacher)
     copied_layers(recipe, sizes)
     for stage in stages_of(recipe):
         wanted_of(stage.recipe.objectives, sizes)
@@ -185,10 +172,6 @@ def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
             raise UsageError(
                 f"data.sequence_length ({length}) is above what the teacher reads ({teacher.max_tokens}); lower it"
             )
-
-
-def _expected_rows(objectives: Sequence[Objective], length: int) -> list[float]:
-    return [each.expected_count(length) for each in objectives if isinstance(each, DistilledWords)]
 
 
 def _completed(recipe: DistillTextRecipe, max_steps: int | None) -> DistillTextRecipe:

@@ -20,7 +20,6 @@ from typing import Any
 import yaml
 
 from bertkit.errors import StoppedError, UsageError
-from bertkit.files import sha256_of
 from bertkit.jobs.eval_plan import (
     MISMATCHED,
     PlannedTask,
@@ -36,7 +35,7 @@ from bertkit.jobs.finetune_data import prepare
 from bertkit.jobs.finetune_suite import finetune, finished_run
 from bertkit.jobs.predict import Predictor
 from bertkit.models.find import encoder_directory, find_model
-from bertkit.models.weight_files import find_weights
+from bertkit.models.weight_files import weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.recipe.hashing import what_hash
@@ -94,7 +93,7 @@ def evaluate_tasks(
     fingerprints = {
         "data": digest(sorted(value for task in planned for value in task.files.values())),
         "tokenizer": Tokenizer.load(directory, offline=wanted.request.offline).fingerprint,
-        "model": sha256_of(find_weights(directory)),
+        "model": weights_hash(directory),
     }
     run, is_done = _run_directory(wanted, planned, fingerprints)
     if is_done and run.results is not None:

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import yaml
 
 from bertkit.errors import DataError
-from bertkit.files import read_json, sha256_of
+from bertkit.files import read_json
 from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
-from bertkit.models.weight_files import find_weights
+from bertkit.models.weight_files import weights_hash
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
@@ -92,7 +92,7 @@ class Examined:
         model, _ = load_model(directory)
         tokenizer = Tokenizer.load(inner)
         check_vocabulary(model, tokenizer, source=name)
-        return cls(name, directory, model, tokenizer, sha256_of(find_weights(inner)), _training(directory))
+        return cls(name, directory, model, tokenizer, weights_hash(inner), _training(directory))
 
     def begin_run(
         self, suite: str, settings: Settings, request: EvalRequest, *, data: Mapping[str, str], seed: int = 0

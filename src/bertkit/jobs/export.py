@@ -24,7 +24,7 @@ from bertkit import __version__
 from bertkit.errors import UsageError
 from bertkit.files import fsync_path, read_json, sha256_of, write_json
 from bertkit.jobs.agreement import TEXTS, Agreement, compare, outputs_of, packed, probe_batches
-from bertkit.jobs.rough_agreement import RoughAgreement, compare_roughly
+from bertkit.jobs.rough_agreement import RoughAgreement
 from bertkit.models.find import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import CONFIG_FILE, check_vocabulary, config_json, load_model, save_model, write_tokenizer
@@ -170,33 +170,28 @@ def _remove_if_empty(directory: Path) -> None:
 
 def _write_directory(source: Source, staging: Path) -> Agreement:
     """A Hugging Face directory, heads that were taken out as zeros; a sentence encoder's other steps are copied."""
-    inner = staging / source.inner
-    save_model(dense(source.model), source.tokenizer, inner)
-    if source.is_sentence_encoder:
-        _copy_steps(source, staging)
-    again, report = load_model(staging)
-    agreement = compare(source.model, source.tokenizer, lambda rows: outputs_of(again, rows), tolerance=TOLERANCE["hf"])
-    return _checked(source, staging, again, report, agreement)
+    return _write_model(source, staging, dense(source.model), tolerance=TOLERANCE["hf"])
 
 
 def _write_int8(source: Source, staging: Path) -> Agreement:
     """A directory like a Hugging Face one, whose linear maps and tables have int8 weights."""
     small = copy.deepcopy(source.model)
     quantise(small)
-    save_model(small, source.tokenizer, staging / source.inner)
+    return _write_model(source, staging, small, tolerance=TOLERANCE["int8"], kind=RoughAgreement)
+
+
+def _write_model(
+    source: Source, staging: Path, model: HeadedModel, *, tolerance: float, kind: type[Agreement] = Agreement
+) -> Agreement:
+    """A directory of a model, and the faults that it has when it is read again: outputs, weights, heads, tokenizer and
+    a sentence encoder's vectors."""
+    save_model(model, source.tokenizer, staging / source.inner)
     if source.is_sentence_encoder:
         _copy_steps(source, staging)
     again, report = load_model(staging)
-    agreement = compare_roughly(
-        source.model, source.tokenizer, lambda rows: outputs_of(again, rows), tolerance=TOLERANCE["int8"]
+    agreement = compare(
+        source.model, source.tokenizer, lambda rows: outputs_of(again, rows), tolerance=tolerance, kind=kind
     )
-    return _checked(source, staging, again, report, agreement)
-
-
-def _checked(
-    source: Source, staging: Path, again: HeadedModel, report: WeightReport, agreement: Agreement
-) -> Agreement:
-    """The agreement, with the faults of a directory: weights, heads, tokenizer and a sentence encoder's vectors."""
     odd = [*report.drawn_anew, *report.unexpected]
     if odd:
         agreement.faults.append(f"weights are missing or left over: {', '.join(odd[:3])}")
@@ -251,7 +246,8 @@ def _write_onnx_int8(source: Source, staging: Path) -> Agreement:
     _write_beside_graph(source, staging)
     write_int8_graph(source.model, staging / INT8_GRAPH_FILE)
     graph = Graph(staging / INT8_GRAPH_FILE, source.model)
-    return compare_roughly(source.model, source.tokenizer, graph.outputs, tolerance=TOLERANCE["onnx-int8"])
+    tolerance = TOLERANCE["onnx-int8"]
+    return compare(source.model, source.tokenizer, graph.outputs, tolerance=tolerance, kind=RoughAgreement)
 
 
 def _write_beside_graph(source: Source, staging: Path) -> None:
@@ -263,7 +259,6 @@ def _write_beside_graph(source: Source, staging: Path) -> None:
 
 def _record(source: Source, kind: Format, agreement: Agreement, staging: Path) -> dict[str, Any]:
     weights = asdict(source.report)
-    measure = "root mean square as a share of the source's" if isinstance(agreement, RoughAgreement) else "absolute"
     files = sorted(path for path in staging.rglob("*") if path.is_file())
     return {
         "source": source.name,
@@ -275,7 +270,7 @@ def _record(source: Source, kind: Format, agreement: Agreement, staging: Path) -
         "largest_difference": agreement.largest,
         "differences": agreement.differences,
         "tolerance": agreement.tolerance,
-        "measure": measure,
+        "measure": agreement.measure,
         "probe": {"batches": agreement.batches, "sequences": agreement.sequences, "tokens": agreement.tokens},
         "weights": {**weights, "loaded": len(source.report.loaded)},
         "versions": {"bertkit": __version__, "torch": str(torch.__version__)},

@@ -188,15 +188,16 @@ class Finetuning:
         meter, terms, aim = self.meter, self.meter.terms, self.steppers[0].aim
         seconds = max(meter.seconds, 1e-9)
         means = {f"loss/{name}": terms[name].mean if terms else None for name in aim.weights}
+        judged = [name for name in aim.weights if aim.judges(name)]
         return {
             "tokens": self.tokens,
             "lr": self.schedule.rate(self.step - 1, self.steps),
             "loss": aim.total(terms) if terms else None,
             **(means if len(means) > 1 else {}),
-            **{f"accuracy/{name}": terms[name].accuracy if terms else None for name in aim.weights if aim.judges(name)},
+            **{f"accuracy/{name}": terms[name].accuracy if terms else None for name in judged},
             "grad_norm": meter.gradient_norm,
             "tokens_per_s": meter.tokens / seconds,
-            "target_tokens_per_s": max((term.count for term in terms.values()), default=0) / seconds,
+            "target_tokens_per_s": max((terms[name].count for name in judged if terms), default=0) / seconds,
             "mfu": meter.flops / seconds / _peak_flops(self.engine.device, bf16=self.engine.bf16),
             "input_stall": meter.waited_seconds / seconds,
             "peak_memory_mb": peak_memory_mb(),

@@ -18,13 +18,12 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.files import sha256_of
 from bertkit.jobs.finetune_start import head_directory, with_start
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory
-from bertkit.models.hub import find_model, read_config
+from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.labels import Labels, ProblemType
-from bertkit.models.weight_files import find_weights
+from bertkit.models.weight_files import weights_hash
 from bertkit.recipe.finetune import FinetuneRecipe, OwnTask
 from bertkit.tasks.base import Features, Task
 from bertkit.tasks.catalogue import Kind, TaskSpec
@@ -111,6 +110,14 @@ class Preparation:
     needs_labels = True
     """Whether what is learnt from must have labels."""
 
+    def check_start(self, directory: Path, contents: Mapping[str, Any]) -> None:
+        """Of the model in `recipe.model` and its config.json, before anything is read.
+
+        Raises:
+            DataError: it cannot be trained.
+        """
+        refuse_quantised(directory, contents)
+
     def labels(self, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """The task's labels in the order of a head that is drawn anew."""
         return names
@@ -141,6 +148,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     assert recipe.model is not None
     directory = head_directory(encoder_directory(find_model(recipe.model, offline=offline)), spec.name)
     config, contents = read_config(directory)
+    preparation.check_start(directory, contents)
     tokenizer = Tokenizer.load(directory, offline=offline)
     names = ("train", *watched, *recipe.data.predict)
     splits = {name: load_examples(recipe, name, offline=offline) for name in dict.fromkeys(names)}
@@ -177,7 +185,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         fingerprints={
             "data": _fingerprint({"train": train, **splits}),
             "tokenizer": tokenizer.fingerprint,
-            "model": sha256_of(find_weights(directory)),
+            "model": weights_hash(directory),
         },
     )
 

@@ -19,7 +19,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.pretrain import Pretraining
 from bertkit.models.continuing import continuing_config
-from bertkit.models.hub import find_model, read_config
+from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.progress import Progress
 from bertkit.recipe.contents import with_contents
@@ -132,10 +132,8 @@ def run_pretraining(
     if run is not None and run.status == "done" and run.results is not None:
         log.info("%s is done already", run.path)
         return Finished(run, run.results)
+    init_hash = None if recipe.init is None else _start_hash(find_model(recipe.init, offline=request.offline))
     shards = open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
-    init_hash = (
-        None if recipe.init is None else sha256_of(find_model(recipe.init, offline=request.offline) / "config.json")
-    )
     own = way.fingerprints(recipe)
     if run is None:
         run = RunDirectory.create(
@@ -174,6 +172,17 @@ def run_pretraining(
         training = way.training(recipe, shards, run)
         results = training.train(progress=progress, max_minutes=request.max_minutes)
     return Finished(run, results)
+
+
+def _start_hash(directory: Path) -> str:
+    """By which the model that a run goes on from is known.
+
+    Raises:
+        DataError: it cannot be trained.
+    """
+    _, contents = read_config(directory)
+    refuse_quantised(directory, contents)
+    return sha256_of(directory / "config.json")
 
 
 def requested_recipe(request: PretrainRequest) -> Recipe:
@@ -295,12 +304,14 @@ def starting_from(request: PretrainRequest) -> list[str]:
 
     Raises:
         UsageError: the recipe is for a family that the model cannot be converted to.
+        DataError: the model cannot be trained.
     """
     if request.init is None:
         return []
     assert request.recipe is not None
     directory = find_model(request.init, offline=request.offline)
-    config, _ = read_config(directory)
+    config, contents = read_config(directory)
+    refuse_quantised(directory, contents)
     tree = resolve_recipe(request.recipe, request.overrides)
     given, model = tree.child("init"), tree.child("model")
     any_model = given is not None and given.value == INIT_TO_BE_GIVEN

@@ -30,7 +30,6 @@ from bertkit.text.word_vocabulary import word_tokenizer
 
 log = logging.getLogger(__name__)
 
-__all__ = ["BilstmStudent", "new_bilstm", "own_tokenizer"]
 
 _CONTINUES = "##"
 

@@ -7,13 +7,14 @@ tokens and give the same labels in the same order. Sibling distill_student.py ha
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertkit.distill.terms import Wanted
 from bertkit.errors import DataError
-from bertkit.files import sha256_of
 from bertkit.jobs.finetune_data import has_head
 from bertkit.jobs.finetune_start import head_directory, recipe_of
 from bertkit.models.encoder import EncoderConfig
@@ -21,7 +22,7 @@ from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, read_config
 from bertkit.models.labels import Labels
-from bertkit.models.weight_files import find_weights
+from bertkit.models.weight_files import weights_hash
 from bertkit.tasks.spec import TaskSpec
 from bertkit.text.tokenizer import Tokenizer
 
@@ -92,7 +93,7 @@ def find_teachers(names: Sequence[str], spec: TaskSpec, *, offline: bool = False
                 f"teacher: the labels of {name} are {', '.join(own.names)}, those of {names[0]}"
                 f" {', '.join(labels[0].names)}; teachers that speak as one must have the same labels in the same order"
             )
-    digests = [sha256_of(find_weights(directory)) for directory in directories]
+    digests = [weights_hash(directory) for directory in directories]
     return Teachers(
         tuple(names),
         directories,
@@ -101,3 +102,25 @@ def find_teachers(names: Sequence[str], spec: TaskSpec, *, offline: bool = False
         labels[0],
         digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest(),
     )
+
+
+def answers_identity(
+    models: Sequence[HeadedModel], *, weights: str, tokenizer: Tokenizer, wanted: Wanted, precision: str
+) -> dict[str, str]:
+    """What a teacher's answer to given tokens depends on, by which its store is known.
+
+    Args:
+        models: those who teach.
+        weights: the hash of theirs.
+        tokenizer: of all of them.
+        wanted: what is looked at.
+        precision: of matrix products.
+    """
+    settings = [model.encoder.config.model_dump(mode="json") for model in models]
+    return {
+        "teacher": weights,
+        "settings": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        "tokenizer": tokenizer.fingerprint,
+        "wanted": wanted.in_words(),
+        "precision": precision,
+    }

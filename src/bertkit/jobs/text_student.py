@@ -6,8 +6,6 @@ what is trained; here is what a teacher adds: what the student begins as, its le
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,12 +20,13 @@ from bertkit.distill.store import TeacherStore
 from bertkit.distill.terms import Sizes
 from bertkit.errors import DataError, UsageError
 from bertkit.jobs.pretrain import Pretraining, StageRun
+from bertkit.jobs.teachers import answers_identity
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
-from bertkit.objectives.distillation import DistilledWords, Guide, add_maps, distilled_among, shape_of, wanted_of
+from bertkit.objectives.distillation import DistilledWords, Guide, add_maps, distilled_among, wanted_of, word_rows
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.progress import Progress
@@ -68,10 +67,10 @@ class TextDistillation(Pretraining):
     ) -> None:
         self.student_recipe = recipe
         self.teacher = teacher.eval().requires_grad_(False)
-        self.sizes = Sizes(shape_of(recipe.model), shape_of(teacher.encoder.config))
+        self.sizes = Sizes.told_by(recipe.model, teacher.encoder.config)
         self._guides: dict[int, Guide | None] = {}
-        self._stores: dict[Path, TeacherStore] = {}
-        self._store_root, self._teacher_hash = cache / "teachers", teacher_hash
+        self._stores: dict[str, TeacherStore] = {}
+        self._cache, self._teacher_hash = cache, teacher_hash
         super().__init__(recipe, shards, run, cache=cache)
         self.teacher.to(self.engine.device)
 
@@ -109,19 +108,20 @@ class TextDistillation(Pretraining):
         _, wanted = wanted_of(objectives, self.sizes)
         positions = sorted({each.positions for each in objectives if isinstance(each, DistilledWords)})
         top_k = settings.top_k if positions else 0
-        identity = {
-            "teacher": self._teacher_hash,
-            "tokenizer": self.tokenizer.fingerprint,
-            "words": f"{top_k} at {positions[0]} positions" if positions else "none",
-            "states": str(sorted(wanted.states)),
-            "first_states": str(sorted(wanted.first_states)),
-        }
-        name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-        directory = self._store_root / name
-        if directory not in self._stores:
-            self._stores[directory] = TeacherStore.open(directory, identity, max_bytes=settings.gb * 1e9)
+        words = f"{top_k} at {positions[0]} positions" if positions else "none"
+        identity = answers_identity(
+            [self.teacher],
+            weights=self._teacher_hash,
+            tokenizer=self.tokenizer,
+            wanted=wanted,
+            precision=self.engine.precision,
+        )
+        asked = f"{wanted.in_words()} {words}"
+        if asked not in self._stores:
+            identity["words"] = words
+            self._stores[asked] = TeacherStore.in_cache(self._cache, identity, max_bytes=settings.gb * 1e9)
         encoder = self.teacher.encoder
-        return Answers(self._stores[directory], wanted, width=encoder.width, vocab_size=encoder.vocab_size, top_k=top_k)
+        return Answers(self._stores[asked], wanted, width=encoder.width, vocab_size=encoder.vocab_size, top_k=top_k)
 
     def _say_size(self, stage_run: StageRun, answers: Answers) -> None:
         """How much the teacher's answers in this stage will take."""
@@ -131,10 +131,7 @@ class TextDistillation(Pretraining):
             sequences = min(sequences, recipe.data.static_copies * batches.stream.epoch_length(0))
         sequences += sum(batch.num_sequences for batch in stage_run.held_out.batches)
         length = recipe.data.sequence_length
-        words = [each for each in stage_run.objectives if isinstance(each, DistilledWords)]
-        masked = [each.expected_count(length) for each in stage_run.objectives if isinstance(each, MaskedLM)]
-        rows = float(length) if any(each.positions == "all" for each in words) else sum(masked)
-        size = 4 * answers.floats_of(tokens=length, rows=rows if words else 0.0)
+        size = 4 * answers.floats_of(tokens=length, rows=word_rows(stage_run.objectives, length))
         log.info(
             "the teacher's answers: at most %.3g GB (%.3g kB for each of %s sequences), of which %.3g are kept in %s",
             size * sequences / 1e9,

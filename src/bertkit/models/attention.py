@@ -13,7 +13,7 @@ Shapes: T packed tokens, D width, N heads, H head width; b sequences of one bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -34,6 +34,14 @@ Bias = Callable[[Tensor, Tensor, AttentionBlock], Tensor]
 
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values to the heads' outputs, each (T, N, H)."""
+
+Together = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
+"""Linear maps and what they all read, (T, D), to the output of each, (T, F)."""
+
+
+def one_by_one(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
+    """The plain `Together`."""
+    return [each(hidden_TD) for each in maps]
 
 
 def causal(length: int, device: torch.device) -> Tensor:
@@ -234,6 +242,9 @@ class SelfAttention(nn.Module):
         width: D, a multiple of `heads`.
         heads: N.
         dropout_rate: on the attention probabilities.
+
+    Attributes:
+        together: how queries, keys and values are computed; parts of other numbers may do it in one go.
     """
 
     position_maps: ClassVar[tuple[str, ...]] = ()
@@ -243,6 +254,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout_rate = dropout_rate
+        self.together: Together = one_by_one
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -278,9 +290,8 @@ class SelfAttention(nn.Module):
             token_B: where they stand among the packed tokens.
         """
         query_BNH = self.query(states_BD).view(states_BD.shape[0], self.heads, -1)
-        key_TNH, value_TNH = (
-            each(hidden_TD).view(hidden_TD.shape[0], self.heads, -1) for each in (self.key, self.value)
-        )
+        key_TD, value_TD = self.together((self.key, self.value), hidden_TD)
+        key_TNH, value_TNH = (each.view(hidden_TD.shape[0], self.heads, -1) for each in (key_TD, value_TD))
         rate = self.dropout_rate if self.training else 0.0
         mixed_BNH = attend_from_one(query_BNH, key_TNH, value_TNH, sequences, token_B, dropout_rate=rate)
         output: Tensor = self.output(mixed_BNH.flatten(1))
@@ -292,9 +303,10 @@ class SelfAttention(nn.Module):
         Points, each (T, N, H): `hook_q`, `hook_k`, `hook_v`, and `hook_z`, the heads' outputs.
         """
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
-        query_TNH = scope.tap("hook_q", self.query(hidden_TD).view(heads_TNH))
-        key_TNH = scope.tap("hook_k", self.key(hidden_TD).view(heads_TNH))
-        value_TNH = scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
+        query_TD, key_TD, value_TD = self.together((self.query, self.key, self.value), hidden_TD)
+        query_TNH = scope.tap("hook_q", query_TD.view(heads_TNH))
+        key_TNH = scope.tap("hook_k", key_TD.view(heads_TNH))
+        value_TNH = scope.tap("hook_v", value_TD.view(heads_TNH))
         mixed_TNH = scope.tap("hook_z", mix(query_TNH, key_TNH, value_TNH))
         asked = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
         output: Tensor = self.output(asked.flatten(1))

@@ -23,6 +23,7 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, initialise
 from bertkit.models.heads import HEAD_KINDS, HeadShape, Summary
 from bertkit.models.labels import Labels
+from bertkit.models.quantised_part import QuantisedPart
 from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import HubForm, prefixed, to_hub_names
@@ -201,6 +202,8 @@ class HeadedModel(nn.Module):
         for head in self.head_names:
             names |= prefixed(self.plans[head].hub_names, f"{head}.", "")
         copies = {prefix + copy: prefix + source for copy, source in self.encoder.hub_copies().items()}
+        if any(isinstance(part, QuantisedPart) for part in self.modules()):
+            copies = {}  # what the Hub's class keeps twice, of a file that it does not read
         layouts = [layout.below(prefix) for layout in self.encoder.layouts()]
         return HubForm(names, layouts, tied=self._tied(names), copies=copies)
 
@@ -211,9 +214,9 @@ class HeadedModel(nn.Module):
             decoder = self.plans[head].decoder
             if decoder is None:
                 continue
-            embedding = self.encoder.word_embedding.weight
-            (own,) = (name for name, parameter in self.named_parameters() if parameter is embedding)
-            sources = {"weight": own, "bias": f"{head}.bias"}
+            words = self.encoder.word_embedding
+            (table,) = (name for name, part in self.named_modules() if part is words)
+            sources = {"weight": f"{table}.weight", "bias": f"{head}.bias"}
             present = {kind: name for kind, name in sources.items() if name in self.state_dict()}
             hub = to_hub_names(present.values(), names)
             tied |= {f"{decoder}.{kind}": hub[name] for kind, name in present.items()}

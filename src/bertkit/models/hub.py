@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,12 @@ from bertkit.models.find import CONFIG_FILE, encoder_directory, find_model, is_m
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import LABELLED
 from bertkit.models.labels import Labels
-from bertkit.models.low_bit import REFUSAL
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
-from bertkit.models.quantised import METHOD, QUANTISATION, is_quantised, restructure, with_plain_names
+from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
+from bertkit.models.quantised_part import REFUSAL
 from bertkit.models.registry import FAMILIES
 from bertkit.models.weight_files import SAFETENSORS, find_weights, read_weights
-from bertkit.models.weights import HubForm, WeightReport, load_weights
+from bertkit.models.weights import WeightReport, load_weights
 from bertkit.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
     (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
     state = {name: tensor.detach().cpu() for name, tensor in model.own_state().items()}
     # Copies are cloned: safetensors refuses tensors that share their memory.
-    form = _hub_form(model)
+    form = model.hub_form()
     tensors = {
         name: tensor.clone() if name in form.copies else tensor.contiguous()
         for name, tensor in form.to_hub(state).items()
@@ -163,7 +162,7 @@ def load_model(
             restructure(model, tensors, model.hub_form().names, quantisation)
     model.to_empty(device="cpu")
     model.extras = {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
-    form = _hub_form(model)
+    form = model.hub_form()
     names = form.hub_names(model.state_dict())
     may_differ = [name for name in names if labels is not None and name.partition(".")[0] in LABELLED]
     with torch.no_grad():
@@ -197,20 +196,22 @@ def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[
             " read; take the model that it was made from"
         )
     if new:
-        raise DataError(f"{directory}: {REFUSAL}")
+        refuse_quantised(directory, contents)
     return found
 
 
-def _hub_form(model: HeadedModel) -> HubForm:
-    """How its weights stand in a file; those of a quantised model go by the names of the plain one's modules."""
-    if not is_quantised(model):
-        return model.hub_form()
-    config = model.encoder.config
-    heads = (*model.head_names, *([POOLER] if model.has_pooler else []))
-    with torch.device("meta"):
-        plain = HeadedModel(config.build(model.encoder.vocab_size), heads, labels=model.labels)
-    # What the Hub's class would keep twice is here for nobody.
-    return replace(plain.hub_form(), copies={})
+def refuse_quantised(directory: Path, contents: Mapping[str, Any]) -> None:
+    """Of a model that is to be trained.
+
+    Args:
+        directory: where it lies.
+        contents: of its config.json.
+
+    Raises:
+        DataError: its weights are quantised.
+    """
+    if QUANTISATION in contents:
+        raise DataError(f"{directory}: {REFUSAL}")
 
 
 load_pretraining_model = load_model

@@ -1,7 +1,7 @@
 """Weights of two to eight bits, packed: files of a tenth of the size, floats when they are read.
 
 Shen et al. 2020, Q-BERT, arXiv:1909.05840: the rows of a matrix fall into groups, and each group has 2^k equal steps
-from its smallest weight to its largest. Sibling quantised.py computes in whole numbers of eight bits; here nothing is
+from its smallest weight to its largest. Sibling int8.py computes in whole numbers of eight bits; here nothing is
 faster, for no processor multiplies numbers of three bits, and what is saved is disk.
 
 Shapes: F outputs, D inputs, G groups of outputs, N numbers.
@@ -10,7 +10,7 @@ Shapes: F outputs, D inputs, G groups of outputs, N numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,26 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.errors import DataError
+from bertkit.models.quantised_part import Kept, QuantisedPart, levels_of, round_to
 
 _SMALLEST_STEP = 1e-30
-
-
-REFUSAL = (
-    "the model is quantised and cannot be trained; train the model that it was made from (export.json beside it names"
-    " it), and quantise the result"
-)
-
-
-class Untrainable(nn.Module):
-    """What is quantised: whole numbers have no gradient."""
-
-    def train(self, mode: bool = True) -> Self:
-        """Raises:
-        DataError: for training.
-        """
-        if mode:
-            raise DataError(REFUSAL)
-        return super().train(mode)
 
 
 def row_groups(outputs: int, groups: int, heads: int = 1) -> Tensor:
@@ -89,7 +72,7 @@ def packed_bytes(outputs: int, inputs: int, bits: int) -> int:
     return -(-outputs * inputs * bits // 8)
 
 
-class LowBitLinear(Untrainable, nn.Linear):
+class LowBitLinear(QuantisedPart, nn.Linear):
     """A linear map whose weights are packed; its input is quantised by a threshold that training found.
 
     Args:
@@ -108,14 +91,14 @@ class LowBitLinear(Untrainable, nn.Linear):
     ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = inputs, outputs
-        self.bits, self.levels = bits, 2 ** (activation_bits - 1) - 1
+        self.bits, self.levels = bits, levels_of(activation_bits)
         self.register_buffer("weight_packed", torch.zeros(packed_bytes(outputs, inputs, bits), dtype=torch.uint8))
         self.register_buffer("weight_low", torch.zeros(groups))
         self.register_buffer("weight_step", torch.zeros(groups))
         self.register_buffer("weight_group", torch.zeros(outputs, dtype=torch.int16))
         self.register_buffer("input_threshold", torch.ones(()))
         self.register_parameter("bias", nn.Parameter(torch.zeros(outputs)) if bias else None)
-        self._floats: Tensor | None = None
+        self.kept = Kept()
 
     weight_packed: Tensor
     weight_low: Tensor
@@ -173,17 +156,22 @@ class LowBitLinear(Untrainable, nn.Linear):
         return made.to(linear.weight.device)
 
     @property
+    def num_weights(self) -> int:
+        return self.out_features * self.in_features
+
+    @property
     def weight(self) -> Tensor:  # type: ignore[override]  # a float copy of what is kept, where nn.Linear has a parameter
         """The weights as floats, (F, D); kept from the first time on."""
-        if self._floats is None or self._floats.device != self.weight_packed.device:
-            code_N = unpack_bits(self.weight_packed, self.bits, self.out_features * self.in_features)
-            code_FD = code_N.view(self.out_features, self.in_features).to(self.weight_packed.device)
-            group_F = self.weight_group.long()
-            self._floats = code_FD * self.weight_step[group_F, None] + self.weight_low[group_F, None]
-        return self._floats
+        found: Tensor = self.kept.get("weight", self._unpacked)
+        return found
+
+    def _unpacked(self) -> Tensor:
+        code_N = unpack_bits(self.weight_packed, self.bits, self.num_weights)
+        code_FD = code_N.view(self.out_features, self.in_features).to(self.weight_packed.device)
+        group_F = self.weight_group.long()
+        return code_FD * self.weight_step[group_F, None] + self.weight_low[group_F, None]
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., F)."""
-        scale = self.levels / self.input_threshold
-        rounded = input.mul(scale).round().clamp(-self.levels, self.levels).div(scale)
+        rounded = round_to(input.detach(), self.input_threshold, self.levels)
         return functional.linear(input + (rounded - input).detach(), self.weight, self.bias)

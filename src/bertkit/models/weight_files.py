@@ -7,6 +7,7 @@ tensors.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import re
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.errors import DataError
+from bertkit.files import sha256_of
 
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
@@ -40,6 +42,18 @@ def find_weights(directory: Path) -> Path:
         if (directory / name).is_file():
             return directory / name
     raise DataError(f"{directory}: no weights here, expected one of {', '.join(WEIGHT_FILES)}")
+
+
+def weights_hash(directory: Path) -> str:
+    """sha256 (hex) of the weights: of their file, or of the hashes of all shards, for an index names no value.
+
+    Raises:
+        DataError: there are none, or a shard is missing.
+    """
+    path = find_weights(directory)
+    if path.suffix != ".json":
+        return sha256_of(path)
+    return hashlib.sha256("".join(sha256_of(shard) for shard in _shards(path)).encode()).hexdigest()
 
 
 def read_weights(path: Path, *, ignored: Iterable[str] = ()) -> dict[str, Tensor]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
@@ -23,46 +21,10 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
-from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class LossSum:
-    """One term over one micro-batch.
-
-    Attributes:
-        sum: summed loss in nats, a scalar that carries the gradient.
-        count: how many predictions it sums.
-        correct: how many of them were right, a scalar without gradient.
-        tallies: other numbers of predictions, by name, scalars without gradient; `Objective.figures` reads their sums.
-    """
-
-    sum: Tensor
-    count: int
-    correct: Tensor
-    tallies: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def of_words(cls, projection: VocabularyProjection, id_M: Tensor) -> LossSum:
-        """Cross-entropy of the word of each prediction, without keeping the logits: `VocabularyProjection`."""
-        loss, correct = projection.cross_entropy(id_M)
-        return cls(loss, id_M.numel(), correct)
-
-    @classmethod
-    def cross_entropy(cls, logits_MK: Tensor, label_M: Tensor) -> LossSum:
-        """Of one class in K for each prediction, in nats, computed in float32; right is where the label's is largest.
-
-        Args:
-            logits_MK: any floating-point type.
-            label_M: the class of each.
-        """
-        logits_MK = logits_MK.float()
-        loss = functional.cross_entropy(logits_MK, label_M, reduction="sum")
-        correct = (logits_MK.detach().argmax(dim=-1) == label_M).sum()
-        return cls(loss, label_M.numel(), correct)
 
 
 class Objective(Settings, ABC):

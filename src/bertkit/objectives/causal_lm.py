@@ -23,8 +23,9 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.base import Objective
 
 
 class CausalLM(Objective):

@@ -24,19 +24,18 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distill.answers import Answer, Answers, KeptWords
-from bertkit.distill.terms import TERMS, LinearMaps, Seen, Shape, Sizes, SoftTargets, Term, Wanted
-from bertkit.distill.terms.base import Viewer, new_maps
+from bertkit.distill.terms import TERMS, LinearMaps, Seen, Sizes, SoftTargets, Term, Wanted
+from bertkit.distill.terms.base import Viewer, give_maps, maps_of
+from bertkit.distill.terms.base import wanted_of as wanted_by
 from bertkit.distill.terms.logits import LogitTerm
-from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import VocabularyProjection, WordLogits
-from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
-MAPS = "distillation"
-"""The companion that holds a student's learnt maps."""
 _HEAD = MaskedLM.term
 
 
@@ -181,11 +180,12 @@ def distilled_among(objectives: Sequence[Objective]) -> tuple[Distilled, ...]:
     return tuple(objective for objective in objectives if isinstance(objective, Distilled))
 
 
-def shape_of(config: EncoderConfig) -> Shape:
-    """What terms must know of a model, told from its configuration."""
-    settings = config.model_dump()
-    layers, width, heads = (settings.get(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    return Shape(*(each if isinstance(each, int) else 0 for each in (layers, width, heads)))
+def word_rows(objectives: Sequence[Objective], length: int) -> float:
+    """About how many tokens of a sequence of this length any of these objectives has the words compared of."""
+    words = [each for each in objectives if isinstance(each, DistilledWords)]
+    if any(each.positions == "all" for each in words):
+        return float(length)
+    return sum(each.expected_count(length) for each in objectives if words and isinstance(each, MaskedLM))
 
 
 def add_maps(model: PretrainingModel, objectives: Sequence[Objective], sizes: Sizes, *, seed: int) -> None:
@@ -194,9 +194,7 @@ def add_maps(model: PretrainingModel, objectives: Sequence[Objective], sizes: Si
     Raises:
         UsageError: student and teacher do not fit a term.
     """
-    maps = new_maps(tuple(each.distilled for each in distilled_among(objectives)), sizes, seed=seed)
-    if len(maps):
-        model.companions[MAPS] = maps
+    give_maps(model, [each.distilled for each in distilled_among(objectives)], sizes, seed=seed)
 
 
 TeacherPass = Callable[[Recorder | None], Tensor]
@@ -229,7 +227,6 @@ class Guide:
         student: the model that learns; its maps may be added later.
         objectives: of one stage.
         sizes: of both, as their configurations tell.
-
         answers: where the teacher's answers are kept, cut to its likeliest words; None to ask it in every pass.
 
     Raises:
@@ -301,8 +298,6 @@ class Guide:
         taught: Taught,
     ) -> Compared:
         """What the student made of a batch beside what the teacher made of it, after both passes."""
-        maps = student.companions[MAPS] if MAPS in student.companions else LinearMaps()
-        assert isinstance(maps, LinearMaps)
         return Compared(
             student,
             self.teacher,
@@ -311,7 +306,7 @@ class Guide:
             self._student_viewer.seen(recorder, batch, None),
             taught.seen,
             self.sizes,
-            maps,
+            maps_of(student),
             taught.words,
             taught.index_M,
         )
@@ -323,9 +318,5 @@ def wanted_of(objectives: Sequence[Objective], sizes: Sizes) -> tuple[Wanted, Wa
     Raises:
         UsageError: student and teacher do not fit a term.
     """
-    student, teacher = Wanted(), Wanted()
-    for objective in distilled_among(objectives):
-        of_student, of_teacher = objective.distilled.wants(sizes)
-        if not isinstance(objective, DistilledWords):
-            student, teacher = student | of_student, teacher | of_teacher
-    return student, teacher
+    inside = [each.distilled for each in distilled_among(objectives) if not isinstance(each, DistilledWords)]
+    return wanted_by(inside, sizes)

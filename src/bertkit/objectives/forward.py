@@ -17,9 +17,10 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.recorder import Recorder
-from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.distillation import Compared, Distilled, Guide, distilled_among
 from bertkit.objectives.masked_lm import MaskedLM

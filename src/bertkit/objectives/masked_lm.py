@@ -32,8 +32,9 @@ from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.base import Objective
 from bertkit.objectives.units import AnyUnits, Pieces
 from bertkit.text.tokenizer import Tokenizer
 

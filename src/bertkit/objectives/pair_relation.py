@@ -19,8 +19,9 @@ from bertkit.data.config import DataConfig
 from bertkit.data.layouts.pairs import PairLayout, Relation
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import summarised_token
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.base import Objective
 
 
 class PairRelation(Objective):

@@ -39,8 +39,9 @@ from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import share_embeddings
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
 _ROWS_AT_ONCE = 256

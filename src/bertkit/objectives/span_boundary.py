@@ -28,9 +28,10 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
 from bertkit.models.heads import SPAN_POSITIONS, SpanBoundaryHead
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.vocabulary import VocabularyProjection
-from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
 _TYPICAL_RATE = 0.15

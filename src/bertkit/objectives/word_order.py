@@ -31,8 +31,9 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.base import Objective
 
 _USUALLY_FREE = 0.85
 """Share of the tokens that the masked LM leaves alone, for estimates."""

@@ -26,8 +26,8 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.sentence import SentenceModel, pool
-from bertkit.objectives.base import LossSum
 from bertkit.probes.heads import Asked, Measure
 from bertkit.probes.pseudo_likelihood import MaskedRule, ScoringRule
 from bertkit.probes.texts import EncodedSentence, batches

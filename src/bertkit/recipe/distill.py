@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, create_model, model_validator
 
-from bertkit.distill.augmentation import AnyAugmentation
 from bertkit.distill.terms import TERMS
 from bertkit.distill.terms import Term as DistillationTerm
 from bertkit.errors import UsageError
@@ -29,6 +28,7 @@ from bertkit.recipe.load import load_as, with_overrides
 from bertkit.recipe.student import AnyStudent, GivenModel, TeacherLayers
 from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.settings import Settings
+from bertkit.tasks.augmentation import AnyAugmentation
 from bertkit.tasks.readers import Columns
 from bertkit.training.finetune import FinetuneEngine
 
@@ -123,7 +123,9 @@ class DistillRecipe(FinetuneRecipe):
             faults.append("teacher: expected at least one model, or '?' for the one that --teacher names")
         if not self.labels_weight and not self.terms:
             faults.append("distillation: the weights are all 0; give one of the terms a weight above 0")
-        if self.transfer is not None and self.labels_weight:
+        if self.transfer is not None and self.control:
+            faults.append("transfer: its examples have no labels, and a control learns from nothing else; leave it out")
+        elif self.transfer is not None and self.labels_weight:
             faults.append("transfer: its examples have no labels; leave the term labels out, or give it the weight 0")
         if faults:
             raise ValueError("; ".join(faults))

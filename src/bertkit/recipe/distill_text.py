@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, create_model, model_validator
 
 from bertkit.distill.layer_map import ChoiceName, layer_map
-from bertkit.distill.terms import Sizes
+from bertkit.distill.terms import Attention, Sizes
 from bertkit.objectives.base import Objective
 from bertkit.objectives.distillation import DISTILLED, Distilled, DistilledStates, distilled_among
 from bertkit.objectives.masked_lm import MaskedLM
@@ -147,7 +147,7 @@ class DistillTextRecipe(Recipe):
                     " lower progressive.steps_per_layer"
                 )
         if self.teacher_store is not None and any(
-            "attention" in each.term for each in distilled_among(self.objectives)
+            issubclass(each.kind, Attention) for each in distilled_among(self.objectives)
         ):
             faults.append(
                 "teacher_store: attention maps grow with the square of the length and are not kept; leave teacher_store"

@@ -44,7 +44,7 @@ class TeacherLayers(Settings):
     @model_validator(mode="after")
     def _named_or_listed(self) -> TeacherLayers:
         if self.number is not None and (self.layers == "all" or not isinstance(self.layers, str)):
-            raise ValueError("number goes with a name of some layers; a list, or all, says how many there are by itself")
+            raise ValueError("number goes with a name of layers; a list, or all, says how many there are by itself")
         return self
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
-from bertkit.objectives.base import LossSum
+from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.encoding import SequenceEncoder
 
 Scores = dict[str, float | None]
@@ -275,6 +275,11 @@ class Task(ABC):
     @abstractmethod
     def rows_of(self, batch: TaskBatch) -> list[int]:
         """How many rows of `imitated` each item has; known without labels."""
+
+    def asked(self, batch: TaskBatch) -> Tensor | None:
+        """The tokens whose rows these are, bool (T,), where equal sequences may be asked for different ones; else
+        None."""
+        return None
 
     @abstractmethod
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:

@@ -22,7 +22,7 @@ from torch.nn import functional
 from bertkit.metrics.classification import accuracy
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
-from bertkit.objectives.base import LossSum
+from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
 from bertkit.tasks.encoding import SequenceEncoder

@@ -28,7 +28,7 @@ from bertkit.metrics import find_metric
 from bertkit.metrics.classification import multi_label
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
-from bertkit.objectives.base import LossSum
+from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
 from bertkit.tasks.encoding import Ids, SequenceEncoder, cut_longer, windows
@@ -227,7 +227,8 @@ class MultiLabelClassification(TextTask):
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """Two classes for each label of each example, that it does not hold and that it does, (I K, 2): a softmax over
-        the two is the sigmoid, and the mean over rows is the labels' mean, as in the loss."""
+        the two is the sigmoid, and the mean over rows is the labels' mean, as in the loss. The first is always 0, so
+        that a mean over the two of squared differences is half the label's own."""
         logit_M = logits.reshape(-1)
         return torch.stack([torch.zeros_like(logit_M), logit_M], dim=-1)
 

@@ -27,7 +27,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold, squad, squad_v2
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
-from bertkit.objectives.base import LossSum
+from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
 from bertkit.tasks.encoding import SequenceEncoder, windows

@@ -27,7 +27,7 @@ from torch.nn import functional
 from bertkit.metrics.tagging import conlleval, strict_iob2
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
-from bertkit.objectives.base import LossSum
+from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
 from bertkit.tasks.classification import label_ids
@@ -180,6 +180,10 @@ class Tagging(Task):
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
         return [int(count) for count in np.diff(_word_ends(batch))]
+
+    def asked(self, batch: TaskBatch) -> Tensor:
+        """Equal pieces may be words cut otherwise, or words of which a window tags others."""
+        return batch.token_labels[FIRST]
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
         """(W, K) of each sequence."""

@@ -1,7 +1,7 @@
 """A text of which some words are masked, told apart from one in which somebody wrote `[MASK]`.
 
 Own design. Everywhere else a special token written out in a text is text, so that no data can forge one; whoever masks
-words on purpose (distill/augmentation/masking.py, after Tang et al. 2019, arXiv:1903.12136) says so by the type.
+words on purpose (tasks/augmentation/masking.py, after Tang et al. 2019, arXiv:1903.12136) says so by the type.
 Sibling annotated.py has text that carries spans.
 """
 

@@ -22,6 +22,7 @@ from bertkit.models.encoder import Encoder
 from bertkit.models.headed import POOLER
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.quantised_part import QuantisedPart
 from bertkit.models.relative_attention import RelativeAttention
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import read_rows, readers
@@ -41,7 +42,8 @@ class ParameterCount:
 
 
 def count_parameters(model: PretrainingModel) -> ParameterCount:
-    """Counts that can be compared with the published ones; works on the meta device.
+    """Counts that can be compared with the published ones, in which a weight is one however many bits it is kept in;
+    works on the meta device.
 
     A family's pooler counts as backbone whether or not an objective trains it, as in the published figures.
     """
@@ -53,7 +55,9 @@ def count_parameters(model: PretrainingModel) -> ParameterCount:
 
 
 def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    """Parameters, and weights that are quantised."""
+    whole = sum(part.num_weights for part in module.modules() if isinstance(part, QuantisedPart))
+    return whole + sum(parameter.numel() for parameter in module.parameters())
 
 
 def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
@@ -184,15 +188,12 @@ def _attentions(model: PretrainingModel) -> list[SelfAttention | RelativeAttenti
 
 
 def _map_weights(module: nn.Module | None) -> int:
-    """Weights of all linear maps, those inside an LSTM included; each is one multiply-add a row."""
-    parts = () if module is None else module.modules()
-    return sum(
-        weight.numel()
-        for part in parts
-        if isinstance(part, nn.Linear | nn.LSTM)
-        for name, weight in part.named_parameters(recurse=False)
-        if name.startswith("weight")
-    )
+    """Weights of all linear maps, those inside an LSTM included; each is one multiply-add a row, in whatever form it is
+    kept."""
+    parts = [] if module is None else list(module.modules())
+    linear = sum(part.in_features * part.out_features for part in parts if isinstance(part, nn.Linear))
+    lstms = (named for part in parts if isinstance(part, nn.LSTM) for named in part.named_parameters(recurse=False))
+    return linear + sum(weight.numel() for name, weight in lstms if name.startswith("weight"))
 
 
 def _keys_seen(attention: SelfAttention | RelativeAttention, mean_length: float) -> float:

@@ -18,20 +18,18 @@ import torch
 from torch import Tensor
 
 from bertkit.distill.teacher import Reading, Teacher
-from bertkit.distill.terms import Seen, Shape, Sizes, Term, Wanted
-from bertkit.distill.terms.base import LinearMaps, Viewer, new_maps
+from bertkit.distill.terms import Seen, Shape, Sizes, Term
+from bertkit.distill.terms.base import Viewer, maps_of, wanted_of
 from bertkit.distill.terms.logits import LogitTerm
 from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
-from bertkit.objectives.base import LossSum
 from bertkit.tasks.base import Task, TaskBatch
 from bertkit.training.aims import Aim
 from bertkit.training.gradients import Parts
 
 LABELS = "labels"
 """The task's own loss among the terms."""
-MAPS = "distillation"
-"""Learnt maps are the student's companion of this name while it trains."""
 
 
 @dataclass(frozen=True)
@@ -68,27 +66,6 @@ def sizes_of(student: HeadedModel, teacher: HeadedModel, terms: Sequence[Term]) 
     return Sizes(Shape.of(student), Shape.of(teacher))
 
 
-def wanted_of(terms: Sequence[Term], sizes: Sizes) -> tuple[Wanted, Wanted]:
-    """What all terms together must see of the student, and of the teacher.
-
-    Raises:
-        UsageError: the two do not fit a term.
-    """
-    student, teacher = Wanted(), Wanted()
-    for term in terms:
-        own, theirs = term.wants(sizes)
-        student, teacher = student | own, teacher | theirs
-    return student, teacher
-
-
-def give_maps(student: HeadedModel, terms: Sequence[Term], sizes: Sizes, *, seed: int) -> LinearMaps:
-    """Draw the learnt maps of the terms; they train with the student, and are never written with it."""
-    maps = new_maps(tuple(terms), sizes, seed=seed)
-    if maps:
-        student.companions[MAPS] = maps
-    return maps
-
-
 def reading_of(task: Task, batch: TaskBatch) -> Reading:
     """How a teacher of the task reads a batch."""
 
@@ -96,7 +73,7 @@ def reading_of(task: Task, batch: TaskBatch) -> Reading:
         return task.imitated(task.logits(model, hidden_TD, batch), batch)
 
     sequences_I = torch.bincount(batch.item_B, minlength=batch.num_items).tolist()
-    return Reading(batch.packed, task.head, logits_of, task.rows_of(batch), sequences_I)
+    return Reading(batch.packed, task.head, logits_of, task.rows_of(batch), sequences_I, task.asked(batch))
 
 
 class DistillationAim(Aim):
@@ -106,10 +83,9 @@ class DistillationAim(Aim):
         task: student's and teacher's.
         terms: what the teacher says; none for a control.
         labels_weight: of the task's own loss; 0 leaves it out.
-        student: the model that learns.
+        student: the model that learns, with its maps beside it.
         teacher: read and never trained; None where there are no terms.
         sizes: of both.
-        maps: of `give_maps`.
     """
 
     def __init__(
@@ -121,13 +97,12 @@ class DistillationAim(Aim):
         student: HeadedModel,
         teacher: Teacher | None,
         sizes: Sizes,
-        maps: LinearMaps,
     ) -> None:
         self.task = task
         self.terms = tuple(terms)
         self.teacher = teacher
         self.sizes = sizes
-        self.maps = maps
+        self.maps = maps_of(student)
         own = {LABELS: labels_weight} if labels_weight else {}
         self.weights: Mapping[str, float] = own | {term.term: term.weight for term in self.terms}
         wanted, _ = wanted_of(self.terms, sizes)

@@ -219,7 +219,7 @@ def prediction_batches(features: Features, max_tokens: int) -> Iterator[NDArray[
         yield from features.cut(np.arange(first, min(first + _WINDOW_ITEMS, features.num_items)), max_tokens)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def predict(model: HeadedModel, task: Task, features: Features, engine: Engine) -> list[NDArray[Any]]:
     """What the head gives for each item, in their order, without dropout."""
     model.eval()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
-from bertkit.objectives.base import LossSum
 from bertkit.tasks.base import TaskBatch
 from bertkit.training.step import TermTotal
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import LossSum, Objective
+from bertkit.objectives.base import Objective
 from bertkit.objectives.distillation import Guide
 from bertkit.objectives.forward import read
 from bertkit.training.engine import Engine

@@ -19,7 +19,7 @@ from bertkit.distill.layer_map import MapName, Pairs, layer_map
 from bertkit.distill.losses import cells_of, pattern_divergence, score_squared_error
 from bertkit.distill.terms.base import LinearMaps, Seen, Sizes, Term, Wanted, over_layers
 from bertkit.errors import UsageError
-from bertkit.objectives.base import LossSum
+from bertkit.models.loss_sum import LossSum
 
 
 class Attention(Term):

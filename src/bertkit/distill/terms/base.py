@@ -12,8 +12,9 @@ N heads, S longest sequence.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -22,14 +23,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.points import layer_points
 from bertkit.models.recorder import Recorder
-from bertkit.objectives.base import LossSum
 from bertkit.settings import Settings
 
 LinearMaps = nn.ModuleDict
 """Learnt linear maps from the student's states to the teacher's, by name; they go when the student is finished."""
+MAPS = "distillation"
+"""A student's companion of this name holds its learnt maps while it trains."""
+_ANY_VOCABULARY = 7
 _SCORES = "blocks.{n}.attn.hook_attn_scores"
 
 
@@ -61,6 +66,11 @@ class Wanted:
     def is_inside(self) -> bool:
         """Whether more is wanted than the head's word."""
         return bool(self.states or self.first_states or self.scores)
+
+    def in_words(self) -> str:
+        """The same for every equal wish: part of what a store of answers is known by."""
+        layers = {name: sorted(value) for name, value in vars(self).items() if name != "logits"}
+        return json.dumps({"logits": self.logits, **layers}, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,14 @@ class Shape:
         heads = getattr(model.encoder.config, "num_attention_heads", 0)
         return cls(len(layer_points(model)) - 1, model.encoder.width, int(heads))
 
+    @classmethod
+    def told_by(cls, config: EncoderConfig) -> Shape:
+        """Of a model with these settings, before there is one; 0 layers where the settings do not say how many."""
+        with torch.device("meta"):
+            width = config.build(_ANY_VOCABULARY).width
+        layers, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
+        return cls(int(layers), width, int(heads))
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -118,6 +136,11 @@ class Sizes:
 
     student: Shape
     teacher: Shape
+
+    @classmethod
+    def told_by(cls, student: EncoderConfig, teacher: EncoderConfig) -> Sizes:
+        """Of models with these settings."""
+        return cls(Shape.told_by(student), Shape.told_by(teacher))
 
 
 class Viewer:
@@ -204,11 +227,42 @@ def over_layers(loss_of: Callable[[int, int], Tensor], pairs: tuple[tuple[int, i
     return summed(torch.stack([loss_of(*pair) for pair in pairs]).sum(dim=0))
 
 
-def new_maps(terms: tuple[Term, ...], sizes: Sizes, *, seed: int) -> LinearMaps:
+def wanted_of(terms: Sequence[Term], sizes: Sizes) -> tuple[Wanted, Wanted]:
+    """What all terms together must see of the student, and of the teacher.
+
+    Raises:
+        UsageError: the two do not fit a term.
+    """
+    student, teacher = Wanted(), Wanted()
+    for term in terms:
+        own, theirs = term.wants(sizes)
+        student, teacher = student | own, teacher | theirs
+    return student, teacher
+
+
+def give_maps(student: HeadedModel, terms: Sequence[Term], sizes: Sizes, *, seed: int) -> None:
+    """Put the maps of all terms beside the student: they train with it, and are never written with it.
+
+    Raises:
+        UsageError: student and teacher do not fit a term.
+    """
+    maps = new_maps(terms, sizes, seed=seed)
+    if maps:
+        student.companions[MAPS] = maps
+
+
+def maps_of(student: HeadedModel) -> LinearMaps:
+    """The maps of `give_maps`; none where no term needs any."""
+    maps = student.companions[MAPS] if MAPS in student.companions else LinearMaps()
+    assert isinstance(maps, LinearMaps)
+    return maps
+
+
+def new_maps(terms: Sequence[Term], sizes: Sizes, *, seed: int) -> LinearMaps:
     """The maps of all terms, drawn by the seed like torch's linear layers.
 
     Raises:
-        UsageError: terms that share a map by its name disagree on its widths.
+        UsageError: student and teacher do not fit a term.
     """
     wanted: dict[str, tuple[int, int]] = {}
     for term in terms:

@@ -16,7 +16,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.distill.losses import hard_targets, logit_squared_error, soft_targets
 from bertkit.distill.terms.base import LinearMaps, Seen, Sizes, Term, Wanted, summed
-from bertkit.objectives.base import LossSum
+from bertkit.models.loss_sum import LossSum
 
 
 class LogitTerm(Term):

@@ -31,7 +31,7 @@ from bertkit.distill.losses import (
 )
 from bertkit.distill.terms.base import LinearMaps, Seen, Sizes, Term, Wanted, over_layers
 from bertkit.errors import UsageError
-from bertkit.objectives.base import LossSum
+from bertkit.models.loss_sum import LossSum
 
 _Layers = MapName | tuple[tuple[int, int], ...]
 _LAYERS_HELP = (

@@ -8,7 +8,6 @@ Shapes: T tokens of a sentence.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from bertkit.files import read_json
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.find import encoder_directory
 from bertkit.models.headed import HeadedModel
-from bertkit.models.quantised import replace_parts
 from bertkit.models.weight_files import find_weights
 from bertkit.training.cost import count_parameters, spared_flops, step_flops
 
@@ -48,11 +46,10 @@ class Footprint:
     @classmethod
     def of(cls, model: HeadedModel, directory: Path) -> Footprint:
         """Of a model and the directory that it was read from."""
-        shape = shape_of(model)
-        tables = {part.weight for part in shape.encoder.modules() if isinstance(part, nn.Embedding)}
-        total = count_parameters(shape).total
+        tables = [part for part in model.encoder.modules() if isinstance(part, nn.Embedding)]
+        total = count_parameters(model).total
         disk = sum(path.stat().st_size for path in weight_files(directory))
-        return cls(total, total - sum(table.numel() for table in tables), disk)
+        return cls(total, total - sum(table.num_embeddings * table.embedding_dim for table in tables), disk)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -91,7 +88,7 @@ def multiply_adds(model: HeadedModel, head: str | None, length: int) -> int:
         head: as `asked_head` found it.
         length: T, special tokens included.
     """
-    encoder = shape_of(model).encoder
+    encoder = model.encoder
     with torch.device("meta"):
         asked = HeadedModel(encoder, () if head is None else (head,), labels=model.labels)
     products = _forward(asked, length)
@@ -106,23 +103,3 @@ def multiply_adds(model: HeadedModel, head: str | None, length: int) -> int:
 def _forward(model: HeadedModel, length: int) -> float:
     flops = step_flops(model, tokens=length, squared_lengths=length**2, predictions=0, sequences=1)
     return flops / _FLOPS_OF_A_STEP
-
-
-def shape_of(model: HeadedModel) -> HeadedModel:
-    """A copy without numbers, in which a linear map or table that is quantised is a plain one of its size."""
-    parameters = {id(each): nn.Parameter(each.to("meta"), requires_grad=False) for each in model.parameters()}
-    buffers = {id(each): each.to("meta") for each in model.buffers()}
-    shape = copy.deepcopy(model, {**parameters, **buffers})
-    replace_parts(shape, lambda _, part: _plain(part))
-    return shape
-
-
-def _plain(part: nn.Module) -> nn.Module | None:
-    """What a quantised part stands for; None for any other."""
-    if "weight" in dict(part.named_parameters(recurse=False)):
-        return None
-    if isinstance(part, nn.Linear):
-        return nn.Linear(part.in_features, part.out_features, bias=part.bias is not None, device="meta")
-    if isinstance(part, nn.Embedding):
-        return nn.Embedding(part.num_embeddings, part.embedding_dim, device="meta")
-    return None

@@ -4,7 +4,7 @@ Zafrir, Boudoukh, Izsak and Wasserblat 2019, arXiv:1910.06188. Quantisation is l
 clamped to +-(2^(b-1) - 1), with S = (2^(b-1) - 1) / threshold. A weight's threshold is the largest of its matrix, an
 activation's is a moving average of the largest of each update (decay 0.9999). Gradients go through the rounding as if
 it were not there. Softmax, layer norm and GELU stay floats. What comes out is a directory of int8 weights that keeps
-the thresholds (models/quantised.py).
+the thresholds (models/int8.py).
 
 - The average moves once an update, by the largest value over its micro-batches, so that how a batch is cut changes
   nothing. So the first update under quantisation only looks.
@@ -26,16 +26,9 @@ from torch.nn import functional
 
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.quantised import (
-    LEVELS,
-    METHOD,
-    QUANTISATION,
-    QuantisedEmbedding,
-    StaticLinear,
-    levels_of,
-    replace_parts,
-    round_to,
-)
+from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticLinear
+from bertkit.models.quantised import METHOD, QUANTISATION, replace_parts
+from bertkit.models.quantised_part import levels_of, round_to
 from bertkit.training.methods.base import Method
 
 THRESHOLDS = ("input_threshold", "output_threshold", "threshold")

@@ -35,8 +35,9 @@ from bertkit.errors import UsageError
 from bertkit.files import read_json, write_json
 from bertkit.models.attention import SelfAttention
 from bertkit.models.headed import HeadedModel
+from bertkit.models.int8 import QuantisedEmbedding
 from bertkit.models.low_bit import LowBitLinear, codes_of, row_groups
-from bertkit.models.quantised import QuantisedEmbedding, module_names, replace_parts
+from bertkit.models.quantised import QUANTISATION, module_names, replace_parts
 from bertkit.training.methods.base import TrainingData
 from bertkit.training.methods.q8bert import FakeEmbedding, FakeLinear, Quantising, known, note_quantisation
 
@@ -183,7 +184,7 @@ class QBert(Quantising):
             activation_bits=self.activation_bits,
         )
         for owner, own in zip(owners, bits, strict=True):
-            owner.extras["quantization_config"]["bits"] = own
+            owner.extras[QUANTISATION]["bits"] = own
 
 
 class FakeGroupLinear(FakeLinear):
@@ -198,18 +199,19 @@ class FakeGroupLinear(FakeLinear):
 
     def __init__(self, linear: nn.Linear, bits: int, *, group_F: Tensor, weight_bits: int) -> None:
         super().__init__(linear, bits, requantised=False)
-        self.group_F = group_F
+        self.register_buffer("group_F", group_F.to(linear.weight.device), persistent=False)
         self.weight_bits = weight_bits
 
+    group_F: Tensor
+
     def rounded_weight(self) -> Tensor:
-        group_F = self.group_F.to(self.weight.device)
-        code_FD, low_G, step_G = codes_of(self.weight.detach(), group_F, self.weight_bits)
-        return code_FD * step_G[group_F, None] + low_G[group_F, None]
+        code_FD, low_G, step_G = codes_of(self.weight.detach(), self.group_F, self.weight_bits)
+        return code_FD * step_G[self.group_F, None] + low_G[self.group_F, None]
 
     def packed(self) -> LowBitLinear:
         """The same map with packed weights."""
         limit = known(self.input_threshold)
-        return LowBitLinear.of(self, self.group_F, self.weight_bits, limit, activation_bits=self.bits)
+        return LowBitLinear.of(self, self.group_F.cpu(), self.weight_bits, limit, activation_bits=self.bits)
 
 
 def layer_maps(model: HeadedModel) -> list[list[nn.Linear]]:

@@ -14,7 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distill.augmentation import (
+from bertkit.errors import DataError
+from bertkit.models.bert import BertConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import load_model, save_model
+from bertkit.tasks.augmentation import (
     AUGMENTATIONS,
     AnyAugmentation,
     MaskedLMWords,
@@ -22,15 +26,11 @@ from bertkit.distill.augmentation import (
     Surroundings,
     augmented_examples,
 )
-from bertkit.distill.augmentation import cache as cache_module
-from bertkit.distill.augmentation.function_words import FUNCTION_WORDS
-from bertkit.distill.augmentation.masked_lm import MaskedLMAugmenter
-from bertkit.distill.augmentation.word_classes import WordClasses, learnt_classes, read_tags
-from bertkit.distill.augmentation.words import CutText
-from bertkit.errors import DataError
-from bertkit.models.bert import BertConfig
-from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
+from bertkit.tasks.augmentation import cache as cache_module
+from bertkit.tasks.augmentation.function_words import FUNCTION_WORDS
+from bertkit.tasks.augmentation.masked_lm import MaskedLMAugmenter
+from bertkit.tasks.augmentation.word_classes import WordClasses, learnt_classes, read_tags
+from bertkit.tasks.augmentation.words import CutText
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
 from bertkit.text.masked import MaskedText
@@ -380,6 +380,28 @@ def test_what_was_made_is_found_again_and_what_was_begun_goes_on(
     assert other.read_bytes() == file.read_bytes()
     file.write_text("{}\n")
     assert made(tmp_path / "stopped") == straight
+
+
+def test_a_second_process_at_the_same_work_takes_what_the_first_one_made(
+    tagged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one comes to its end, and removes its blocks, while the second writes its last one."""
+    examples, method = singles(7), Masking(tags=tagged)
+    write = cache_module.write_text
+
+    def made() -> list[TextExample]:
+        return augmented_examples(examples, method, cache=tmp_path, block_examples=3)
+
+    def write_after_the_other(path: Path, text: str) -> None:
+        if path.name.startswith("block-000000006"):
+            with monkeypatch.context() as inner:
+                inner.setattr(cache_module, "write_text", write)
+                assert made() == method.augmented(examples)
+        write(path, text)
+
+    monkeypatch.setattr(cache_module, "write_text", write_after_the_other)
+    assert made() == method.augmented(examples)
+    assert sorted(path.name for path in tmp_path.rglob("*.json*")) == ["examples.jsonl", "manifest.json"]
 
 
 def test_other_settings_seeds_examples_or_files_are_other_work(tagged: str, masked_lm: Path, tmp_path: Path) -> None:

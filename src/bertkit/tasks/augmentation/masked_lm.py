@@ -30,15 +30,14 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
-from bertkit.distill.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
-from bertkit.distill.augmentation.function_words import FUNCTION_WORDS
-from bertkit.distill.augmentation.words import CutText
 from bertkit.errors import DataError
-from bertkit.files import sha256_of
 from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import load_model
-from bertkit.models.weight_files import find_weights
+from bertkit.models.weight_files import weights_hash
+from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
+from bertkit.tasks.augmentation.function_words import FUNCTION_WORDS
+from bertkit.tasks.augmentation.words import CutText
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
 from bertkit.text.lexicon import read_lexicon
@@ -98,7 +97,7 @@ class MaskedLMWords(Augmentation):
         tokenizer = Tokenizer.load(directory, offline=offline)
         files = {"word_vectors": self.word_vectors, "stop_words": self.stop_words}
         own = {name: content_hash(path, name) for name, path in files.items() if path is not None}
-        return {"model": f"{sha256_of(find_weights(directory))} {tokenizer.fingerprint}", **own}
+        return {"model": f"{weights_hash(directory)} {tokenizer.fingerprint}", **own}
 
     def _directory(self, *, offline: bool) -> Path:
         return encoder_directory(find_model(self.model, offline=offline))

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from bertkit.distill.augmentation.base import Augmentation, Surroundings
-from bertkit.distill.augmentation.cache import augmented_examples
-from bertkit.distill.augmentation.masked_lm import MaskedLMWords
-from bertkit.distill.augmentation.masking import Masking
+from bertkit.tasks.augmentation.base import Augmentation, Surroundings
+from bertkit.tasks.augmentation.cache import augmented_examples
+from bertkit.tasks.augmentation.masked_lm import MaskedLMWords
+from bertkit.tasks.augmentation.masking import Masking
 
 AnyAugmentation = Annotated[Masking | MaskedLMWords, Field(discriminator="name")]
 

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from bertkit.data.random import Draw
-from bertkit.distill.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
-from bertkit.distill.augmentation.word_classes import WordClasses, count_words, learnt_classes, read_tags
-from bertkit.distill.augmentation.words import CutText
+from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
+from bertkit.tasks.augmentation.word_classes import WordClasses, count_words, learnt_classes, read_tags
+from bertkit.tasks.augmentation.words import CutText
 from bertkit.tasks.examples import TextExample
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.distill.augmentation.base import Augmentation, Augmenter, Surroundings, settings_of
 from bertkit.errors import DataError
 from bertkit.files import read_json, sha256_of, write_json, write_text
 from bertkit.progress import Progress, silent_progress
+from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, settings_of
 from bertkit.tasks.examples import TextExample
 from bertkit.text.masked import MaskedText
 
@@ -72,7 +72,14 @@ def augmented_examples(
                 own = examples[block.start : block.stop]
                 write_text(file, "".join(_lines(augmentation.with_copies(own, augmenter.variants(own)))))
             meter.update(block.stop)
-    write_text(path, "".join(file.read_text(encoding="utf-8") for file in files))
+    try:
+        write_text(path, "".join(file.read_text(encoding="utf-8") for file in files))
+    except FileNotFoundError:
+        # Another process was at the same work, and has made one file of its blocks.
+        if not _is_whole(directory):
+            raise
+        _remove_blocks(directory)
+        return list(_read(path))
     found = list(_read(path))
     write_json(
         directory / MANIFEST_FILE,
@@ -86,8 +93,7 @@ def augmented_examples(
             "sha256": sha256_of(path),
         },
     )
-    for file in directory.glob("block-*.jsonl"):
-        file.unlink(missing_ok=True)
+    _remove_blocks(directory)
     log.info(
         "augmented: %s examples, with their copies %s, %.1f MB in %s",
         *(f"{len(examples):,}", f"{len(found):,}", path.stat().st_size / 1e6, directory),
@@ -117,8 +123,13 @@ def _is_whole(directory: Path) -> bool:
     if path.is_file() and read_json(manifest).get("sha256") == sha256_of(path):
         return True
     log.warning("%s: is not what was written here; the augmented examples are made again", path)
-    manifest.unlink()
+    manifest.unlink(missing_ok=True)
     return False
+
+
+def _remove_blocks(directory: Path) -> None:
+    for file in directory.glob("block-*.jsonl"):
+        file.unlink(missing_ok=True)
 
 
 def _lines(examples: Iterable[TextExample]) -> Iterator[str]:

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.data.random import Draw
-from bertkit.distill.augmentation.words import CutText
 from bertkit.errors import DataError
+from bertkit.tasks.augmentation.words import CutText
 from bertkit.text.lines import read_lines
 
 CLASSES = 50

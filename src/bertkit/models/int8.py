@@ -1,0 +1,302 @@
+"""Weights and activations in eight bits: linear maps and tables that compute in whole numbers.
+
+Two kinds. `QuantisedLinear` quantises its input as it comes, each row by its own largest value, so that what a text
+gives does not depend on the texts beside it. `StaticLinear` has thresholds that training found (Zafrir et al. 2019,
+Q8BERT, arXiv:1910.06188; training/methods/q8bert.py). Sibling low_bit.py has weights of fewer bits, which are read
+back into floats.
+
+Both are symmetric, with 8 bits: q = round(x L / threshold), L = 127, and no zero point. The instruction that AVX2 has
+for bytes adds two products in 16 bits, which 2 * 255 * 127 would be cut off by; so a weight and its neighbour are kept
+to 128 together (the scale of an output is a third coarser for it), and where they are not, as in Q8BERT's matrices with
+one scale, the outputs concerned are computed in two parts. The whole numbers are then exact on every processor.
+
+The products are those of FBGEMM, by torch's operators (measured against torch._int_mm, oneDNN and QNNPACK: the fastest
+on AVX2 by 1.1 to 50 times). Where torch has no FBGEMM, off the CPU, and where gradients are asked for, the same numbers
+are multiplied as floats.
+
+Shapes: T rows, D inputs, F outputs, V rows of a table, E its width.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.models.attention import one_by_one
+from bertkit.models.quantised_part import Kept, QuantisedPart, levels_of, round_to
+
+LEVELS = 127
+"""L, the largest whole number of eight bits."""
+WEIGHT = "weight_int8"
+SCALE = "weight_scale"
+INPUT_THRESHOLD = "input_threshold"
+OUTPUT_THRESHOLD = "output_threshold"
+"""What the tensors are called in a file, behind the map's own name."""
+
+_PAIR = 128
+"""Two weights of this size together, times activations of up to 255, fit into 16 bits."""
+_SMALLEST_PEAK = 1e-30
+
+
+class _Int8(QuantisedPart):
+    """What maps and tables of int8 have in common."""
+
+    weight_int8: Tensor
+    weight_scale: Tensor
+
+    @property
+    def num_weights(self) -> int:
+        return self.weight_int8.numel()
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as floats, (F, D) or (V, E); kept from the first time on: a vocabulary head compares with all of
+        a table."""
+        found: Tensor = self.kept.get("weight", lambda: self.weight_int8 * self.weight_scale[:, None])
+        return found
+
+
+class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weight is a parameter, and here a copy in floats
+    """A linear map of int8 weights with a scale an output; its input is quantised row by row.
+
+    Args:
+        inputs, outputs: D and F.
+        bias: whether it has one; a float.
+        scales: F, or 1 where all outputs have the same.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, scales: int) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = inputs, outputs
+        self.register_buffer(WEIGHT, torch.zeros(outputs, inputs, dtype=torch.int8))
+        self.register_buffer(SCALE, torch.ones(scales))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(outputs)) if bias else None)
+        self.kept = Kept()
+
+    @classmethod
+    def of(cls, linear: nn.Linear, *, by_output: bool = True) -> QuantisedLinear:
+        """The same map, with the largest weight of each output (or of all) as the threshold."""
+        made = cls(
+            linear.in_features,
+            linear.out_features,
+            bias=linear.bias is not None,
+            scales=linear.out_features if by_output else 1,
+        )
+        made.take(linear)
+        return made
+
+    def take(self, linear: nn.Linear) -> None:
+        """Take over a map's weights."""
+        by_row = self.weight_scale.numel() > 1
+        self._set(*quantise_rows(linear.weight.detach(), by_row=by_row, paired=True), linear)
+
+    @torch.no_grad()
+    def _set(self, whole: Tensor, scale: Tensor, linear: nn.Linear) -> None:
+        self.weight_int8.copy_(whole)
+        self.weight_scale.copy_(scale)
+        if linear.bias is not None:
+            self.bias.copy_(linear.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., D) to (..., F)."""
+        if not is_fast(input):
+            peak = input.detach().abs().amax(dim=-1, keepdim=True).clamp_min(_SMALLEST_PEAK)
+            unit = input / peak
+            whole = unit + (round_to(unit, 1.0, LEVELS) - unit).detach()
+            product = functional.linear(whole, self.weight) * peak
+            return product if self.bias is None else product + self.bias
+        product = self.kept.get("product", lambda: Product(self.weight_int8, self.weight_scale, None))
+        return row_product(input.float(), product, self.bias)
+
+
+class StaticLinear(QuantisedLinear):
+    """A linear map whose input, and output where it has a threshold, are quantised by thresholds that stay.
+
+    Args:
+        inputs, outputs, bias, scales: as of `QuantisedLinear`.
+        bits: of input and output.
+        requantised: whether there is a threshold of the output.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, *, bias: bool, scales: int, bits: int = 8, requantised: bool = False
+    ) -> None:
+        super().__init__(inputs, outputs, bias=bias, scales=scales)
+        self.levels = levels_of(bits)
+        self.register_buffer(INPUT_THRESHOLD, torch.ones(()))
+        self.register_buffer(OUTPUT_THRESHOLD, torch.ones(()) if requantised else None)
+
+    input_threshold: Tensor
+    output_threshold: Tensor | None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., D) to (..., F)."""
+        threshold, output_threshold = self.kept.get("thresholds", self._as_numbers)
+        if is_fast(input):
+            product = self.kept.get("product", lambda: Product(self.weight_int8, self.weight_scale, self.bias))
+            output: Tensor = product(input.float().clamp(-threshold, threshold), threshold / self.levels)
+        else:
+            rounded = input + (round_to(input.detach(), threshold, self.levels) - input).detach()
+            output = functional.linear(rounded, self.weight, self.bias)
+        if output_threshold is None:
+            return output
+        return output + (round_to(output.detach(), output_threshold, self.levels) - output).detach()
+
+    def take(self, linear: nn.Linear) -> None:
+        """Take over a map's weights, with the one threshold that training had."""
+        whole, scale = quantise_rows(linear.weight.detach(), by_row=self.weight_scale.numel() > 1)
+        self._set(whole, scale, linear)
+
+    def _as_numbers(self) -> tuple[float, float | None]:
+        output = self.output_threshold
+        return float(self.input_threshold), None if output is None else float(output)
+
+
+class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # likewise
+    """A table of int8 with a scale a row.
+
+    Args:
+        rows, width: V and E.
+        scales: V, or 1 where all rows have the same.
+    """
+
+    def __init__(self, rows: int, width: int, *, scales: int) -> None:
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = rows, width
+        self.padding_idx = None
+        self.register_buffer(WEIGHT, torch.zeros(rows, width, dtype=torch.int8))
+        self.register_buffer(SCALE, torch.ones(scales))
+        self.kept = Kept()
+
+    @classmethod
+    def of(cls, table: nn.Embedding, *, by_row: bool = True) -> QuantisedEmbedding:
+        """The same table, with the largest number of each row (or of all) as the threshold."""
+        made = cls(table.num_embeddings, table.embedding_dim, scales=table.num_embeddings if by_row else 1)
+        whole, scale = quantise_rows(table.weight.detach(), by_row=by_row)
+        made.weight_int8.copy_(whole)
+        made.weight_scale.copy_(scale)
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Ids of any shape to their rows."""
+        ids = input.flatten()
+        rows = self.weight_int8.index_select(0, ids)
+        scale = self.weight_scale if self.weight_scale.numel() == 1 else self.weight_scale.index_select(0, ids)
+        return (rows * scale[:, None]).view(*input.shape, self.embedding_dim)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class Joint:
+    """Several maps of one input as one product: it is quantised once, and read once. A `Together` of attention.py."""
+
+    def __init__(self) -> None:
+        self._kept = Kept()
+
+    def __call__(self, maps: Sequence[nn.Module], input: Tensor) -> Sequence[Tensor]:
+        """(T, D) to (T, F) of each map, all of which are `QuantisedLinear`, with a bias or all without."""
+        if not is_fast(input):
+            return one_by_one(maps, input)
+        parts = tuple(part for part in maps if isinstance(part, QuantisedLinear))
+        product, bias, sizes = self._kept.get(parts, lambda: _as_one(parts))
+        return torch.split_with_sizes(row_product(input.float(), product, bias), sizes, dim=-1)
+
+
+def _as_one(parts: Sequence[QuantisedLinear]) -> tuple[Product, Tensor | None, list[int]]:
+    weight = torch.cat([part.weight_int8 for part in parts])
+    scale = torch.cat([part.weight_scale.expand(part.out_features) for part in parts])
+    biases = [part.bias.detach() for part in parts if part.bias is not None]
+    sizes = [part.out_features for part in parts]
+    return Product(weight, scale, None), torch.cat(biases) if biases else None, sizes
+
+
+def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> tuple[Tensor, Tensor]:
+    """int8 weights, (F, D), and their scales, (F,) or (1,): weight = int8 * scale, at most half a scale off.
+
+    Args:
+        weight_FD: any matrix.
+        by_row: whether each row has a scale of its own, or all have one.
+        paired: whether neighbours are kept to 128 together.
+    """
+    limit_F = weight_FD.abs().amax(dim=1) / LEVELS
+    if paired:
+        limit_F = torch.maximum(limit_F, pair_sums(weight_FD).amax(dim=1) / (_PAIR - 1))
+    scale = (limit_F if by_row else limit_F.amax().reshape(1)).clamp_min(_SMALLEST_PEAK)
+    return (weight_FD / scale[:, None]).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
+
+
+def pair_sums(weight_FD: Tensor) -> Tensor:
+    """The absolute values of neighbours together, (F, D / 2); one that has no neighbour stands alone."""
+    even_FD = functional.pad(weight_FD.abs(), (0, weight_FD.shape[1] % 2))
+    return even_FD.view(even_FD.shape[0], -1, 2).sum(dim=2)
+
+
+class Product:
+    """A matrix of whole numbers as FBGEMM wants it.
+
+    Args:
+        weight_int8: (F, D).
+        scale: (F,) or (1,).
+        bias: (F,); none where None.
+    """
+
+    def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        self.outputs = weight_int8.shape[0]
+        self.row_R = (pair_sums(weight_int8.int()) > _PAIR).any(dim=1).nonzero().flatten()
+        whole, scale_F = weight_int8, scale.detach().expand(self.outputs)
+        if self.row_R.numel():
+            small = whole.clone()
+            small[self.row_R] = whole[self.row_R].clamp(-_PAIR // 2, _PAIR // 2)
+            whole = torch.cat([small, (whole - small)[self.row_R]])
+            scale_F = torch.cat([scale_F, scale_F[self.row_R]])
+            bias = None if bias is None else functional.pad(bias, (0, self.row_R.numel()))
+        self.packed = _pack(whole, scale_F, bias)
+
+    def __call__(self, input: Tensor, scale: float) -> Tensor:
+        """Floats, (..., D), to (..., F): they are rounded to multiples of `scale`, up to 127 of them."""
+        product: Tensor = _multiply(input, scale, LEVELS + 1, self.packed)
+        if not self.row_R.numel():
+            return product
+        return product[..., : self.outputs].index_add(-1, self.row_R, product[..., self.outputs :])
+
+
+def row_product(input: Tensor, product: Product, bias: Tensor | None) -> Tensor:
+    """Rows, each quantised by its own largest absolute value, times a matrix."""
+    peak = input.abs().amax(dim=-1, keepdim=True)
+    # A row of zeros is 0 / 0 here; whatever whole numbers that makes, the product is multiplied by 0.
+    found = product(input / peak, 1 / LEVELS)
+    return found * peak if bias is None else torch.addcmul(bias, found, peak)
+
+
+def _pack(weight_int8: Tensor, scale_F: Tensor, bias: Tensor | None) -> Any:
+    engine = torch.backends.quantized.engine
+    with warnings.catch_warnings():
+        # torch asks to go over to torchao, whose int8 products on a CPU are torch._int_mm's.
+        warnings.simplefilter("ignore")
+        torch.backends.quantized.engine = "fbgemm"
+        try:
+            zeros_F = torch.zeros_like(scale_F, dtype=torch.int64)
+            scales = scale_F.double().contiguous()
+            quantised = torch._make_per_channel_quantized_tensor(weight_int8.contiguous(), scales, zeros_F, 0)
+            return torch.ops.quantized.linear_prepack(quantised, None if bias is None else bias.detach())
+        finally:
+            torch.backends.quantized.engine = engine
+
+
+# The operator itself: what torch puts around it looks at each argument for objects that are none of ours, which at
+# one sentence takes one part in a hundred of the whole forward pass.
+_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
+"""Floats, their scale, their zero point, packed weights: quantises into 8 unsigned bits, multiplies, gives floats."""
+
+_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def is_fast(input: Tensor) -> bool:
+    """Whether whole numbers can be multiplied as such."""
+    return _FBGEMM and input.is_cpu and not (torch.is_grad_enabled() and input.requires_grad)

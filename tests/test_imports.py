@@ -1,0 +1,52 @@
+"""Packages import those below them in docs/architecture.md, and no other: the page stays true."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import bertkit
+
+ROOT = Path(bertkit.__file__).parent
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+
+
+def levels() -> list[tuple[str, ...]]:
+    """The packages of the page's first table, one row a level, the uppermost first."""
+    lines = PAGE.read_text(encoding="utf-8").partition("| package | holds |")[2].splitlines()[2:]
+    rows = [line.split("|")[1] for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]]
+    return [tuple(re.findall(r"`(\w+)`", row)) for row in rows]
+
+
+def imported(file: Path) -> set[str]:
+    """The packages of bertkit that a file imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertkit."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("bertkit.")}
+    return found
+
+
+def test_the_page_names_every_package_once() -> None:
+    named = [name for level in levels() for name in level]
+    assert len(named) == len(set(named))
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages <= set(named)
+
+
+@pytest.mark.parametrize("package", [name for level in levels() for name in level])
+def test_a_package_imports_its_own_level_and_those_below(package: str) -> None:
+    below = {name: number for number, level in enumerate(levels()) for name in level}
+    files = sorted((ROOT / package).rglob("*.py")) or [ROOT / f"{package}.py"]
+    upwards = {
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in files
+        for name in imported(file)
+        if name in below and below[name] < below[package]
+    }
+    assert not upwards
