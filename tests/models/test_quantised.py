@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -200,6 +200,32 @@ def test_other_softwares_whole_numbers_are_refused(quantised: HeadedModel, tmp_p
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("damage", [{"activation_bits": "eight"}, {"activation_bits": 1}, {"bits": 3}])
+def test_damaged_settings_are_named_with_their_file(
+    quantised: HeadedModel, tmp_path: Path, damage: dict[str, object]
+) -> None:
+    save_model(quantised, None, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] |= damage
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"config\.json: quantization_config: activation_bits is .* expected a number"):
+        load_model(tmp_path)
+
+
+def test_what_was_kept_serves_gradients_and_goes_where_the_part_goes(quantised: HeadedModel) -> None:
+    batch = PackedBatch.from_ids(IDS)
+    with torch.inference_mode():
+        expected = quantised.masked_lm_logits(quantised(batch)).clone()
+    states = quantised(batch).detach().requires_grad_()
+    found = quantised.masked_lm_logits(states)
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-4, atol=1e-4)
+    found.sum().backward()
+    assert states.grad is not None
+    assert states.grad.abs().max() > 0
+    table = quantised.encoder.word_embedding
+    assert (table.weight.dtype, table.double().weight.dtype) == (torch.float32, torch.float64)
+
+
 def test_transformers_misses_the_weights_and_does_not_take_them_for_floats(
     quantised: HeadedModel, tmp_path: Path
 ) -> None:
@@ -211,6 +237,7 @@ def test_transformers_misses_the_weights_and_does_not_take_them_for_floats(
     assert "bert.pooler.dense.weight_int8" in report["unexpected_keys"]
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 67), st.integers(0, 2**31))
 def test_packing_and_unpacking_give_the_same_numbers(bits: int, count: int, seed: int) -> None:
     codes = torch.randint(2**bits, (count,), generator=torch.Generator().manual_seed(seed))

@@ -29,12 +29,10 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
+from bertkit.models.quantised import QUANTISATION
 from bertkit.recipe.distill import DistillRecipe
 from bertkit.recipe.student import GivenModel, NewModel, TeacherLayers
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
-
-QUANTISED = "quantization_config"
-"""The key of a config.json that says that the weights beside it are whole numbers."""
 
 
 def student_directory(recipe: DistillRecipe, teachers: Teachers, *, cache: Path, offline: bool = False) -> Path:
@@ -51,7 +49,10 @@ def student_directory(recipe: DistillRecipe, teachers: Teachers, *, cache: Path,
         return _new_bilstm(recipe, student, cache=cache, offline=offline)
     else:
         directory, name = teachers.directories[0], teachers.names[0]
-    if not isinstance(student, NewModel) and QUANTISED in read_config(head_directory(directory, recipe.spec.name))[1]:
+    if (
+        not isinstance(student, NewModel)
+        and QUANTISATION in read_config(head_directory(directory, recipe.spec.name))[1]
+    ):
         raise DataError(
             f"student: {name} is quantised, and whole numbers cannot be trained; take the model that it was made from"
         )

@@ -159,7 +159,10 @@ def load_model(
         shrink_as_saved(encoder, contents, source=str(directory / CONFIG_FILE))
         model = HeadedModel(encoder, heads, labels=labels or checkpoint_labels)
         if quantisation is not None:
-            restructure(model, tensors, model.hub_form().names, quantisation)
+            try:
+                restructure(model, tensors, model.hub_form().names, quantisation)
+            except DataError as error:
+                raise DataError(f"{directory / CONFIG_FILE}: {error}") from error
     model.to_empty(device="cpu")
     model.extras = {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
     form = model.hub_form()

@@ -203,12 +203,12 @@ class Joint:
         """(T, D) to (T, F) of each map, all of which are `QuantisedLinear`, with a bias or all without."""
         if not is_fast(input):
             return one_by_one(maps, input)
-        parts = tuple(part for part in maps if isinstance(part, QuantisedLinear))
-        product, bias, sizes = self._kept.get(parts, lambda: _as_one(parts))
+        product, bias, sizes = self._kept.get(tuple(maps), lambda: _as_one(maps))
         return torch.split_with_sizes(row_product(input.float(), product, bias), sizes, dim=-1)
 
 
-def _as_one(parts: Sequence[QuantisedLinear]) -> tuple[Product, Tensor | None, list[int]]:
+def _as_one(maps: Sequence[nn.Module]) -> tuple[Product, Tensor | None, list[int]]:
+    parts = [part for part in maps if isinstance(part, QuantisedLinear)]
     weight = torch.cat([part.weight_int8 for part in parts])
     scale = torch.cat([part.weight_scale.expand(part.out_features) for part in parts])
     biases = [part.bias.detach() for part in parts if part.bias is not None]
