@@ -53,9 +53,9 @@ def export(
     if not record["tokenizer"]:
         story.warn(f"{model}: has no tokenizer files, so none were written")
     probe = record["probe"]
-    kind = "" if record["measure"] == "absolute" else f"; {record['measure']}"
+    how = "" if record["measure"] == "absolute" else f"; {record['measure']}"
     story.info(
-        f"largest difference to the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g}{kind}),"
+        f"largest difference to the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g}{how}),"
         f" over {probe['sequences']} sequences of {probe['tokens']:,} tokens"
     )
     result({"to": to, **record} if common.as_json else to, as_json=common.as_json)
