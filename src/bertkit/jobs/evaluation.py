@@ -6,13 +6,10 @@ Own design (contract: `eval`). One file a suite does the rest: blimp.py, mlm.py.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from bertkit.errors import DataError
 from bertkit.files import read_json
@@ -108,7 +105,6 @@ class Examined:
         """
         hashes = sorted(data.values())
         deciding = {"suite": suite, "settings": settings.model_dump(mode="json"), "data": hashes}
-        canonical = json.dumps({**deciding, "model": self.fingerprint}, sort_keys=True)
         recipe = {
             "kind": "eval",
             "suite": suite,
@@ -118,11 +114,11 @@ class Examined:
         }
         run = RunDirectory.create(
             request.runs_root,
-            RunIdentity(
-                kind="eval",
-                recipe=f"eval-{suite}",
-                recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
-                what_hash=hashlib.sha256(canonical.encode()).hexdigest(),
+            RunIdentity.of_measurement(
+                "eval",
+                suite,
+                recipe,
+                {**deciding, "model": self.fingerprint},
                 seed=seed,
                 command=request.command,
                 fingerprints={

@@ -6,6 +6,7 @@ into a model.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from typing import Any, Self
 
@@ -45,7 +46,7 @@ class Kept:
         return Kept, ()
 
 
-class QuantisedPart(nn.Module):
+class QuantisedPart(nn.Module, ABC):
     """A part of a model whose weights are whole numbers, which have no gradient.
 
     Attributes:
@@ -55,9 +56,9 @@ class QuantisedPart(nn.Module):
     kept: Kept
 
     @property
+    @abstractmethod
     def num_weights(self) -> int:
         """How many weights it has, however they are kept; biases, which are floats, are not among them."""
-        raise NotImplementedError
 
     def train(self, mode: bool = True) -> Self:
         """Raises:

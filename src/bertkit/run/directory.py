@@ -6,6 +6,8 @@ beside it. Imports neither torch nor pydantic, so that listing runs is quick.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import read_json, sha256_of, write_json, write_text
@@ -52,6 +56,31 @@ class RunIdentity:
     seed: int
     command: Sequence[str]
     fingerprints: Mapping[str, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def of_measurement(
+        cls,
+        kind: str,
+        name: str,
+        recipe: Mapping[str, Any],
+        deciding: Mapping[str, Any],
+        *,
+        seed: int,
+        command: Sequence[str],
+        fingerprints: Mapping[str, str | None],
+    ) -> RunIdentity:
+        """Of a run that measures and has no recipe file: `recipe` says what was asked, `deciding` all that decides
+        the result, which is hashed."""
+        canonical = json.dumps(deciding, sort_keys=True)
+        return cls(
+            kind=kind,
+            recipe=f"{kind}-{name}",
+            recipe_yaml=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True),
+            what_hash=hashlib.sha256(canonical.encode()).hexdigest(),
+            seed=seed,
+            command=command,
+            fingerprints=fingerprints,
+        )
 
 
 class RunDirectory:

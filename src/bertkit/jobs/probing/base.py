@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
 from bertkit.errors import UsageError
 from bertkit.files import write_text
 from bertkit.jobs.probing.subject import Subject, load_subjects
@@ -228,7 +226,6 @@ def _begin(
     hashes = sorted(data.values())
     models = [subject.fingerprint for subject in subjects]
     deciding = {"kind": kind, "settings": settings.model_dump(mode="json"), "data": hashes, "models": models}
-    canonical = json.dumps(deciding, sort_keys=True)
     recipe = {
         "kind": "probe",
         "probe": kind,
@@ -238,11 +235,11 @@ def _begin(
     }
     run = RunDirectory.create(
         request.runs_root,
-        RunIdentity(
-            kind="probe",
-            recipe=f"probe-{kind}",
-            recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
-            what_hash=_sha256(canonical),
+        RunIdentity.of_measurement(
+            "probe",
+            kind,
+            recipe,
+            deciding,
             seed=seed,
             command=request.command,
             fingerprints={
