@@ -24,7 +24,7 @@ from bertkit.cli.common import (
     seed_numbers,
     story,
 )
-from bertkit.cli.finetune import DataDir, Grid, OwnData, Seeds, TaskNames, grid_values, tell_scores
+from bertkit.cli.finetune import DataDir, Grid, OwnData, Seeds, TaskNames, grid_values, task_names, tell_scores
 from bertkit.cli.shared import Options, Training, as_overrides, keep_log, with_options
 from bertkit.errors import UsageError
 
@@ -91,7 +91,7 @@ def distill(
     else:
         raise UsageError("give a RECIPE, such as distil-task; `bertkit recipes list` shows those of kind distill")
     resume = resume if resumed is None else str(resumed.path)
-    names = [name.strip() for some in task or () for name in some.split(",") if name.strip()]
+    names = task_names(task)
     of_tasks = {"--task": names, "--data-dir": data_dir, "--seeds": seeds, "--grid": grid}
     of_tasks |= {f"--{name.replace('_', '-')}": value for name, value in vars(own).items()}
     on_text = _is_on_text(recipe if resumed is None else str(resumed.path / "recipe.yaml"))
@@ -146,11 +146,8 @@ def _distil_on_task(shared: Mapping[str, Any], names: list[str], own: OwnData, c
         "optimisation.max_steps": common.max_steps,
         "data.predict": '["test"]' if own.test else None,
     }
-    own_task = own.task()
-    if own_task is not None and names:
-        raise UsageError("--task and --train exclude each other: a known task, or your own data")
     overrides = [*as_overrides(shorthand), *(common.overrides or ())]
-    request = DistillRequest(**shared, task=own_task or names or None, overrides=overrides, progress=story.progress)
+    request = DistillRequest(**shared, task=own.task_or(names), overrides=overrides, progress=story.progress)
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return

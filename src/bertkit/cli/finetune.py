@@ -105,6 +105,17 @@ class OwnData(Options):
     endings: Endings = None
     kind: Kind = None
 
+    def task_or(self, names: list[str]) -> OwnTask | list[str] | None:
+        """The task that they make, or the published ones of these names; None where there is neither.
+
+        Raises:
+            UsageError: both are given, or some options are missing.
+        """
+        own = self.task()
+        if own is not None and names:
+            raise UsageError("--task and --train exclude each other: a known task, or your own data")
+        return own or names or None
+
     def task(self) -> OwnTask | None:
         """The task that they make; None where no file is given.
 
@@ -167,13 +178,9 @@ def finetune(
         "new_head": "true" if new_head else None,
         "data.predict": '["test"]' if own.test else None,
     }
-    own_task = own.task()
-    names = [name.strip() for some in task or () for name in some.split(",") if name.strip()]
-    if own_task is not None and names:
-        raise UsageError("--task and --train exclude each other: a known task, or your own data")
     request = FinetuneRequest(
         recipe=recipe or None,
-        task=own_task or names or None,
+        task=own.task_or(task_names(task)),
         model=model,
         data_dir=data_dir,
         overrides=[*as_overrides(shorthand), *(common.overrides or ())],
@@ -193,6 +200,11 @@ def finetune(
     outcome = run_finetuning(request, progress=story.progress, begun=keep_log)
     tell_scores(outcome)
     common.finish(outcome.run, outcome.results)
+
+
+def task_names(options: list[str] | None) -> list[str]:
+    """`--task rte,mrpc` and `--task rte --task mrpc` as names."""
+    return [name.strip() for option in options or () for name in option.split(",") if name.strip()]
 
 
 def grid_values(wanted: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
