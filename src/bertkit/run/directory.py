@@ -1,7 +1,7 @@
 """The run directory: what a command was asked, what happened, and the proof of what it made.
 
 Own design (contract: the run directory). `run.json` is the record; metrics.py and checkpoint.py write the streams
-beside it. Imports neither torch nor pydantic, so that listing runs is quick.
+beside it. Imports neither torch, pydantic nor yaml, so that listing runs is quick.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import read_json, sha256_of, write_json, write_text
@@ -71,6 +69,8 @@ class RunIdentity:
     ) -> RunIdentity:
         """Of a run that measures and has no recipe file: `recipe` says what was asked, `deciding` all that decides
         the result, which is hashed."""
+        import yaml
+
         canonical = json.dumps(deciding, sort_keys=True)
         return cls(
             kind=kind,
