@@ -30,11 +30,11 @@ from sklearn.linear_model import LogisticRegression
 
 from bertkit.cli.common import cache_root
 from bertkit.data.batch import PackedBatch
-from bertkit.jobs.batches import stage_batches
-from bertkit.jobs.blimp import BlimpSettings, evaluate_blimp
-from bertkit.jobs.evaluation import EvalRequest
-from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
-from bertkit.jobs.launch import PretrainRequest, open_shards, run_pretraining
+from bertkit.jobs.evaluating.base import EvalRequest
+from bertkit.jobs.evaluating.blimp import BlimpSettings, evaluate_blimp
+from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
+from bertkit.jobs.pretraining.batches import stage_batches
+from bertkit.jobs.pretraining.launch import PretrainRequest, open_shards, run_pretraining
 from bertkit.models.hub import find_model, load_model
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.forward import pretraining_model

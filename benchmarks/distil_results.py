@@ -26,7 +26,7 @@ from typing import Any
 
 from bertkit.cli.common import cache_root
 from bertkit.files import read_json
-from bertkit.jobs.distill_suite import DistillRequest, distill
+from bertkit.jobs.distilling.suite import DistillRequest, distill
 from bertkit.progress import silent_progress
 
 SEEDS = (0, 1, 2)

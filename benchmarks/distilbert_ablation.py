@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.cli.common import cache_root
-from bertkit.jobs.distill_text import DistillTextRequest, distill_text
+from bertkit.jobs.distilling.text import DistillTextRequest, distill_text
 from bertkit.progress import silent_progress
 
 COMMON = [

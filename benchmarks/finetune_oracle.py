@@ -5,7 +5,7 @@ fp32. One packs its sequences, the other pads them; nothing else should differ b
 
     python -m benchmarks.finetune_oracle --tasks DATA          200 steps of 16 RTE pairs of at most 128 tokens
 
-tests/jobs/test_finetune_oracle.py runs it with smaller batches.
+tests/jobs/finetuning/test_finetune_oracle.py runs it with smaller batches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
 from numpy.typing import NDArray
 
-from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
+from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress

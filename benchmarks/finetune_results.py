@@ -32,7 +32,7 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, PeerSpan, PeerTagging, PeerTask, minilm
 
 from bertkit.files import write_json
-from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
+from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
 from bertkit.metrics.base import Scores
 from bertkit.progress import silent_progress
 from bertkit.recipe.finetune import OwnTask, own_spec

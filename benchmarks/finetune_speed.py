@@ -8,7 +8,8 @@ not count what other programs take, and is the better figure on a machine that i
 
 One thread, fp32, four steps on a busy machine: 10.8 times the examples of padding to 128, 3.2 times those of padding to
 the longest (processor time: 11.6 and 3.2). Of 550 ms of our step 93% are forward and backward, most of it matrix
-products, 6% AdamW, 1% clipping; the batch takes 1.5 ms, in a thread where jobs/finetune.py makes it. What gave what:
+products, 6% AdamW, 1% clipping; the batch takes 1.5 ms, in a thread where jobs/finetuning/finetune.py makes it. What
+gave what:
 
 - no padding: 426 tokens a step where padding to the longest has 1,284
 - the last layer asked for [CLS] alone (`Encoder.at`): 14% fewer operations

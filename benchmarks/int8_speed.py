@@ -22,8 +22,8 @@ import onnxruntime
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.jobs.export import export_model
-from bertkit.jobs.onnx_graph import GRAPH_FILE, INT8_GRAPH_FILE
+from bertkit.jobs.exporting.export import export_model
+from bertkit.jobs.exporting.onnx_graph import GRAPH_FILE, INT8_GRAPH_FILE
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import find_model, load_model
 from bertkit.text.tokenizer import Tokenizer

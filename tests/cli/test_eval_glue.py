@@ -19,12 +19,12 @@ from tests.tasks.tiny_task import write_model
 
 from bertkit.cli.eval_tasks import TASK_TITLES
 from bertkit.errors import StoppedError
-from bertkit.jobs import finetune as finetune_job
-from bertkit.jobs.eval_plan import TaskEvaluation
-from bertkit.jobs.eval_tasks import evaluate_tasks
-from bertkit.jobs.evaluation import EvalRequest, Evaluated
-from bertkit.jobs.glue import AVERAGES, evaluate_glue, glue_tasks
-from bertkit.jobs.score import score_file
+from bertkit.jobs.evaluating.base import EvalRequest, Evaluated
+from bertkit.jobs.evaluating.glue import AVERAGES, evaluate_glue, glue_tasks
+from bertkit.jobs.evaluating.plan import TaskEvaluation
+from bertkit.jobs.evaluating.score import score_file
+from bertkit.jobs.evaluating.tasks import evaluate_tasks
+from bertkit.jobs.finetuning import finetune as finetune_job
 from bertkit.tasks.catalogue import GLUE, TASKS, find_task
 from bertkit.tasks.readers.find import find_files
 

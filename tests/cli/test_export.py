@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertkit.jobs import export
+from bertkit.jobs.exporting import export
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model

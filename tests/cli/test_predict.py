@@ -17,8 +17,8 @@ import torch
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
-from bertkit.jobs.evaluation import EvalRequest
-from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
+from bertkit.jobs.evaluating.base import EvalRequest
+from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
 from bertkit.jobs.predict import FIRST_WINDOW, Predictor, windows_of
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TextExample

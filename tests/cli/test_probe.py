@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.jobs.probing import write_sentences
+from tests.jobs.probing.request import write_sentences
 from tests.probes.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
 from bertkit.cli.probe import KINDS

@@ -14,8 +14,8 @@ from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import write_model
 
-from bertkit.jobs.finetune_suite import FinetuneRequest, finetune
-from bertkit.jobs.runs_diff import compare_runs
+from bertkit.jobs.evaluating.runs_diff import compare_runs
+from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.readers import load_split

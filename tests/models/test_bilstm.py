@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.new_student import BilstmStudent, new_bilstm
+from bertkit.jobs.distilling.new_student import BilstmStudent, new_bilstm
 from bertkit.models.bilstm import Bilstm, BilstmConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.headed import HeadedModel

@@ -12,7 +12,7 @@ import torch
 from tests.models.oracle import Case, all_cases, make_inputs, make_twins
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.export import export_model
+from bertkit.jobs.exporting.export import export_model
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model

@@ -14,9 +14,9 @@ import torch
 
 from bertkit.errors import UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.finetune_data import prepare
-from bertkit.jobs.finetune_suite import FinetuneOutcome, requested_recipe
-from bertkit.jobs.learner import Learner
+from bertkit.jobs.finetuning.data import prepare
+from bertkit.jobs.finetuning.learner import Learner
+from bertkit.jobs.finetuning.suite import FinetuneOutcome, requested_recipe
 from bertkit.jobs.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
@@ -31,9 +31,9 @@ from bertkit.training.methods import Pruned, Scratch, TrainingData
 from bertkit.training.methods import pruned as method
 from bertkit.training.methods.least_worth import TrainingLoss, least_worth
 from bertkit.training.methods.pruned import RECORD
-from tests.jobs.test_finetune import DEV, TRAIN, Place, stopped, weights
-from tests.jobs.test_multitask import MOODS
-from tests.jobs.test_multitask import Place as Tasks
+from tests.jobs.finetuning.test_finetune import DEV, TRAIN, Place, stopped, weights
+from tests.jobs.finetuning.test_multitask import MOODS
+from tests.jobs.finetuning.test_multitask import Place as Tasks
 from tests.tasks.tiny_task import reviews
 
 Bertkit = Callable[..., Any]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.finetune_suite import FinetuneOutcome
+from bertkit.jobs.finetuning.suite import FinetuneOutcome
 from bertkit.jobs.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
@@ -23,7 +23,7 @@ from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
 from bertkit.training.methods import Q8Bert
 from bertkit.training.methods.q8bert import FakeEmbedding, FakeLinear, last_maps
-from tests.jobs.test_finetune import DEV, Place, stopped, weights
+from tests.jobs.finetuning.test_finetune import DEV, Place, stopped, weights
 from tests.tasks.tiny_task import reviews, write_model
 
 METHOD = ("method.name=q8bert", "method.ema_decay=0.9", "epochs=3")

@@ -14,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.files import read_json
-from bertkit.jobs.finetune_suite import FinetuneOutcome
+from bertkit.jobs.finetuning.suite import FinetuneOutcome
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.models.low_bit import LowBitLinear, row_groups
 from bertkit.training.methods import QBert
 from bertkit.training.methods.qbert import FakeGroupLinear, groups_of, layer_maps, top_eigenvalues
-from tests.jobs.test_finetune import Place, stopped, weights
+from tests.jobs.finetuning.test_finetune import Place, stopped, weights
 
 METHOD = ("method.name=qbert", "method.groups=9", "method.ema_decay=0.9", "method.sensitivity_share=0.4", "epochs=3")
 

@@ -121,7 +121,7 @@ def distill(
 
 def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -> None:
     from bertkit.cli.pretrain import tell_held_out
-    from bertkit.jobs.distill_text import DistillTextRequest, distill_text, distill_text_plan
+    from bertkit.jobs.distilling.text import DistillTextRequest, distill_text, distill_text_plan
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
     overrides = [*(common.overrides or ()), *as_overrides(shorthand)]
@@ -135,9 +135,9 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -
 
 
 def _distil_on_task(shared: Mapping[str, Any], names: list[str], own: OwnData, common: Training) -> None:
-    from bertkit.jobs.distill_suite import DistillRequest
-    from bertkit.jobs.distill_suite import distill as run_distillation
-    from bertkit.jobs.finetune_plan import finetuning_plan
+    from bertkit.jobs.distilling.suite import DistillRequest
+    from bertkit.jobs.distilling.suite import distill as run_distillation
+    from bertkit.jobs.finetuning.plan import finetuning_plan
 
     shorthand = {
         "seed": common.seed,

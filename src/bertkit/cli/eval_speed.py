@@ -87,9 +87,9 @@ def speed(
         raise UsageError("no models: give --model MODEL, once for each model; the first is the reference")
     batches, tokens = _numbers("--batch-sizes", batch_sizes), _numbers("--lengths", lengths)
 
-    from bertkit.jobs.evaluation import EvalRequest
-    from bertkit.jobs.speed.contenders import SpeedSettings
-    from bertkit.jobs.speed.evaluate import evaluate_speed
+    from bertkit.jobs.evaluating.base import EvalRequest
+    from bertkit.jobs.evaluating.speed.contenders import SpeedSettings
+    from bertkit.jobs.evaluating.speed.evaluate import evaluate_speed
 
     request = EvalRequest(
         model=models[0],

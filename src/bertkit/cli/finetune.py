@@ -26,7 +26,7 @@ from bertkit.cli.shared import Options, Training, as_overrides, keep_log, with_o
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from bertkit.jobs.finetune_suite import FinetuneOutcome
+    from bertkit.jobs.finetuning.suite import FinetuneOutcome
     from bertkit.recipe.finetune import OwnTask
 
 app = command_app()
@@ -166,9 +166,9 @@ def finetune(
     --text review --label stars --model M`, `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`,
     `bertkit finetune --task rte,mrpc,stsb --data-dir glue`, `bertkit finetune --task rte --model MNLI-RUN`.
     """
-    from bertkit.jobs.finetune_plan import finetuning_plan
-    from bertkit.jobs.finetune_suite import FinetuneRequest
-    from bertkit.jobs.finetune_suite import finetune as run_finetuning
+    from bertkit.jobs.finetuning.plan import finetuning_plan
+    from bertkit.jobs.finetuning.suite import FinetuneRequest
+    from bertkit.jobs.finetuning.suite import finetune as run_finetuning
 
     shorthand = {
         "seed": common.seed,

@@ -76,7 +76,7 @@ def predict(
 
     Examples: `echo "a fine film" | bertkit predict --model RUN`, `bertkit predict --model RUN reviews.csv --text body`.
     """
-    from bertkit.jobs.evaluation import EvalRequest
+    from bertkit.jobs.evaluating.base import EvalRequest
     from bertkit.jobs.predict import Predictor
     from bertkit.jobs.predict_input import check_there
 

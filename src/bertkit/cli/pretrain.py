@@ -32,8 +32,8 @@ def pretrain(
 
     Examples: `bertkit pretrain quickstart`, `bertkit pretrain bert-tiny --data my.txt`, `bertkit pretrain --resume`.
     """
-    from bertkit.jobs.launch import PretrainRequest, requested_recipe, run_pretraining
-    from bertkit.jobs.plan import pretraining_plan
+    from bertkit.jobs.pretraining.launch import PretrainRequest, requested_recipe, run_pretraining
+    from bertkit.jobs.pretraining.plan import pretraining_plan
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
     request = PretrainRequest(

@@ -76,7 +76,7 @@ class Common(Telling):
 
 
 class ComputingFields(TypedDict):
-    """What the requests of `eval` and `probe` have in common; see `bertkit.jobs.evaluation.EvalRequest`."""
+    """What the requests of `eval` and `probe` have in common; see `bertkit.jobs.evaluating.base.EvalRequest`."""
 
     device: Literal["auto", "cpu", "cuda"]
     batch_tokens: int | None
@@ -139,7 +139,7 @@ class Training(Common):
 
     def finish_plan(self, document: dict[str, Any]) -> None:
         """What would run, on stdout: the document, or a line for each of its fields."""
-        from bertkit.jobs.plan import plan_in_words
+        from bertkit.jobs.pretraining.plan import plan_in_words
 
         if self.as_json:
             result(document, as_json=True)

@@ -1,1 +1,1 @@
-"""Jobs: one file per long command; puts a recipe's parts together in a run directory."""
+"""Jobs: one folder per long command; puts a recipe's parts together in a run directory."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.finetune_data import build_task, has_head
-from bertkit.jobs.finetune_start import head_directory, recipe_of
+from bertkit.jobs.finetuning.data import build_task, has_head
+from bertkit.jobs.finetuning.start import head_directory, recipe_of
 from bertkit.jobs.predict_input import InputColumns
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory, find_model

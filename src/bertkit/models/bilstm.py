@@ -7,8 +7,8 @@ has no attention, no positions and no segments, and no class of the Hub; feature
 
 A pair is one sequence of a batch like any other, whose token types say where the second text begins. With texts: 2 the
 LSTM begins anew there (a single text's h2 is then 0); with texts: 1 a pair is read through as one text. So that a text
-is read alike in either place, its tokenizer (jobs/new_student.py) writes one [SEP] behind each text and nothing before:
-an empty text still has a token, and swapping the texts swaps h1 and h2 and no more.
+is read alike in either place, its tokenizer (jobs/distilling/new_student.py) writes one [SEP] behind each text and
+nothing before: an empty text still has a token, and swapping the texts swaps h1 and h2 and no more.
 
 Quirks: one table of embeddings, all of it trained, where the paper has a second one that is kept as it was read;
 dropout on the embeddings, between layers and before the logits; several layers, should one want them.

@@ -9,7 +9,7 @@ Own design (contract: `probe`, the run directory). An analysis computes (bertkit
     RUN/summary.txt             a sentence a finding
     RUN/...                     what else an analysis has, such as vectors or a page of HTML
 
-Sibling evaluation.py does the same for suites of `eval`.
+evaluating/base.py does the same for suites of `eval`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`probe behaviour`: minimal pairs and diagnostics with blanks, scored, tabled and drawn.
 
 Minimal pairs are those of `eval blimp` (Warstadt et al. 2020, arXiv:1912.00582), scored and averaged by the same code
-(jobs/blimp.py); here they are drawn by phenomenon. Diagnostics are Ettinger's (2020, arXiv:1907.13528): cloze, role
-reversal, negation; files in tasks/diagnostics.py, blanks in probes/behaviour.py.
+(jobs/evaluating/blimp.py); here they are drawn by phenomenon. Diagnostics are Ettinger's (2020, arXiv:1907.13528):
+cloze, role reversal, negation; files in tasks/diagnostics.py, blanks in probes/behaviour.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.blimp import BlimpSettings, blimp_results, chosen_paradigms, score_paradigms
+from bertkit.jobs.evaluating.blimp import BlimpSettings, blimp_results, chosen_paradigms, score_paradigms
 from bertkit.jobs.probing.base import Analysis, Finding, Probed, ProbeRequest, carry_out
 from bertkit.jobs.probing.behaviour_report import Judged, diagnostic_findings, diagnostic_summary, judge, pair_findings
 from bertkit.jobs.probing.subject import Subject

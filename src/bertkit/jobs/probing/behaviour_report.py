@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bertkit.jobs.blimp import Outcome
+from bertkit.jobs.evaluating.blimp import Outcome
 from bertkit.jobs.probing.base import Finding
 from bertkit.probes.behaviour import Filled, among_top, clear_preference, preference, wilson
 from bertkit.probes.figures import MARKERS, new_figure, plain

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.finetune_data import fewer, load_examples, watched_splits
-from bertkit.jobs.finetune_start import recipe_of
-from bertkit.jobs.own_head import head_use
+from bertkit.jobs.evaluating.own_head import head_use
+from bertkit.jobs.finetuning.data import fewer, load_examples, watched_splits
+from bertkit.jobs.finetuning.start import recipe_of
 from bertkit.jobs.predict import Predictor
 from bertkit.jobs.probing.base import Analysis, Probed, ProbeRequest, carry_out, left_out
 from bertkit.jobs.probing.heads_report import HeadFigures, report

@@ -1,7 +1,7 @@
 """Models that are looked into: any MODEL, and what a run's checkpoints hold.
 
 Own design (contract: MODEL). Beside the names that every command takes, `RUN@500` is the checkpoint of that step, and
-`RUN@all` every checkpoint that the run has kept, in order. Sibling evaluation.py finds models as they were finished.
+`RUN@all` every checkpoint that the run has kept, in order. evaluating/base.py finds models as they were finished.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.evaluation import Examined
+from bertkit.jobs.evaluating.base import Examined
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model

@@ -1,0 +1,1 @@
+"""Distillation: of a task beside fine-tuning, of text beside pretraining."""

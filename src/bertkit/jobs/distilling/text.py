@@ -1,0 +1,234 @@
+"""Distillation on text: a student's pretraining beside its teacher.
+
+Sanh et al. 2019, DistilBERT, arXiv:1910.01108; Jiao et al. 2019, TinyBERT, arXiv:1909.10351, section 3.1; Sun et al.
+2020, MobileBERT, arXiv:2004.02984, section 3.4. As pretraining's launch.py: from a command line to a recipe that fits
+its teacher, and to a run. Sibling text_student.py does the work once all this is decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bertkit.data.shards import TokenShards
+from bertkit.distill.terms import Sizes
+from bertkit.errors import UsageError
+from bertkit.jobs.distilling.text_student import (
+    TextDistillation,
+    check_tokenizer,
+    copied_layers,
+    layer_rows,
+    load_teacher,
+    teacher_flops,
+)
+from bertkit.jobs.pretraining.launch import (
+    Finished,
+    Launch,
+    PretrainRequest,
+    completed,
+    run_pretraining,
+    source_overrides,
+    starting_from,
+)
+from bertkit.jobs.pretraining.plan import pretraining_plan
+from bertkit.jobs.pretraining.pretrain import Pretraining
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.find import encoder_directory
+from bertkit.models.hub import find_model, read_config
+from bertkit.models.weight_files import weights_hash
+from bertkit.objectives.distillation import distilled_among, wanted_of, word_rows
+from bertkit.progress import Progress
+from bertkit.recipe.distill_text import TO_BE_GIVEN, DistillTextRecipe, with_phases
+from bertkit.recipe.load import load_as, resolve_recipe
+from bertkit.recipe.schema import Recipe
+from bertkit.recipe.stages import stages_of
+from bertkit.recipe.tree import Located
+from bertkit.run.directory import RunDirectory
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.cost import count_parameters
+
+
+@dataclass(frozen=True)
+class DistillTextRequest(PretrainRequest):
+    """What the user asked for.
+
+    Attributes:
+        teachers: models; empty for the recipe's.
+        student: a model that the student begins as, in place of the recipe's parts of the teacher.
+        control: leave the teacher's terms out.
+    """
+
+    teachers: Sequence[str] = ()
+    student: str | None = None
+    control: bool = False
+
+
+class TextLaunch(Launch):
+    """From a request to a student's training."""
+
+    schema: ClassVar[type[Recipe]] = DistillTextRecipe
+
+    def requested(self) -> DistillTextRecipe:
+        """The recipe with everything that the command line changes in it, checked against its teacher."""
+        request = self.request
+        assert isinstance(request, DistillTextRequest)
+        if request.recipe is None:
+            raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
+        tree = resolve_recipe(request.recipe, request.overrides)
+        teacher = _teacher_name(request, tree)
+        directory = find_model(teacher, offline=request.offline)
+        config, _ = read_config(encoder_directory(directory))
+        name = str(directory.resolve()) if Path(teacher).expanduser().exists() else teacher
+        ours = [f"teacher={json.dumps(name)}", *_tokenizer_override(tree, name, directory, offline=request.offline)]
+        if request.student is not None:
+            given = starting_from(replace(request, init=request.student))
+            ours += ["student=null", *(each for each in given if not each.startswith("tokenizer="))]
+        else:
+            ours += _model_override(tree, config)
+        if request.control:
+            ours.append("control=true")
+        ours += source_overrides(request.sources)
+        recipe = load_as(DistillTextRecipe, request.recipe, [*request.overrides, *ours])
+        sizes = Sizes.told_by(recipe.model, config)
+        recipe = _completed(with_phases(recipe, sizes), request.max_steps)
+        check_fit(recipe, config)
+        return recipe
+
+    def fingerprints(self, recipe: Recipe) -> dict[str, str]:
+        assert isinstance(recipe, DistillTextRecipe)
+        directory = encoder_directory(find_model(recipe.teacher, offline=self.request.offline))
+        return {"teacher": weights_hash(directory)}
+
+    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
+        assert isinstance(recipe, DistillTextRecipe)
+        directory = find_model(recipe.teacher, offline=self.request.offline)
+        check_tokenizer(Tokenizer.load(shards.directory), Tokenizer.load(directory), source=recipe.teacher)
+        return TextDistillation(
+            recipe,
+            shards,
+            run,
+            cache=self.request.cache,
+            teacher=load_teacher(recipe, directory),
+            teacher_hash=self.fingerprints(recipe)["teacher"],
+        )
+
+
+def distill_text(
+    request: DistillTextRequest,
+    *,
+    progress: Progress,
+    begun: Callable[[RunDirectory], None] = lambda run: None,
+) -> Finished:
+    """Start or resume a run and train its student to the end: see `run_pretraining`, whose errors it has, too."""
+    return run_pretraining(request, progress=progress, begun=begun, launch=TextLaunch)
+
+
+def distill_text_plan(request: DistillTextRequest) -> dict[str, Any]:
+    """What a run would cost, before it is begun: pretraining's document, and the teacher's part in it."""
+    recipe = TextLaunch(request).requested()
+    directory = find_model(recipe.teacher, offline=request.offline)
+    teacher = load_teacher(recipe, directory)
+    plan = pretraining_plan(recipe, vocab_size=teacher.encoder.vocab_size)
+    sizes = Sizes.told_by(recipe.model, teacher.encoder.config)
+    asking = 0.0
+    for stage in stages_of(recipe):
+        if not distilled_among(stage.recipe.objectives):
+            continue
+        length, sequences = stage.recipe.data.sequence_length, stage.recipe.optimisation.batch_sequences
+        asking += (stage.end_step - stage.first_step) * teacher_flops(
+            teacher,
+            tokens=sequences * length,
+            squared_lengths=sequences * length**2,
+            rows=sequences * word_rows(stage.recipe.objectives, length),
+            sequences=sequences,
+        )
+    learning = plan["flops"]
+    return {
+        **plan,
+        "teacher": {"model": recipe.teacher, "parameters": count_parameters(teacher).total, "flops": asking},
+        "flops": learning + asking,
+        "seconds": plan["seconds"] * (learning + asking) / learning,
+        "layers": [
+            dict(zip(("stage", "term", "weight", "compares"), row, strict=True)) for row in layer_rows(recipe, sizes)
+        ],
+    }
+
+
+def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
+    """Check a recipe against its teacher, as far as the two configurations tell.
+
+    Raises:
+        UsageError: a term, the layers to begin with, or the length of a sequence does not fit.
+    """
+    sizes = Sizes.told_by(recipe.model, teacher)
+    copied_layers(recipe, sizes)
+    for stage in stages_of(recipe):
+        wanted_of(stage.recipe.objectives, sizes)
+        length = stage.recipe.data.sequence_length
+        if length > teacher.max_tokens and distilled_among(stage.recipe.objectives):
+            raise UsageError(
+                f"data.sequence_length ({length}) is above what the teacher reads ({teacher.max_tokens}); lower it"
+            )
+
+
+def _completed(recipe: DistillTextRecipe, max_steps: int | None) -> DistillTextRecipe:
+    done = completed(recipe, max_steps)
+    assert isinstance(done, DistillTextRecipe)
+    return done
+
+
+def _teacher_name(request: DistillTextRequest, tree: Located) -> str:
+    """The teacher that the command line names, or the recipe."""
+    if len(request.teachers) > 1:
+        raise UsageError(
+            f"--teacher: {len(request.teachers)} teachers, and on text a student learns from one; several can teach"
+            " on a task"
+        )
+    written = tree.child("teacher")
+    found = request.teachers[0] if request.teachers else TO_BE_GIVEN if written is None else written.plain()
+    if not isinstance(found, str) or found == TO_BE_GIVEN:
+        raise UsageError(
+            "teacher: the recipe learns from a model of yours; give --teacher MODEL, a model or run directory or a Hub"
+            " id"
+        )
+    return found
+
+
+def _tokenizer_override(tree: Located, name: str, directory: Path, *, offline: bool) -> list[str]:
+    """The teacher's tokenizer; one that is given must be no other, unless it is that of the recipe's own teacher.
+
+    Raises:
+        UsageError: it is to be learnt.
+        DataError: it is another.
+    """
+    given, teacher = tree.child("tokenizer"), tree.child("teacher")
+    settings = None if given is None else given.plain()
+    if isinstance(settings, dict) and settings:
+        path = settings.get("path")
+        if teacher is not None and path == teacher.plain():
+            path = name
+        if path is None:
+            raise UsageError("tokenizer: a student reads what its teacher reads; leave `tokenizer` out of the recipe")
+        if path != name:
+            check_tokenizer(Tokenizer.load(path, offline=offline), Tokenizer.load(directory), source=str(path))
+    return [f"tokenizer={json.dumps({'path': name})}"]
+
+
+def _model_override(tree: Located, teacher: EncoderConfig) -> list[str]:
+    """A model without a family is the teacher's with these settings, half as deep where nothing says how deep."""
+    given = tree.child("model")
+    settings = {} if given is None else given.plain()
+    if not isinstance(settings, dict) or "family" in settings:
+        return []
+    whole = teacher.model_dump(mode="json")
+    depth = whole.get("num_hidden_layers")
+    layers = student.child("layers") if (student := tree.child("student")) is not None else None
+    listed = None if layers is None else layers.plain()
+    if isinstance(listed, list):
+        whole["num_hidden_layers"] = len(listed)
+    elif isinstance(depth, int):
+        whole["num_hidden_layers"] = max(1, depth // 2)
+    return [f"model={json.dumps({**whole, **settings})}"]

@@ -1,0 +1,1 @@
+"""The suites of `bertkit eval`, and what compares finished runs."""

@@ -1,0 +1,490 @@
+"""From a command line to fine-tuning runs: one, or several seeds and settings with a choice among them.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (several restarts, the rate chosen on dev) and appendix A.3 (the
+grid). A suite is a run directory that holds one for each seed and setting; the setting with the best mean on dev is
+chosen, and its best run's model stands for the suite. A run that is finished already, here or in another suite, is not
+repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bertkit.errors import StoppedError, UsageError
+from bertkit.files import read_json, write_json
+from bertkit.jobs.finetuning.data import Prepared, prepare
+from bertkit.jobs.finetuning.finetune import Finetuning
+from bertkit.jobs.finetuning.members import Member, members, suite_results
+from bertkit.jobs.finetuning.multitask import joint_fingerprints
+from bertkit.progress import Progress
+from bertkit.recipe.finetune import (
+    AnyRecipe,
+    FinetuneRecipe,
+    OwnTask,
+    TaskEntry,
+    changed,
+    load_finetune_recipe,
+    load_own_task,
+    own_spec,
+    resolved,
+)
+from bertkit.recipe.hashing import differing_keys, what_hash
+from bertkit.recipe.load import dump_recipe
+from bertkit.run.directory import RunDirectory, RunIdentity, find_run, find_runs
+
+NEWEST = "newest"
+"""In place of a run's name: the newest unfinished run of the recipe."""
+
+SUITE_FILE = "suite.json"
+_READ = {
+    *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice"),
+    *("teacher", "student", "transfer", "augmentation"),
+}
+"""Parts of a recipe that decide how the data are read; those behind are of distillation."""
+_RUNS = "runs"
+BEFORE = "before"
+"""The name of a run that goes before another, in whose directory it lies."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FinetuneRequest:
+    """What the user asked for.
+
+    Attributes:
+        recipe: name or path; None where task and model say it all.
+        task: a published task, a task YAML, or the user's own data, in place of the recipe's; several: all of them
+            with one encoder.
+        model: to start from, in place of the recipe's.
+        data_dir: where the task's files lie, in place of the recipe's.
+        overrides: KEY=VALUE, on top of all that; keys may be short (`lr`).
+        seeds: one run for each; empty for the recipe's.
+        grid: the values to try of each key.
+        resume: a run's or a suite's name or path, NEWEST, or None for a new one.
+        runs_root: where runs lie.
+        run_dir: exactly where a new run or suite goes.
+        offline: ask no network.
+        max_minutes: stop after so long, with a checkpoint.
+        command: the command line, for the record.
+        default_model: to start from where nothing names one.
+    """
+
+    recipe: str | None = None
+    task: TaskEntry | Sequence[TaskEntry] | None = None
+    model: str | None = None
+    data_dir: str | None = None
+    overrides: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    resume: str | None = None
+    runs_root: Path = Path("runs")
+    run_dir: Path | None = None
+    offline: bool = False
+    max_minutes: float | None = None
+    command: Sequence[str] = ()
+    default_model: str | None = None
+
+    kind: ClassVar[str] = "finetune"
+    """What its runs are called in run.json, and the command that makes them."""
+
+    @property
+    def names_nothing(self) -> bool:
+        """Whether neither a recipe nor a task is given."""
+        return self.recipe is None and self.task is None
+
+    def load(self, name: str) -> FinetuneRecipe:
+        """The recipe of that name or path."""
+        return load_finetune_recipe(name)
+
+    def requested(self) -> FinetuneRecipe:
+        """The recipe with everything that the command line changes in it, resolved.
+
+        Raises:
+            UsageError: all faults at once.
+        """
+        given = _entries(self.task)
+        if self.recipe is not None:
+            recipe = self.load(self.recipe)
+        elif not given:
+            raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
+        else:
+            recipe = FinetuneRecipe(name=_name_of(given, self.model or self.default_model))
+        update = {} if self.model is None else {"model": absolute(self.model)}
+        recipe = changed(self.with_data(recipe).model_copy(update=update), list(self.overrides))
+        if recipe.model is None and self.default_model is not None:
+            recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
+        return resolved(recipe)
+
+    def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
+        """The recipe with the task and the folder that the command line names."""
+        given = _entries(self.task)
+        update: dict[str, Any] = {"task": given[0] if len(given) == 1 else given} if given else {}
+        if self.data_dir is not None:
+            update["data"] = recipe.data.model_copy(update={"directory": absolute(self.data_dir)})
+        return recipe.model_copy(update=update)
+
+    def before(self, recipe: FinetuneRecipe) -> FinetuneRecipe | None:
+        """The recipe of a run that goes before, and from whose model this one starts; None where there is none."""
+        return None
+
+    def draws_data(self, recipe: FinetuneRecipe) -> bool:
+        """Whether what is read depends on the seed, as a sample of the examples does."""
+        return recipe.data.train_examples is not None
+
+    def prepare(self, recipe: FinetuneRecipe) -> Prepared:
+        """What one task of the recipe reads."""
+        return prepare(recipe, offline=self.offline)
+
+    def training(
+        self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
+    ) -> Finetuning:
+        """The run itself.
+
+        Args:
+            recipe: resolved.
+            prepared: what its tasks read.
+            run: where it is written.
+            start: the model of the run before.
+        """
+        return Finetuning(recipe, prepared, run)
+
+    def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a suite's results.json says besides, of the runs of the setting that was chosen."""
+        return {}
+
+
+@dataclass(frozen=True)
+class FinetuneOutcome:
+    """What came of it.
+
+    Attributes:
+        run: the run, or the suite.
+        results: the contents of its results.json.
+        runs: the runs of a suite, those that were finished before included; the run itself where it is alone.
+    """
+
+    run: RunDirectory
+    results: dict[str, Any]
+    runs: tuple[RunDirectory, ...]
+
+
+class _Data:
+    """Prepared data, kept as long as the next run reads the same."""
+
+    def __init__(self, request: FinetuneRequest) -> None:
+        self._request = request
+        self._key: str | None = None
+        self._prepared: tuple[Prepared, ...] = ()
+
+    def of(self, recipe: FinetuneRecipe) -> tuple[Prepared, ...]:
+        """What each of the recipe's tasks reads."""
+        parts = recipe.model_dump(mode="json", include=_READ)
+        key = json.dumps([parts, recipe.seed if self._request.draws_data(recipe) else None], sort_keys=True)
+        if key != self._key:
+            self._prepared = tuple(self._request.prepare(each) for each in recipe.alone)
+            self._key = key
+        return self._prepared
+
+
+def finetune(
+    request: FinetuneRequest, *, progress: Progress, begun: Callable[[RunDirectory], None] = lambda run: None
+) -> FinetuneOutcome:
+    """Start or resume a run, or a suite of runs, and see it to its end.
+
+    Args:
+        request: what the user asked for.
+        progress: the display.
+        begun: called with each run's directory before its training starts.
+
+    Raises:
+        UsageError: a faulty recipe, or a resume whose recipe decides on another result.
+        DataError: data, model or checkpoints at fault.
+        StoppedError, DivergedError: see `Finetuning.train`.
+    """
+    data = _Data(request)
+    if request.resume is not None:
+        run = _run_to_resume(request)
+        if (run.path / SUITE_FILE).exists():
+            return _Suite(request, data, progress, begun).resume(run)
+        recipe = _resumed_recipe(request, run)
+        if run.status == "done" and run.results is not None:
+            log.info("%s is done already", run.path)
+            return FinetuneOutcome(run, run.results, (run,))
+        return _train(recipe, data, run, request, progress, begun)
+    recipe = requested_recipe(request)
+    if len(request.seeds) > 1 or request.grid:
+        return _Suite(request, data, progress, begun).start(recipe)
+    recipe = changed(recipe, [f"seed={seed}" for seed in request.seeds])
+    run = RunDirectory.create(
+        request.runs_root, _identity(recipe, joint_fingerprints(data.of(recipe)), request), request.run_dir
+    )
+    return _train(recipe, data, run, request, progress, begun)
+
+
+def requested_recipe(request: FinetuneRequest) -> FinetuneRecipe:
+    """The recipe with everything that the command line changes in it, resolved; see `FinetuneRequest.requested`."""
+    return request.requested()
+
+
+def _train(
+    recipe: FinetuneRecipe,
+    data: _Data,
+    run: RunDirectory,
+    request: FinetuneRequest,
+    progress: Progress,
+    begun: Callable[[RunDirectory], None],
+    max_minutes: float | None = None,
+) -> FinetuneOutcome:
+    prepared = data.of(recipe)
+    fingerprints = joint_fingerprints(prepared)
+    changes = [name for name, digest in fingerprints.items() if run.record["fingerprints"][name] != digest]
+    if changes:
+        raise UsageError(
+            f"{run.path}: {' and '.join(changes)} changed since the run began; restore what it was, or start a new run"
+            " without --resume"
+        )
+    log.info("run directory %s", run.path)
+    begun(run)
+    started = time.monotonic()
+    limit = request.max_minutes if max_minutes is None else max_minutes
+    deadline = None if limit is None else started + limit * 60
+    with run.recording(request.command):
+        run.write_environment()
+        start: Path | None = None
+        before = request.before(recipe)
+        if before is not None:
+            parts = _Parts(request, data, progress, begun, run)
+            start = parts.finished(before, BEFORE, deadline).model
+            begun(run)
+            prepared = data.of(recipe)
+        training = request.training(recipe, prepared, run, start)
+        results = training.train(progress=progress, max_minutes=_minutes_to(deadline))
+        run.update(seconds=round(time.monotonic() - started, 1))
+    return FinetuneOutcome(run, results, (run,))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Runs that belong to another one, or to a suite.
+
+    Attributes:
+        request: what the user asked for.
+        data: what is read.
+        progress, begun: as in `finetune`.
+        whole: what they belong to.
+    """
+
+    request: FinetuneRequest
+    data: _Data
+    progress: Progress
+    begun: Callable[[RunDirectory], None]
+    whole: RunDirectory
+
+    def finished(self, recipe: FinetuneRecipe, name: str, deadline: float | None) -> RunDirectory:
+        """The run, finished: one of before, one that was begun here, or a new one."""
+        whole, request = self.whole.path, self.request
+        fingerprints = joint_fingerprints(self.data.of(recipe))
+        path = whole / _RUNS / name
+        done = finished_run(request.runs_root, whole, what_hash(recipe), fingerprints)
+        if done is not None:
+            log.info("finished already: %s", done.path)
+            return done
+        if (path / "run.json").exists():
+            run = RunDirectory.open(path)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            run = RunDirectory.create(request.runs_root, _identity(recipe, fingerprints, request), path)
+        minutes = _minutes_to(deadline)
+        try:
+            return _train(recipe, self.data, run, request, self.progress, self.begun, minutes).run
+        except StoppedError as stopped:
+            told = str(stopped).partition("; go on")[0]
+            raise StoppedError(f"{told}; go on with `bertkit {request.kind} --resume {whole}`") from stopped
+
+
+def _minutes_to(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
+
+
+class _Suite:
+    """Several runs and the choice among them."""
+
+    def __init__(
+        self,
+        request: FinetuneRequest,
+        data: _Data,
+        progress: Progress,
+        begun: Callable[[RunDirectory], None],
+    ) -> None:
+        self.request = request
+        self.data = data
+        self.progress = progress
+        self.begun = begun
+
+    def start(self, recipe: FinetuneRecipe) -> FinetuneOutcome:
+        """A new suite."""
+        seeds = list(dict.fromkeys(self.request.seeds)) or [recipe.seed]
+        grid = {key: list(values) for key, values in self.request.grid.items()}
+        members(recipe, seeds, grid)  # every setting is checked before anything is trained
+        plan = json.dumps([what_hash(changed(recipe, ["seed=0"])), seeds, grid])
+        identity = _identity(recipe, joint_fingerprints(self.data.of(recipe)), self.request)
+        identity = RunIdentity(
+            **{**vars(identity), "what_hash": hashlib.sha256(plan.encode()).hexdigest(), "seed": seeds[0]}
+        )
+        suite = RunDirectory.create(self.request.runs_root, identity, self.request.run_dir)
+        write_json(suite.path / SUITE_FILE, {"seeds": seeds, "grid": grid})
+        return self._run(suite, recipe, seeds, grid)
+
+    def resume(self, suite: RunDirectory) -> FinetuneOutcome:
+        """The rest of one that was begun."""
+        if suite.status == "done" and suite.results is not None:
+            log.info("%s is done already", suite.path)
+            runs = tuple(RunDirectory.open(Path(each["run"])) for each in suite.results["runs"])
+            return FinetuneOutcome(suite, suite.results, runs)
+        plan = read_json(suite.path / SUITE_FILE)
+        if (self.request.seeds and list(self.request.seeds) != plan["seeds"]) or (
+            self.request.grid and {key: list(values) for key, values in self.request.grid.items()} != plan["grid"]
+        ):
+            raise UsageError(
+                f"{suite.path}: the suite has seeds {plan['seeds']} and grid {plan['grid']}; resume it without --seeds"
+                " and --grid, or start a new one: what is finished of it is not repeated there"
+            )
+        recipe = _resumed_recipe(self.request, suite)
+        return self._run(suite, recipe, plan["seeds"], plan["grid"])
+
+    def _run(
+        self, suite: RunDirectory, recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]
+    ) -> FinetuneOutcome:
+        wanted = members(recipe, seeds, grid)
+        log.info("%s: %d runs in %s", recipe.name, len(wanted), suite.path)
+        deadline = None if self.request.max_minutes is None else time.monotonic() + self.request.max_minutes * 60
+        with suite.recording(self.request.command):
+            suite.write_environment()
+            parts = _Parts(self.request, self.data, self.progress, self.begun, suite)
+            finished: list[tuple[Member, RunDirectory]] = []
+            for number, member in enumerate(wanted, start=1):
+                log.info("run %d of %d: %s", number, len(wanted), member.name)
+                finished.append((member, parts.finished(member.recipe, member.name, deadline)))
+            prepared = self.data.of(recipe)
+            primary = {each.spec.name: each.spec.primary for each in prepared}
+            results = suite_results(finished, primary, prepared[0].selecting)
+            chosen = [run.results or {} for member, run in finished if member.setting == results["chosen"]["setting"]]
+            results |= self.request.summary(chosen)
+            _link(suite.model, Path(results["chosen"]["run"]) / "model")
+            suite.write_results(results)
+            total = {key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")}
+            suite.update(**total)
+        return FinetuneOutcome(suite, results, tuple(run for _, run in finished))
+
+
+def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str]) -> RunDirectory | None:
+    """A finished run of this what-hash on the same data and model, under `root` or in a suite there."""
+    inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
+    places = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
+    for place in sorted(places):
+        record = read_json(place)
+        same = record.get("what_hash") == digest and record.get("fingerprints") == dict(fingerprints)
+        if same and record.get("status") == "done" and (place.parent / "model").exists():
+            return RunDirectory.open(place.parent)
+    return None
+
+
+def _link(link: Path, target: Path) -> None:
+    """Let the suite's model be the chosen run's."""
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.resolve(), target_is_directory=True)
+
+
+def _identity(recipe: FinetuneRecipe, fingerprints: Mapping[str, str], request: FinetuneRequest) -> RunIdentity:
+    return RunIdentity(
+        kind=recipe.kind,
+        recipe=recipe.name,
+        recipe_yaml=dump_recipe(recipe),
+        what_hash=what_hash(recipe),
+        seed=recipe.seed,
+        command=request.command,
+        fingerprints=dict(fingerprints),
+    )
+
+
+def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneRecipe:
+    """The run's recipe with the engine of the request.
+
+    Raises:
+        UsageError: the request decides on another result; the differing keys are listed.
+    """
+    recorded = request.load(str(run.path / "recipe.yaml"))
+    if request.names_nothing:
+        wanted = changed(recorded, list(request.overrides))
+    else:
+        wanted = requested_recipe(request)
+        wanted = changed(wanted, [f"seed={seed}" for seed in request.seeds[:1]])
+    differing = differing_keys(recorded, wanted)
+    if differing:
+        lines = [f"  {key}: the run has {old!r}, now {new!r}" for key, old, new in differing]
+        raise UsageError(
+            f"{run.path}: cannot resume with a recipe that decides on another result:\n"
+            + "\n".join(lines)
+            + "\nundo these, or start a new run without --resume"
+        )
+    return recorded.model_copy(update={"engine": wanted.engine})
+
+
+def _run_to_resume(request: FinetuneRequest) -> RunDirectory:
+    if request.run_dir is not None:
+        return RunDirectory.open(request.run_dir)
+    if request.resume != NEWEST:
+        assert request.resume is not None
+        run = find_run(request.resume, request.runs_root)
+        if run.record["kind"] != request.kind:
+            raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which resumes it")
+        return run
+    runs = [run for run in find_runs(request.runs_root) if run.record["kind"] == request.kind]
+    if not request.names_nothing:
+        name = requested_recipe(request).name
+        runs = [run for run in runs if run.record["recipe"] == name]
+    unfinished = [run for run in runs if run.status != "done"]
+    if not unfinished:
+        raise UsageError(f"no unfinished run to resume under {request.runs_root}; start one without --resume")
+    return unfinished[0]
+
+
+def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, ...]:
+    """The tasks that a request names, files with their full paths."""
+    if given is None:
+        return ()
+    entries = (given,) if isinstance(given, str | OwnTask) else tuple(given)
+    read = [
+        load_own_task(Path(each)) if isinstance(each, str) and each.endswith((".yaml", ".yml")) else each
+        for each in entries
+    ]
+    return tuple(_absolute_files(each) if isinstance(each, OwnTask) else each for each in read)
+
+
+def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
+    """A recipe's name where none is given: the tasks', or the training file's, and the model's."""
+    first = "+".join(own_spec(each).name if isinstance(each, OwnTask) else each for each in tasks)
+    last = "" if model is None else Path(model.rstrip("/")).name.partition("@")[0]
+    if last == "model":
+        last = Path(model or "").resolve().parent.name
+    name = "-".join(part for part in (first, last) if part)
+    return "".join(each if each.isalnum() or each in "_.+-" else "-" for each in name)
+
+
+def _absolute_files(task: OwnTask) -> OwnTask:
+    files = {split: getattr(task, split) for split in ("train", "dev", "test")}
+    found = {split: str(Path(file).expanduser().absolute()) for split, file in files.items() if file is not None}
+    return task.model_copy(update=found)
+
+
+def absolute(path: str) -> str:
+    """A directory's full path, so that the recorded recipe runs from anywhere; a Hub id as it is."""
+    return str(Path(path).expanduser().absolute()) if Path(path).expanduser().exists() else path

@@ -1,0 +1,424 @@
+"""Pretraining: a recipe in, a run directory out.
+
+Puts the parts together: text becomes shards, shards become batches, the loop takes its steps, and what is worth keeping
+goes into the run directory. Serves every pretraining recipe; what a paper does differently lives in its noun's folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.language_stream import training_and_held_out
+from bertkit.data.samples import Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.data.stream import StepBatches
+from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
+from bertkit.jobs.fill import fill_masks
+from bertkit.jobs.pretraining.held_out import HeldOut
+from bertkit.models.continuing import continued, with_vocabulary
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.growth import stacked
+from bertkit.models.headed import SCORING_RULE
+from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_pretraining_model, save_model
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import Objective
+from bertkit.objectives.distillation import Guide
+from bertkit.objectives.forward import (
+    add_generator,
+    follows_generator,
+    heads_of,
+    masked_lm_of,
+    pretraining_model,
+    scoring_rule,
+    set_trained,
+    take_over,
+)
+from bertkit.progress import Progress, ProgressMeter
+from bertkit.recipe.schema import Recipe
+from bertkit.recipe.stages import Stage, stages_of
+from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
+from bertkit.run.directory import RunDirectory
+from bertkit.run.figures import draw_curves
+from bertkit.run.metrics import MetricsLog
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.cost import measured_peak_flops, training_flops
+from bertkit.training.engine import Engine, resolve_engine
+from bertkit.training.interrupt import StopRequest
+from bertkit.training.meters import Stopwatch, WindowMeter
+from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.step import StepOutcome, Stepper
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class StageRun:
+    """A stage with its objectives, ready for this corpus, its batches and its held-out samples."""
+
+    stage: Stage
+    objectives: tuple[Objective, ...]
+    batches: StepBatches
+    held_out: HeldOut
+
+
+class Pretraining:
+    """One run, from its start or from its newest checkpoint to its end.
+
+    Args:
+        recipe: resolved.
+        shards: the tokenised corpus.
+        run: the directory, whose lock the caller holds.
+        cache: where plans of epochs are kept.
+    """
+
+    def __init__(self, recipe: Recipe, shards: TokenShards, run: RunDirectory, *, cache: Path) -> None:
+        self.recipe = recipe
+        self.shards = shards
+        self.run = run
+        self.engine: Engine = resolve_engine(recipe.engine)
+        self.tokenizer = Tokenizer.load(shards.directory)
+        self.vocabulary = Vocabulary.of(self.tokenizer)
+        self.steps = recipe.optimisation.steps
+        self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
+        self._use(self._new_model(self.stages[0].stage.recipe.model))
+        self._check_growth()
+        self.meter = WindowMeter()
+        self.step = self.tokens = self._skipped_in_a_row = 0
+
+    def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
+        """Train to the end and write the model; returns the contents of results.json.
+
+        Raises:
+            StoppedError: a signal or the time limit came first; a checkpoint is saved.
+            DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
+            DataError: the corpus is too short, or would be read more often than the recipe allows; the disk is full.
+        """
+        for stage_run in self.stages:
+            stage_run.batches.check_enough()
+        check_epochs(self.recipe, self.stages)
+        torch.manual_seed(self.recipe.seed)
+        self._resume()
+        peak_flops = measured_peak_flops(self.engine.device, bf16=self.engine.bf16)
+        self._announce()
+        with (
+            StopRequest(max_minutes) as stop,
+            MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as metrics,
+            progress(self.recipe.name, total=self.steps, unit="steps") as meter,
+        ):
+            self._metrics, self._peak_flops = metrics, peak_flops
+            meter.update(self.step)
+            for stage_run in self.stages:
+                self._train_stage(stage_run, stop, meter)
+            self._save_checkpoint()
+            return self._finish()
+
+    def _check_growth(self) -> None:
+        """Raise UsageError if the model would grow where what stands beside it cannot."""
+        if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
+            raise UsageError(
+                "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"
+                " as it is; leave model.num_hidden_layers out of the stages"
+            )
+
+    def _guide(self, stage_run: StageRun) -> Guide | None:
+        """The teacher beside the model in this stage; pretraining has none."""
+        return None
+
+    def _flops(self, batches: Sequence[PackedBatch], stage_run: StageRun) -> float:
+        """Floating-point operations of one update."""
+        return training_flops(self.model, batches, stage_run.objectives)
+
+    def _use(self, model: PretrainingModel) -> None:
+        """Train this model from now on, with an optimiser that has no past."""
+        optimizer = self.recipe.optimisation.optimizer
+        self.model = model.to(self.engine.device)
+        self.optimizer = optimizer.build(self.model)
+        self.stepper = Stepper(self.model, self.optimizer, self.engine, clip_norm=optimizer.clip_norm)
+
+    def _enter(self, stage_run: StageRun) -> None:
+        """Make the model what the stage wants: as deep, begun with its generator's weights, its generator at rest."""
+        stage = stage_run.stage
+        before = self.stages[stage.number - 1] if stage.number else None
+        if stage.first_step == self.step:
+            if before is not None and stage.recipe.model != before.stage.recipe.model:
+                self._use(stacked(self.model, stage.recipe.model))
+                log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
+            begins = follows_generator(stage_run.objectives)
+            if begins and before is not None and not follows_generator(before.objectives):
+                take_over(self.model)
+                self._use(self.model)
+                log.info("step %d: the model takes over the weights of its generator", self.step)
+        set_trained(self.model, stage_run.objectives)
+
+    def _train_stage(self, stage_run: StageRun, stop: StopRequest, meter: ProgressMeter) -> None:
+        stage = stage_run.stage
+        start = max(self.step, stage.first_step)
+        if start >= stage.end_step:
+            return
+        self._enter(stage_run)
+        steps = range(start - stage.first_step, stage.end_step - stage.first_step)
+        watch = Stopwatch()
+        for batches in stage_run.batches.loader(steps, workers=self.engine.workers):
+            waited_seconds = watch.lap()
+            outcome = self._take_step(batches, stage_run)
+            self.meter.add(
+                outcome,
+                computed_seconds=watch.lap(),
+                waited_seconds=waited_seconds,
+                flops=self._flops(batches, stage_run),
+            )
+            self._after_step(stage_run, meter)
+            if stop.reason is not None and self.step < self.steps:
+                self._stop(stop.reason)
+            watch.lap()
+
+    def _take_step(self, batches: Sequence[PackedBatch], stage_run: StageRun) -> StepOutcome:
+        optimisation = self.recipe.optimisation
+        rate, guide = stage_run.stage.rate(self.step), self._guide(stage_run)
+        outcome = self.stepper.step(batches, stage_run.objectives, rate, guide)
+        self.step += 1
+        self.tokens += outcome.tokens
+        if outcome.finite:
+            self._skipped_in_a_row = 0
+            return outcome
+        self._skipped_in_a_row += 1
+        log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
+        if self._skipped_in_a_row > optimisation.max_nonfinite_steps:
+            raise DivergedError(
+                f"training diverged: {self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or"
+                " gradient that is not finite; lower optimisation.schedule.peak, or lengthen warmup_steps"
+            )
+        return outcome
+
+    def _after_step(self, stage_run: StageRun, meter: ProgressMeter) -> None:
+        engine = self.recipe.engine
+        due = self.step == self.steps
+        if due or self.step % engine.log_every_steps == 0:
+            summary = self.meter.summary(stage_run.objectives, peak_flops=self._peak_flops)
+            rate = stage_run.stage.rate(self.step - 1)
+            self._metrics.log(self.step, {"tokens": self.tokens, "lr": rate, **summary})
+            meter.update(self.step, note=f"loss {summary['loss']:.3f}, {summary['tokens_per_s']:,.0f} tokens/s")
+            self.meter.reset()
+        else:
+            meter.update(self.step)
+        if due or self.step % engine.evaluate_every_steps == 0 or self.step == stage_run.stage.end_step:
+            figures = stage_run.held_out.figures(self.model, self.engine, self._guide(stage_run))
+            self._metrics.log(self.step, {f"held_out/{name}": value for name, value in figures.items()})
+            log.info("step %d: held-out %s", self.step, _in_words(figures))
+        if not due and self.step % engine.save_every_steps == 0:
+            self._save_checkpoint()
+
+    def _stop(self, reason: str) -> None:
+        self._save_checkpoint()
+        raise StoppedError(
+            f"stopped by {reason} at step {self.step} of {self.steps}, checkpoint saved; go on with"
+            f" `bertkit {self.recipe.kind} --resume {self.run.path}`"
+        )
+
+    def _finish(self) -> dict[str, Any]:
+        self.model.extras.pop(SCORING_RULE, None)  # an initial model's
+        rule = scoring_rule(self.stages[-1].objectives)
+        if rule is not None:
+            self.model.extras[SCORING_RULE] = rule
+        for name, companion in self.model.named_companions().items():
+            self._write_model(companion, self.run.path / name)
+        self._write_model(self.model, self.run.model)
+        self.run.seal_model()
+        results = self._results()
+        self.run.write_results(results)
+        self.run.update(steps=self.step, tokens=self.tokens)
+        draw_curves(
+            self.run.metrics,
+            self.run.path / "figures",
+            title=f"{self.recipe.name}: {self.step:,} steps, {self.tokens:,} tokens",
+            baseline=results["held_out"].get("accuracy/unigram"),
+        )
+        return results
+
+    def _write_model(self, model: PretrainingModel, directory: Path) -> None:
+        writing = directory.with_name(f"{directory.name}.writing")
+        shutil.rmtree(writing, ignore_errors=True)
+        try:
+            save_model(model, self.tokenizer, writing)
+        except OSError as error:
+            raise DataError(
+                f"{writing}: cannot write the model: {error}; free space and run again with --resume"
+            ) from error
+        shutil.rmtree(directory, ignore_errors=True)
+        writing.rename(directory)
+
+    def _results(self) -> dict[str, Any]:
+        last = self.stages[-1].held_out
+        held_out = last.figures(self.model, self.engine, self._guide(self.stages[-1]))
+        terms = {objective.term for objective in last.objectives}
+        results: dict[str, Any] = {"held_out": held_out}
+        if "masked_lm" in terms:
+            held_out["accuracy/unigram"] = last.unigram_accuracy(self.shards.token_counts_V)
+        # A masked LM that only ever replaces words has no use for a [MASK].
+        if "masked_lm" in terms and "mask" in self.tokenizer.roles:
+            scored = self.recipe.engine.pseudo_perplexity_sequences
+            if scored:
+                held_out["pseudo_perplexity"] = last.pseudo_perplexity(
+                    self.model, self.vocabulary, self.engine, sequences=scored
+                )
+            results["examples"] = fill_masks(
+                masked_lm_of(self.model), self.tokenizer, self.recipe.engine.examples, device=self.engine.device
+            )
+        return results
+
+    def _save_checkpoint(self) -> None:
+        self._metrics.sync()
+        state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
+        tensors: dict[str, dict[str, Tensor]] = {
+            # Each once: a state_dict repeats what is shared.
+            "weights": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
+            "optimizer": optimizer_tensors(self.model, self.optimizer),
+            "generators": {"cpu": torch.get_rng_state()},
+        }
+        if self.engine.device.type == "cuda":
+            tensors["generators"]["cuda"] = torch.cuda.get_rng_state()
+        save_checkpoint(self.run.checkpoints, self.step, tensors, state, self.recipe.engine.keep_checkpoints)
+        self.run.update(steps=self.step, tokens=self.tokens)
+
+    def _resume(self) -> None:
+        checkpoint = load_newest_checkpoint(self.run.checkpoints)
+        if checkpoint is None:
+            return
+        step = int(checkpoint.state["step"])
+        reached = next(each.stage for each in self.stages if step <= each.stage.end_step)
+        if reached.recipe.model != self.stages[0].stage.recipe.model:
+            self._use(self._new_model(reached.recipe.model))
+        self._restore(checkpoint)
+        log.info("going on from %s", checkpoint.path)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        restore_weights(self.model, checkpoint)
+        restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
+        torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
+        if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
+            torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])
+        self.step = int(checkpoint.state["step"])
+        self.tokens = int(checkpoint.state["tokens"])
+        self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
+
+    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+        """The model that all stages need, with its first weights."""
+        objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
+        init = self.recipe.init
+        if init is not None:
+            directory, first = find_model(init), self.stages[0].stage.recipe.model
+            loaded, _ = load_pretraining_model(directory, heads=heads_of(objectives))
+            tokenizer = Tokenizer.load(directory)
+            check_vocabulary(loaded, tokenizer, source=str(directory))
+            model, remade = with_vocabulary(
+                continued(loaded, first),
+                tokenizer,
+                self.tokenizer,
+                new_pieces=self.recipe.new_pieces,
+                seed=self.recipe.seed,
+            )
+            if remade is not None:
+                log.info("new vocabulary of %s", remade)
+            add_generator(model, objectives, pad_id=self.vocabulary.pad_id)
+            model.initialise_companions(self.recipe.seed)
+            if remade is None:  # a companion's embeddings are of the old vocabulary, too
+                load_companions(model, directory)
+            return model if config == first else stacked(model, config)
+        model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
+        model.initialise(self.recipe.seed)
+        return model
+
+    def _stage_run(self, stage: Stage, plans: Path) -> StageRun:
+        recipe = stage.recipe
+        objectives = tuple(objective.prepared(self.tokenizer, self.shards) for objective in recipe.objectives)
+        training, held = training_and_held_out(
+            recipe.data, self.shards, seed=recipe.seed, stage=stage.number, plans=plans
+        )
+        batches = StepBatches(
+            training,
+            self.vocabulary,
+            objectives,
+            batch_sequences=recipe.optimisation.batch_sequences,
+            micro_batch_tokens=self.engine.micro_batch_tokens,
+        )
+        held_out = HeldOut.prepare(
+            held,
+            self.vocabulary,
+            objectives,
+            sequences=recipe.engine.evaluation_sequences,
+            micro_batch_tokens=self.engine.micro_batch_tokens,
+        )
+        return StageRun(stage, objectives, batches, held_out)
+
+    def _announce(self) -> None:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        log.info(
+            "%s: %s parameters, %s tokens of text, %s steps of %s sequences, %s on %s",
+            self.recipe.name,
+            f"{parameters:,}",
+            f"{self.shards.tokens:,}",
+            f"{self.steps:,}",
+            f"{self.recipe.optimisation.batch_sequences:,}",
+            self.engine.precision,
+            self.engine.device.type,
+        )
+
+
+def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
+    """Raise DataError if the run would read its text more often than `data.max_epochs`."""
+    limit, optimisation = recipe.data.max_epochs, recipe.optimisation
+    if limit is None:
+        return
+    epochs_a_step = [each.batches.batch_sequences / each.batches.stream.epoch_length(0) for each in stages]
+
+    def epochs(steps: int) -> float:
+        ends = optimisation.model_copy(update={"steps": steps}).stage_ends()
+        return sum((end - first) * each for first, end, each in zip([0, *ends], ends, epochs_a_step, strict=False))
+
+    asked = epochs(optimisation.steps)
+    if asked <= limit:
+        return
+    fitting = int(optimisation.steps * limit / asked)
+    while fitting >= len(stages) and epochs(fitting) > limit:
+        fitting -= 1
+    fewer = f"take --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
+    raise DataError(
+        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {asked:.2f}"
+        f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
+    )
+
+
+def restore_weights(model: PretrainingModel, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's weights into the model; parameters that are shared stay one tensor.
+
+    Raises:
+        DataError: if the checkpoint holds other weights than the model has.
+    """
+    weights = checkpoint.tensors["weights"]
+    parameters = dict(model.named_parameters())
+    if weights.keys() != parameters.keys():
+        differing = ", ".join(sorted(weights.keys() ^ parameters.keys())[:3])
+        raise DataError(
+            f"{checkpoint.path}: holds other weights than the recipe's model has, such as {differing}; resume with the"
+            " version of bertkit that began the run"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def _depth(recipe: Recipe) -> int:
+    return int(recipe.model.model_dump()["num_hidden_layers"])
+
+
+def _in_words(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())

@@ -1,0 +1,73 @@
+"""A teacher small enough for tests, and a recipe that distils it on text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bertkit.jobs.distilling.text import DistillTextRequest, distill_text
+from bertkit.jobs.pretraining.launch import Finished
+from bertkit.models.bert import BertConfig
+from bertkit.progress import silent_progress
+from tests.jobs.tiny_run import write_model, write_text
+
+SIZES = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40}
+RECIPE = """
+title: a student for tests
+kind: distill
+student: {layers: [0, 3]}
+data: {layout: {name: segment-pair, random_partner_probability: 0.0}, sequence_length: 24, held_out: 0.05}
+model: {family: distilbert, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 3, intermediate_size: 40,
+        hidden_act: gelu_new, max_position_embeddings: 40, initializer_range: 0.02}
+objective:
+- soft_targets: {weight: 5, temperature: 2}
+- masked_lm: {weight: 2}
+- cosine: {weight: 1}
+optimisation:
+  optimizer: {name: adamw}
+  schedule: {name: linear, peak: 2.0e-3, warmup_steps: 2}
+  batch_sequences: 6
+  steps: 12
+engine:
+  device: cpu
+  micro_batch_tokens: 90
+  log_every_steps: 2
+  save_every_steps: 3
+  evaluate_every_steps: 6
+  evaluation_sequences: 6
+  pseudo_perplexity_sequences: 0
+"""
+
+
+@dataclass(frozen=True)
+class Classroom:
+    """A recipe, a text, a teacher of four layers, and where runs go."""
+
+    directory: Path
+    recipe: Path
+    text: Path
+    teacher: Path
+
+    def request(self, name: str, *overrides: str, **changes: object) -> DistillTextRequest:
+        """A run of this name."""
+        request = DistillTextRequest(
+            str(self.recipe),
+            overrides=overrides,
+            sources=[str(self.text)],
+            teachers=[str(self.teacher)],
+            run_dir=self.directory / name,
+            cache=self.directory / "cache",
+            command=["test"],
+        )
+        return replace(request, **changes)
+
+    def run(self, name: str, *overrides: str, **changes: object) -> Finished:
+        return distill_text(self.request(name, *overrides, **changes), progress=silent_progress)
+
+
+def write_classroom(directory: Path, recipe: str = RECIPE) -> Classroom:
+    """All of it, in this directory."""
+    path, text = directory / "student.yaml", write_text(directory / "text.txt")
+    path.write_text(recipe, encoding="utf-8")
+    teacher = write_model(BertConfig(num_hidden_layers=4, **SIZES), text, directory / "teacher")
+    return Classroom(directory, path, text, teacher)
