@@ -1,12 +1,15 @@
-"""Sentences a second at batch 1: floats and int8, bertkit and ONNX Runtime, side by side in one process.
+"""int8 beside floats at batch 1, in bertkit and in ONNX Runtime: sentences a second in one process, and a task's score.
 
     python benchmarks/int8_speed.py RUN --threads 1 --lengths 16 32 64 128
+    python benchmarks/int8_speed.py RUN --threads 1 --task sst2 --data-dir DATA/glue
     python benchmarks/int8_speed.py RUN --threads 1 --texts sentences.txt
 
-RUN is any model or run directory. It is exported as int8 and as both graphs into a temporary directory; then the four
-take turns, one sentence at a time, and what is printed is the median over the rounds of milliseconds a sentence and of
-the ratio to bertkit's floats in the same round, with the 10th and 90th percentile. Token ids are drawn at random, or
-are those of the texts, one a line. Another process on the same cores spoils the figures: run it alone.
+RUN is any model or run directory; with --task one that was fine-tuned on that task, which classifies. It is exported as
+int8 and as both graphs into a temporary directory; then the four take turns, one sentence at a time, and what is
+printed is the median over the rounds of milliseconds a sentence and of the ratio to bertkit's floats in the same round,
+with the 10th and 90th percentile. Token ids are drawn at random, or are those of the texts, one a line, or of the first
+examples of the task's dev split, all of which are then scored. Another process on the same cores spoils the figures:
+run it alone.
 """
 
 from __future__ import annotations
@@ -20,29 +23,37 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
+from numpy.typing import NDArray
 
 from bertkit.data.batch import PackedBatch
 from bertkit.jobs.exporting.export import export_model
 from bertkit.jobs.exporting.onnx_graph import GRAPH_FILE, INT8_GRAPH_FILE
+from bertkit.jobs.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import find_model, load_model
+from bertkit.tasks.catalogue import find_task
+from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
 
-Answer = Callable[[list[int]], object]
+Sentence = tuple[list[int], list[int]]
+"""Token ids and segments."""
+Answer = Callable[[Sentence], NDArray[np.float32]]
+"""The first head's logits, or all states where the model has no head; of one sequence."""
 
 
 def of_bertkit(directory: Path) -> Answer:
     model, _ = load_model(directory)
 
-    def answer(ids: list[int]) -> object:
+    def answer(sentence: Sentence) -> NDArray[np.float32]:
         with torch.inference_mode():
-            return asked(model, PackedBatch.from_ids([ids]))
+            return asked(model, PackedBatch.from_ids([sentence[0]], [sentence[1]])).numpy()
 
     return answer
 
 
 def asked(model: HeadedModel, batch: PackedBatch) -> torch.Tensor:
-    """The first head's logits, or all states where the model has no head."""
     if not model.head_names:
         states: torch.Tensor = model(batch)
         return states
@@ -58,22 +69,23 @@ def of_graph(path: Path, threads: int) -> Answer:
     outputs = [entry.name for entry in session.get_outputs()]
     wanted = [name for name in outputs if name not in ("hidden", "pooler")][:1] or outputs[:1]
 
-    def answer(ids: list[int]) -> object:
-        row = np.array([ids], dtype=np.int64)
-        given = {"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": np.zeros_like(row)}
-        return session.run(wanted, {name: given[name] for name in names})
+    def answer(sentence: Sentence) -> NDArray[np.float32]:
+        ids, types = (np.array([row], dtype=np.int64) for row in sentence)
+        given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
+        found: NDArray[np.float32] = session.run(wanted, {name: given[name] for name in names})[0]
+        return found
 
     return answer
 
 
-def compare(answers: dict[str, Answer], sentences: Sequence[list[int]], rounds: int) -> None:
+def compare(answers: dict[str, Answer], sentences: Sequence[Sentence], rounds: int) -> None:
     """Print milliseconds a sentence, and the ratio to the first."""
     seconds: dict[str, list[float]] = {name: [] for name in answers}
     for number in range(rounds + 2):
         for name, answer in answers.items():
             started = time.perf_counter()
-            for ids in sentences:
-                answer(ids)
+            for sentence in sentences:
+                answer(sentence)
             if number >= 2:  # the first rounds pack weights and fill caches
                 seconds[name].append((time.perf_counter() - started) / len(sentences))
     first = np.array(next(iter(seconds.values())))
@@ -85,12 +97,39 @@ def compare(answers: dict[str, Answer], sentences: Sequence[list[int]], rounds: 
         )
 
 
+def compare_on_task(answers: dict[str, Answer], given: argparse.Namespace) -> None:
+    """Time the first examples of the dev split, and score all of it."""
+    spec = find_task(given.task)
+    examples = load_split(spec, "dev", given.data_dir).examples
+    predictor = Predictor.load(given.model, resolve_engine(EngineConfig(device="cpu")), spec=spec, examples=examples)
+    features = predictor.task.encode(examples, predictor.encoder)
+    sentences: list[Sentence] = []
+    for item in range(features.num_items):
+        packed = features.batch(np.array([item])).packed
+        sentences.append((packed.ids_T.tolist(), packed.token_types_T.tolist()))
+    timed = sentences[: given.sentences]
+    print(f" {given.task}: the first {len(timed)} of dev, {np.mean([len(ids) for ids, _ in timed]):.1f} tokens")
+    compare(answers, timed, given.rounds)
+    floats: NDArray[np.float32] | None = None
+    for name, answer in answers.items():
+        logits = np.concatenate([answer(sentence).reshape(1, -1) for sentence in sentences])
+        floats = logits if floats is None else floats
+        predictions = predictor.task.predictions(examples, features, list(logits))
+        scores = predictor.task.score(predictions, examples)
+        told = ", ".join(f"{metric} {100 * score:.2f}" for metric, score in scores.items() if score is not None)
+        others = int((logits.argmax(1) != floats.argmax(1)).sum())
+        error = np.sqrt(((logits - floats) ** 2).mean()) / floats.std()
+        print(f"  {name:18s} {told}; {others} of {len(examples)} answered otherwise, logits {100 * error:.1f}% off")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lengths", type=int, nargs="*", default=[32, 128], help="tokens of the drawn sentences")
     parser.add_argument("--texts", type=Path, help="sentences, one a line, in place of drawn ones")
+    parser.add_argument("--task", help="examples of this task in place of drawn ones, and its score")
+    parser.add_argument("--data-dir", help="the task's official files")
     parser.add_argument("--sentences", type=int, default=24, help="of each round")
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
@@ -99,24 +138,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for kind in ("int8", "onnx", "onnx-int8"):
             export_model(given.model, Path(scratch) / kind, kind=kind)  # type: ignore[arg-type]
+        files = {
+            "bertkit fp32": source / "model.safetensors",
+            "bertkit int8": Path(scratch) / "int8" / "model.safetensors",
+            "ONNX fp32": Path(scratch) / "onnx" / GRAPH_FILE,
+            "ONNX int8": Path(scratch) / "onnx-int8" / INT8_GRAPH_FILE,
+        }
         answers = {
-            "bertkit fp32": of_bertkit(source),
-            "bertkit int8": of_bertkit(Path(scratch) / "int8"),
-            "ONNX fp32": of_graph(Path(scratch) / "onnx" / GRAPH_FILE, given.threads),
-            "ONNX int8": of_graph(Path(scratch) / "onnx-int8" / INT8_GRAPH_FILE, given.threads),
+            name: of_graph(path, given.threads) if path.suffix == ".onnx" else of_bertkit(path.parent)
+            for name, path in files.items()
         }
         print(f"{given.model}, batch 1, threads {given.threads}, {torch.backends.cpu.get_cpu_capability()}")
-        if given.texts is not None:
+        print("  " + ", ".join(f"{name} {path.stat().st_size / 1e6:.1f} MB" for name, path in files.items()))
+        if given.task is not None:
+            compare_on_task(answers, given)
+        elif given.texts is not None:
             lines = [line for line in given.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
-            sentences = [encoding.ids for encoding in Tokenizer.load(source).backend.encode_batch(lines)]
-            print(f" {len(sentences)} texts of {np.mean([len(ids) for ids in sentences]):.1f} tokens")
-            compare(answers, sentences, given.rounds)
-            return
-        generator = np.random.default_rng(0)
-        for length in given.lengths:
-            print(f" {length} tokens")
-            drawn = [generator.integers(1000, 20000, length).tolist() for _ in range(given.sentences)]
-            compare(answers, drawn, given.rounds)
+            encoded = Tokenizer.load(source).backend.encode_batch(lines)
+            print(f" {len(lines)} texts of {np.mean([len(encoding.ids) for encoding in encoded]):.1f} tokens")
+            compare(answers, [(encoding.ids, encoding.type_ids) for encoding in encoded], given.rounds)
+        else:
+            generator = np.random.default_rng(0)
+            for length in given.lengths:
+                print(f" {length} tokens")
+                drawn = [generator.integers(1000, 20000, length).tolist() for _ in range(given.sentences)]
+                compare(answers, [(ids, [0] * length) for ids in drawn], given.rounds)
 
 
 if __name__ == "__main__":

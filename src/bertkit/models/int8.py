@@ -1,14 +1,16 @@
 """Weights and activations in eight bits: linear maps and tables that compute in whole numbers.
 
-Two kinds. `QuantisedLinear` quantises its input as it comes, each row by its own largest value, so that what a text
-gives does not depend on the texts beside it. `StaticLinear` has thresholds that training found (Zafrir et al. 2019,
-Q8BERT, arXiv:1910.06188; training/methods/q8bert.py). Sibling low_bit.py has weights of fewer bits, which are read
-back into floats.
+Two kinds. `QuantisedLinear` quantises its input as it comes, each row from its own smallest number to its largest, so
+that what a text gives does not depend on the texts beside it. `StaticLinear` has thresholds that training found, and is
+symmetric (Zafrir et al. 2019, Q8BERT, arXiv:1910.06188; training/methods/q8bert.py). Weights are symmetric in both:
+q = round(w L / threshold), L = 127. Sibling low_bit.py has weights of fewer bits, which are read back into floats.
 
-Both are symmetric, with 8 bits: q = round(x L / threshold), L = 127, and no zero point. The instruction that AVX2 has
-for bytes adds two products in 16 bits, which 2 * 255 * 127 would be cut off by; so a weight and its neighbour are kept
-to 128 together (the scale of an output is a third coarser for it), and where they are not, as in Q8BERT's matrices with
-one scale, the outputs concerned are computed in two parts. The whole numbers are then exact on every processor.
+The instruction that AVX2 has for bytes adds two products in 16 bits, which 2 * 255 * 127 would be cut off by. So a row
+has 200 steps in place of 255, with which a weight and its neighbour may have 163 together: most rows of weights have
+that by themselves, and the others a scale that is a little coarser. (255 steps and 128 for two weights, which makes
+most scales a third coarser, was up to one and a half times as far from the floats.) Where two weights have more than
+their activations allow, as in Q8BERT's matrices with one scale, the outputs concerned are computed in two parts. The
+whole numbers are then exact on every processor.
 
 The products are those of FBGEMM, by torch's operators (measured against torch._int_mm, oneDNN and QNNPACK: the fastest
 on AVX2 by 1.1 to 50 times). Where torch has no FBGEMM, off the CPU, and where gradients are asked for, the same numbers
@@ -38,8 +40,10 @@ INPUT_THRESHOLD = "input_threshold"
 OUTPUT_THRESHOLD = "output_threshold"
 """What the tensors are called in a file, behind the map's own name."""
 
-_PAIR = 128
-"""Two weights of this size together, times activations of up to 255, fit into 16 bits."""
+STEPS = 200
+"""Steps between the smallest and the largest number of a row."""
+_BYTE = 255
+_LARGEST_SUM = 2**15 - 1
 _SMALLEST_PEAK = 1e-30
 
 
@@ -105,12 +109,9 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weig
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., F)."""
         if not is_fast(input):
-            peak = input.detach().abs().amax(dim=-1, keepdim=True).clamp_min(_SMALLEST_PEAK)
-            unit = input / peak
-            whole = unit + (round_to(unit, 1.0, LEVELS) - unit).detach()
-            product = functional.linear(whole, self.weight) * peak
-            return product if self.bias is None else product + self.bias
-        product = self.kept.get("product", lambda: Product(self.weight_int8, self.weight_scale, None))
+            rounded = input + (_on_grid(input.detach()) - input).detach()
+            return functional.linear(rounded, self.weight, self.bias)
+        product = self.kept.get("product", lambda: Product(self.weight_int8, self.weight_scale, None, largest=STEPS))
         return row_product(input.float(), product, self.bias)
 
 
@@ -138,8 +139,9 @@ class StaticLinear(QuantisedLinear):
         """(..., D) to (..., F)."""
         threshold, output_threshold = self.kept.get("thresholds", self._as_numbers)
         if is_fast(input):
-            product = self.kept.get("product", lambda: Product(self.weight_int8, self.weight_scale, self.bias))
-            output: Tensor = product(input.float().clamp(-threshold, threshold), threshold / self.levels)
+            product = self.kept.get("product", self._product)
+            scale = threshold / self.levels
+            output: Tensor = product(input.float().clamp(-threshold, threshold), scale, zero=LEVELS + 1)
         else:
             rounded = input + (round_to(input.detach(), threshold, self.levels) - input).detach()
             output = functional.linear(rounded, self.weight, self.bias)
@@ -151,6 +153,9 @@ class StaticLinear(QuantisedLinear):
         """Take over a map's weights, with the one threshold that training had."""
         whole, scale = quantise_rows(linear.weight.detach(), by_row=self.weight_scale.numel() > 1)
         self._set(whole, scale, linear)
+
+    def _product(self) -> Product:
+        return Product(self.weight_int8, self.weight_scale, self.bias, largest=_BYTE)
 
     def _as_numbers(self) -> tuple[float, float | None]:
         output = self.output_threshold
@@ -213,7 +218,7 @@ def _as_one(maps: Sequence[nn.Module]) -> tuple[Product, Tensor | None, list[int
     scale = torch.cat([part.weight_scale.expand(part.out_features) for part in parts])
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     sizes = [part.out_features for part in parts]
-    return Product(weight, scale, None), torch.cat(biases) if biases else None, sizes
+    return Product(weight, scale, None, largest=STEPS), torch.cat(biases) if biases else None, sizes
 
 
 def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> tuple[Tensor, Tensor]:
@@ -222,11 +227,11 @@ def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> t
     Args:
         weight_FD: any matrix.
         by_row: whether each row has a scale of its own, or all have one.
-        paired: whether neighbours are kept to 128 together.
+        paired: whether neighbours are kept to what `STEPS` allow them together.
     """
     limit_F = weight_FD.abs().amax(dim=1) / LEVELS
     if paired:
-        limit_F = torch.maximum(limit_F, pair_sums(weight_FD).amax(dim=1) / (_PAIR - 1))
+        limit_F = torch.maximum(limit_F, pair_sums(weight_FD).amax(dim=1) / (pair_limit(STEPS) - 1))
     scale = (limit_F if by_row else limit_F.amax().reshape(1)).clamp_min(_SMALLEST_PEAK)
     return (weight_FD / scale[:, None]).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
 
@@ -237,6 +242,11 @@ def pair_sums(weight_FD: Tensor) -> Tensor:
     return even_FD.view(even_FD.shape[0], -1, 2).sum(dim=2)
 
 
+def pair_limit(largest: int) -> int:
+    """What two weights may have together whose activations are whole numbers up to `largest`: 128 for 255."""
+    return _LARGEST_SUM // largest
+
+
 class Product:
     """A matrix of whole numbers as FBGEMM wants it.
 
@@ -244,34 +254,54 @@ class Product:
         weight_int8: (F, D).
         scale: (F,) or (1,).
         bias: (F,); none where None.
+        largest: whole number of an activation.
+
+    Attributes:
+        sum_F: of an output's weights.
     """
 
-    def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None, *, largest: int) -> None:
         self.outputs = weight_int8.shape[0]
-        self.row_R = (pair_sums(weight_int8.int()) > _PAIR).any(dim=1).nonzero().flatten()
+        limit = pair_limit(largest)
+        self.row_R = (pair_sums(weight_int8.int()) > limit).any(dim=1).nonzero().flatten()
         whole, scale_F = weight_int8, scale.detach().expand(self.outputs)
+        self.sum_F = weight_int8.sum(dim=1) * scale_F
         if self.row_R.numel():
             small = whole.clone()
-            small[self.row_R] = whole[self.row_R].clamp(-_PAIR // 2, _PAIR // 2)
+            small[self.row_R] = whole[self.row_R].clamp(-(limit // 2), limit // 2)
             whole = torch.cat([small, (whole - small)[self.row_R]])
             scale_F = torch.cat([scale_F, scale_F[self.row_R]])
             bias = None if bias is None else functional.pad(bias, (0, self.row_R.numel()))
         self.packed = _pack(whole, scale_F, bias)
 
-    def __call__(self, input: Tensor, scale: float) -> Tensor:
-        """Floats, (..., D), to (..., F): they are rounded to multiples of `scale`, up to 127 of them."""
-        product: Tensor = _multiply(input, scale, LEVELS + 1, self.packed)
+    def __call__(self, input: Tensor, scale: float, *, zero: int) -> Tensor:
+        """Floats, (..., D), to (..., F): they are rounded to multiples of `scale`, from -zero to 255 - zero of them."""
+        product: Tensor = _multiply(input, scale, zero, self.packed)
         if not self.row_R.numel():
             return product
         return product[..., : self.outputs].index_add(-1, self.row_R, product[..., self.outputs :])
 
 
 def row_product(input: Tensor, product: Product, bias: Tensor | None) -> Tensor:
-    """Rows, each quantised by its own largest absolute value, times a matrix."""
-    peak = input.abs().amax(dim=-1, keepdim=True)
-    # A row of zeros is 0 / 0 here; whatever whole numbers that makes, the product is multiplied by 0.
-    found = product(input / peak, 1 / LEVELS)
-    return found * peak if bias is None else torch.addcmul(bias, found, peak)
+    """Rows, each quantised from its own smallest number to its largest, times a matrix."""
+    low, span = _ends(input)
+    # A row of equal numbers is 0 / 0 here; whatever whole numbers that makes, the product is multiplied by 0.
+    found = product((input - low).div_(span), 1 / STEPS, zero=0)
+    rest = low * product.sum_F if bias is None else torch.addcmul(bias, low, product.sum_F)
+    return torch.addcmul(rest, found, span)
+
+
+def _ends(input: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest number of each row, and how far the largest lies above it, (..., 1)."""
+    low = input.amin(dim=-1, keepdim=True)
+    return low, input.amax(dim=-1, keepdim=True) - low
+
+
+def _on_grid(input: Tensor) -> Tensor:
+    """What quantising rows and reading them back leaves of them."""
+    low, span = _ends(input)
+    step = span.clamp_min(_SMALLEST_PEAK) / STEPS
+    return ((input - low) / step).round_().mul_(step).add_(low)
 
 
 def _pack(weight_int8: Tensor, scale_F: Tensor, bias: Tensor | None) -> Any:
