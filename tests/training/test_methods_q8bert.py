@@ -52,6 +52,14 @@ def fake(linear: nn.Linear, threshold: float, *, requantised: bool = False) -> F
     return made
 
 
+@pytest.mark.parametrize("threshold", [0.7, 3.0])
+def test_rounding_is_that_of_torch(threshold: float) -> None:
+    values = torch.randn(7, 5, generator=torch.Generator().manual_seed(4)) * 2
+    values[0] = torch.tensor([0.0, threshold, -threshold, 2 * threshold, -9.0])
+    expected = torch.fake_quantize_per_tensor_affine(values, threshold / 127, 0, -127, 127)
+    torch.testing.assert_close(round_to(values, threshold, 127), expected, rtol=1e-6, atol=1e-7)
+
+
 def test_a_threshold_is_the_moving_average_of_the_largest_value() -> None:
     made = FakeLinear(nn.Linear(3, 2), 8, requantised=True).train()
     for peaks, expected in (((2.0,), 2.0), ((1.0, 4.0), 0.9 * 2.0 + 0.1 * 4.0), ((0.5,), 0.9 * 2.2 + 0.1 * 0.5)):

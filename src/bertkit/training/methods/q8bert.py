@@ -10,6 +10,8 @@ the thresholds (models/int8.py).
   nothing. So the first update under quantisation only looks.
 - The paper's biases are rounded to 32 bits at the scale of the products; here they stay floats.
 - The classifier's output is not requantised: it is the result.
+- torchao 0.18's quantiser of integers for training has a scale a token, an axis or a group, of each input or learnt;
+  one scale a tensor and a moving average, which the paper has, it lacks. A test ties the rounding here to torch's own.
 
 Sibling qbert.py has fewer bits, by group. Shapes: T rows, D inputs, F outputs, V rows of a table, E its width.
 """
