@@ -2,7 +2,8 @@
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108; Jiao et al. 2019, TinyBERT, arXiv:1909.10351; Sun et al. 2020,
 MobileBERT, arXiv:2004.02984. Terms of distillation stand in the list `objective` beside those of schema.py; tokenizer
-and vocabulary are the teacher's. Sibling distill.py is of recipes that distil on a task.
+and vocabulary are the teacher's, but for a student that learns beside `mixed_vocabulary` (Zhao et al. 2019,
+arXiv:1909.11687v1). Sibling distill.py is of recipes that distil on a task.
 
     kind: distill
     teacher: google-bert/bert-base-uncased
@@ -25,8 +26,10 @@ from bertkit.distill.terms import Attention, Sizes
 from bertkit.objectives.base import Objective
 from bertkit.objectives.distillation import DISTILLED, Distilled, DistilledStates, distilled_among
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.mixed_vocabulary import BesideTeacher, MixedVocabulary
 from bertkit.objectives.registry import OBJECTIVES
 from bertkit.objectives.replaced_token import ReplacedToken
+from bertkit.objectives.shared_projections import DUAL, beside_teacher
 from bertkit.recipe.load import with_overrides
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.schema import Term as Item
@@ -35,7 +38,7 @@ from bertkit.settings import Settings
 
 TO_BE_GIVEN = "?"
 """The value of `teacher` in a recipe that takes whatever teacher its user names."""
-_KNOWN: dict[str, type[Objective]] = {**OBJECTIVES, **DISTILLED}
+_KNOWN: dict[str, type[Objective]] = {**OBJECTIVES, **DISTILLED, **DUAL}
 
 
 if TYPE_CHECKING:
@@ -107,7 +110,8 @@ class DistillTextRecipe(Recipe):
     teacher: str = Field(
         TO_BE_GIVEN,
         description="Who teaches: a Hub id, a model or a run directory; '?': the one that --teacher names. It has the"
-        " student's tokenizer, and a masked LM's head where words are compared.",
+        " student's tokenizer (unless mixed_vocabulary is among the objectives), and a masked LM's head where words are"
+        " compared.",
     )
     student: TextStudent | None = Field(
         None, description="What of its teacher the student begins with; null: random weights, or `init`."
@@ -153,13 +157,47 @@ class DistillTextRecipe(Recipe):
                 "teacher_store: attention maps grow with the square of the length and are not kept; leave teacher_store"
                 " or the term attention out"
             )
-        if any(isinstance(each, ReplacedToken) for each in self.objectives) and distilled_among(self.objectives):
+        comparing, training = distilled_among(self.objectives), beside_teacher(self.objectives)
+        if any(isinstance(each, ReplacedToken) for each in self.objectives) and (comparing or training):
             faults.append(
                 "objective: replaced_token trains two models, and a teacher teaches one; leave one of them out"
             )
+        if self.has_own_vocabulary:
+            faults += self._faults_of_two_vocabularies([each.term for each in comparing])
         if faults:
             raise ValueError("; ".join(faults))
         return self
+
+    def _faults_of_two_vocabularies(self, comparing: list[str]) -> list[str]:
+        """What a student with a vocabulary of its own cannot have.
+
+        Args:
+            comparing: the terms that let both models read the same pieces.
+        """
+        faults = []
+        if comparing:
+            faults.append(
+                f"objective: {', '.join(comparing)} compares what both models make of the same pieces, and beside"
+                " mixed_vocabulary they read different ones; leave one of them out"
+            )
+        given = {"student": self.student, "progressive": self.progressive, "teacher_store": self.teacher_store}
+        faults += [
+            f"{key}: beside mixed_vocabulary the student has other words than its teacher, which trains along; leave"
+            f" {key} out"
+            for key, value in given.items()
+            if value is not None
+        ]
+        if self.tokenizer.path is None and self.tokenizer.type != "wordpiece":
+            faults.append(
+                f"tokenizer.type is {self.tokenizer.type}, and words are cut by either of two vocabularies where both"
+                " are WordPieces; write wordpiece"
+            )
+        return faults
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        """Whether the student has other pieces than its teacher; its control has them, too."""
+        return any(item.name == MixedVocabulary.term for item in self.objective)
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -167,7 +205,7 @@ class DistillTextRecipe(Recipe):
         written = super().objectives
         if not self.control:
             return written
-        return tuple(each for each in written if not isinstance(each, Distilled)) or (MaskedLM(),)
+        return tuple(each for each in written if not isinstance(each, Distilled | BesideTeacher)) or (MaskedLM(),)
 
 
 def with_phases(recipe: DistillTextRecipe, sizes: Sizes) -> DistillTextRecipe:

@@ -1,8 +1,9 @@
 """Distillation on text: a student's pretraining beside its teacher.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108; Jiao et al. 2019, TinyBERT, arXiv:1909.10351, section 3.1; Sun et al.
-2020, MobileBERT, arXiv:2004.02984, section 3.4. As pretraining's launch.py: from a command line to a recipe that fits
-its teacher, and to a run. Sibling text_student.py does the work once all this is decided.
+2020, MobileBERT, arXiv:2004.02984, section 3.4; Zhao et al. 2019, arXiv:1909.11687v1. As pretraining's launch.py: from
+a command line to a recipe that fits its teacher, and to a run. Siblings text_student.py and, for a student with a
+vocabulary of its own, small_vocabulary.py do the work once all this is decided.
 """
 
 from __future__ import annotations
@@ -16,6 +17,14 @@ from typing import Any, ClassVar
 from bertkit.data.shards import TokenShards
 from bertkit.distill.terms import Sizes
 from bertkit.errors import UsageError
+from bertkit.jobs.distilling.small_vocabulary import (
+    DualTraining,
+    check_dual,
+    lesson_rows,
+    load_dual_teacher,
+    teacher_costs,
+    vocabulary_overrides,
+)
 from bertkit.jobs.distilling.text_student import (
     TextDistillation,
     check_tokenizer,
@@ -40,6 +49,7 @@ from bertkit.models.find import encoder_directory
 from bertkit.models.hub import find_model, read_config
 from bertkit.models.weight_files import weights_hash
 from bertkit.objectives.distillation import distilled_among, wanted_of, word_rows
+from bertkit.objectives.mixed_vocabulary import MixedVocabulary
 from bertkit.progress import Progress
 from bertkit.recipe.distill_text import TO_BE_GIVEN, DistillTextRecipe, with_phases
 from bertkit.recipe.load import load_as, resolve_recipe
@@ -82,12 +92,19 @@ class TextLaunch(Launch):
         directory = find_model(teacher, offline=request.offline)
         config, _ = read_config(encoder_directory(directory))
         name = str(directory.resolve()) if Path(teacher).expanduser().exists() else teacher
-        ours = [f"teacher={json.dumps(name)}", *_tokenizer_override(tree, name, directory, offline=request.offline)]
+        own = _has_own_vocabulary(tree)
+        if own:
+            tokenizer = vocabulary_overrides(_mapping(tree, "tokenizer"), Tokenizer.load(directory), source=name)
+        else:
+            tokenizer = _tokenizer_override(tree, name, directory, offline=request.offline)
+        ours = [f"teacher={json.dumps(name)}"]
         if request.student is not None:
             given = starting_from(replace(request, init=request.student))
-            ours += ["student=null", *(each for each in given if not each.startswith("tokenizer="))]
+            ours += ["student=null", *(each for each in given if own or not each.startswith("tokenizer="))]
+            tokenizer = [] if own else tokenizer
         else:
-            ours += _model_override(tree, config)
+            ours += _model_override(tree, config, as_deep=own)
+        ours += tokenizer
         if request.control:
             ours.append("control=true")
         ours += source_overrides(request.sources)
@@ -105,6 +122,15 @@ class TextLaunch(Launch):
     def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
         assert isinstance(recipe, DistillTextRecipe)
         directory = find_model(recipe.teacher, offline=self.request.offline)
+        if recipe.has_own_vocabulary:
+            return DualTraining(
+                recipe,
+                shards,
+                run,
+                cache=self.request.cache,
+                teacher=load_dual_teacher(directory),
+                teacher_tokenizer=Tokenizer.load(directory),
+            )
         check_tokenizer(Tokenizer.load(shards.directory), Tokenizer.load(directory), source=recipe.teacher)
         return TextDistillation(
             recipe,
@@ -130,10 +156,12 @@ def distill_text_plan(request: DistillTextRequest) -> dict[str, Any]:
     """What a run would cost, before it is begun: pretraining's document, and the teacher's part in it."""
     recipe = TextLaunch(request).requested()
     directory = find_model(recipe.teacher, offline=request.offline)
-    teacher = load_teacher(recipe, directory)
-    plan = pretraining_plan(recipe, vocab_size=teacher.encoder.vocab_size)
+    own = recipe.has_own_vocabulary
+    teacher = load_dual_teacher(directory) if own else load_teacher(recipe, directory)
+    plan = pretraining_plan(recipe, vocab_size=None if own else teacher.encoder.vocab_size)
     sizes = Sizes.told_by(recipe.model, teacher.encoder.config)
-    asking = 0.0
+    training = teacher_costs(recipe, teacher)
+    asking = training["flops"]
     for stage in stages_of(recipe):
         if not distilled_among(stage.recipe.objectives):
             continue
@@ -146,14 +174,15 @@ def distill_text_plan(request: DistillTextRequest) -> dict[str, Any]:
             sequences=sequences,
         )
     learning = plan["flops"]
+    rows = [*layer_rows(recipe, sizes), *lesson_rows(recipe)]
     return {
         **plan,
         "teacher": {"model": recipe.teacher, "parameters": count_parameters(teacher).total, "flops": asking},
         "flops": learning + asking,
+        "memory_mb": plan["memory_mb"] + training["memory_mb"],
+        "disk_mb": plan["disk_mb"] + training["disk_mb"],
         "seconds": plan["seconds"] * (learning + asking) / learning,
-        "layers": [
-            dict(zip(("stage", "term", "weight", "compares"), row, strict=True)) for row in layer_rows(recipe, sizes)
-        ],
+        "layers": [dict(zip(("stage", "term", "weight", "compares"), row, strict=True)) for row in rows],
     }
 
 
@@ -165,6 +194,7 @@ def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
     """
     sizes = Sizes.told_by(recipe.model, teacher)
     copied_layers(recipe, sizes)
+    check_dual(recipe, teacher)
     for stage in stages_of(recipe):
         wanted_of(stage.recipe.objectives, sizes)
         length = stage.recipe.data.sequence_length
@@ -217,8 +247,28 @@ def _tokenizer_override(tree: Located, name: str, directory: Path, *, offline: b
     return [f"tokenizer={json.dumps({'path': name})}"]
 
 
-def _model_override(tree: Located, teacher: EncoderConfig) -> list[str]:
-    """A model without a family is the teacher's with these settings, half as deep where nothing says how deep."""
+def _has_own_vocabulary(tree: Located) -> bool:
+    """Whether a recipe, not checked yet, gives the student a vocabulary of its own."""
+    objectives = tree.child("objective")
+    listed = None if objectives is None else objectives.plain()
+    return isinstance(listed, list) and any(
+        each == MixedVocabulary.term or (isinstance(each, dict) and MixedVocabulary.term in each) for each in listed
+    )
+
+
+def _mapping(tree: Located, key: str) -> dict[str, Any]:
+    """What stands under a key, where it is a mapping; the rest is for the schema to refuse."""
+    given = tree.child(key)
+    settings = None if given is None else given.plain()
+    return settings if isinstance(settings, dict) else {}
+
+
+def _model_override(tree: Located, teacher: EncoderConfig, *, as_deep: bool) -> list[str]:
+    """A model without a family is the teacher's with these settings, half as deep where nothing says how deep.
+
+    Args:
+        as_deep: it has all the teacher's layers.
+    """
     given = tree.child("model")
     settings = {} if given is None else given.plain()
     if not isinstance(settings, dict) or "family" in settings:
@@ -229,6 +279,6 @@ def _model_override(tree: Located, teacher: EncoderConfig) -> list[str]:
     listed = None if layers is None else layers.plain()
     if isinstance(listed, list):
         whole["num_hidden_layers"] = len(listed)
-    elif isinstance(depth, int):
+    elif isinstance(depth, int) and not as_deep:
         whole["num_hidden_layers"] = max(1, depth // 2)
     return [f"model={json.dumps({**whole, **settings})}"]

@@ -175,7 +175,7 @@ class TextDistillation(Pretraining):
                 head=recipe.student.head,
             )
         add_maps(model, objectives, self.sizes, seed=recipe.seed)
-        _freeze(model, recipe.frozen)
+        freeze(model, recipe.frozen)
         return model
 
     def _announce(self) -> None:
@@ -283,7 +283,7 @@ def copied_layers(recipe: DistillTextRecipe, sizes: Sizes) -> list[int] | None:
         raise UsageError(f"student.{error}") from None
 
 
-def _freeze(model: PretrainingModel, parts: Sequence[str]) -> None:
+def freeze(model: PretrainingModel, parts: Sequence[str]) -> None:
     """Let no gradient reach these parts of the encoder.
 
     Raises:

@@ -337,9 +337,13 @@ class Pretraining:
         model.initialise(self.recipe.seed)
         return model
 
+    def _prepared(self, objective: Objective) -> Objective:
+        """An objective with what it must know of the vocabulary and the corpus."""
+        return objective.prepared(self.tokenizer, self.shards)
+
     def _stage_run(self, stage: Stage, plans: Path) -> StageRun:
         recipe = stage.recipe
-        objectives = tuple(objective.prepared(self.tokenizer, self.shards) for objective in recipe.objectives)
+        objectives = tuple(map(self._prepared, recipe.objectives))
         training, held = training_and_held_out(
             recipe.data, self.shards, seed=recipe.seed, stage=stage.number, plans=plans
         )

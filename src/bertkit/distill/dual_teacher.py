@@ -1,0 +1,143 @@
+"""A teacher that reads two vocabularies, its own and its student's, and trains beside its student.
+
+Zhao et al. 2019, arXiv:1909.11687v1, dual training: the teacher has a table of words for each vocabulary, of its own
+width, and an output layer for each, tied to its table; which of them predicts a piece depends on the vocabulary that
+the piece belongs to. Not found: what the two output layers share (here the dense layer and norm before the product with
+the words) and how the student's words begin (here drawn anew, by the rules of the teacher's family).
+
+Ids of both vocabularies stand in one space: the teacher's own first, then the student's.
+
+Shapes: T packed tokens, M tokens asked for, D the teacher's width, V the rows of its own table, W the student's words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError
+from bertkit.models.bert import BertStack
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.models.vocabulary import VocabularyProjection
+
+TEACHER = "teacher"
+"""A student's companion of this name is its teacher, while it trains."""
+_HEAD = "masked_lm"
+_TABLE = "embeddings.word"
+
+
+class StudentWords(nn.Module):
+    """The student's words as the teacher knows them: an embedding of D and an output bias for each."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(words, width))
+        self.bias = nn.Parameter(torch.zeros(words))
+
+
+class TwoTables(nn.Module):
+    """A table of the teacher's words, and one of the student's behind it; `weight` is the teacher's own."""
+
+    def __init__(self, own: nn.Embedding, students: StudentWords) -> None:
+        super().__init__()
+        self.own, self.students = own, students
+        self.embedding_dim = own.embedding_dim
+
+    @property
+    def weight(self) -> Tensor:
+        """(V, D)."""
+        return self.own.weight
+
+    def forward(self, ids_T: Tensor) -> Tensor:
+        """(T, D); ids from V on are the student's."""
+        rows = self.own.num_embeddings
+        own_TD: Tensor = self.own(ids_T.clamp(max=rows - 1))
+        students_TD = functional.embedding((ids_T - rows).clamp(min=0), self.students.weight)
+        return torch.where((ids_T < rows)[:, None], own_TD, students_TD)
+
+
+class DualTeacher(nn.Module):
+    """A teacher with its student's words beside its own.
+
+    Args:
+        model: the teacher, which is changed: its table of words becomes `TwoTables`. Of its heads the masked LM's is
+            used.
+        words: W.
+        seed: by which the student's words are drawn.
+
+    Attributes:
+        model: the teacher.
+        own_words: V.
+
+    Raises:
+        DataError: it cannot read two vocabularies, for it is not of BERT's shape, or has no masked LM's head.
+    """
+
+    def __init__(self, model: HeadedModel, words: int, *, seed: int) -> None:
+        super().__init__()
+        check_teacher(model, source="the teacher")
+        encoder = model.encoder
+        students = StudentWords(words, encoder.embedding_width)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            encoder.config.draw(f"{_TABLE}.weight", students.weight, generator)
+        self.own_words = encoder.vocab_size
+        self.model = HeadedModel(encoder, [_HEAD])
+        self.model.add_module(_HEAD, model.get_submodule(_HEAD))
+        encoder.get_submodule(_TABLE.partition(".")[0]).add_module("word", TwoTables(encoder.word_embedding, students))
+        self.model.requires_grad_(True)
+
+    @property
+    def students(self) -> StudentWords:
+        """The student's words."""
+        found = self.model.encoder.get_submodule(f"{_TABLE}.students")
+        assert isinstance(found, StudentWords)
+        return found
+
+    def loss(self, batch: PackedBatch, index_M: Tensor, id_M: Tensor) -> tuple[LossSum, LossSum]:
+        """Summed cross-entropy of the masked pieces of its own vocabulary, and of those of the student's.
+
+        Args:
+            batch: what it reads, in ids of both vocabularies.
+            index_M: the masked tokens.
+            id_M: what stood there.
+        """
+        encoder = self.model.encoder
+        states_MD = encoder.rows(encoder.marked(batch, self.model.head_names), index_M)
+        is_own_M = id_M < self.own_words
+        own, students = is_own_M.nonzero().flatten(), (~is_own_M).nonzero().flatten()
+        projection = self.model.projection(_HEAD, states_MD.index_select(0, own))
+        return (
+            LossSum.of_words(projection, id_M[own]),
+            LossSum.of_words(self._students_projection(states_MD[students]), id_M[students] - self.own_words),
+        )
+
+    def _students_projection(self, states_MD: Tensor) -> VocabularyProjection:
+        projection = self.model.projection(_HEAD, states_MD)
+        return replace(projection, weight_VE=self.students.weight, bias_V=self.students.bias)
+
+
+def check_teacher(model: HeadedModel, *, source: str) -> None:
+    """Raise DataError unless a model can read two vocabularies: BERT's table of words, and a masked LM's head."""
+    family = model.encoder.config.model_type
+    if not isinstance(model.encoder, BertStack) or model.encoder.embedding_width != model.encoder.width:
+        raise DataError(
+            f"{source}: a model of the family {family} cannot read two vocabularies; take a teacher of BERT's shape"
+        )
+    if _HEAD not in model.head_names:
+        raise DataError(
+            f"{source}: objective.mixed_vocabulary trains the teacher as a masked LM, and it has no head for that (it"
+            f" has: {', '.join(model.head_names) or 'none'}); take a pretrained model as it was pretrained"
+        )
+
+
+def teacher_of(student: HeadedModel) -> DualTeacher:
+    """The teacher that trains beside a student."""
+    found = student.companions[TEACHER]
+    assert isinstance(found, DualTeacher)
+    return found

@@ -1,0 +1,120 @@
+"""Words of one WordPiece vocabulary cut by another: so a teacher reads text that is stored in its student's pieces.
+
+Zhao et al. 2019, arXiv:1909.11687v1, dual training. Both vocabularies are WordPieces over equal words (the same case,
+the same accents), so that a word's pieces, joined, are the word, and it can be cut anew; what a student's vocabulary
+does not know (its [UNK]) cannot. Sibling of text/pieces.py, which compares two vocabularies piece by piece.
+
+Shapes: V the student's vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tokenizers import models
+
+from bertkit.data.samples import Integers
+from bertkit.errors import DataError
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.words import WordMarks
+
+MAX_WORDS = 1 << 18
+"""Words that are remembered; the memory starts anew when it is full."""
+
+
+class Recutter:
+    """Cuts a student's words into its teacher's pieces, and remembers the words that it has cut.
+
+    Args:
+        student: whose pieces the words are given in.
+        teacher: whose pieces they become.
+
+    Attributes:
+        marks: where words begin in the student's pieces.
+        special_V: what each special token of the student's vocabulary is in the teacher's, by its role; -1 for pieces
+            of text.
+
+    Raises:
+        DataError: one of the two is no WordPiece vocabulary, or they see other words in a text.
+    """
+
+    def __init__(self, student: Tokenizer, teacher: Tokenizer) -> None:
+        check_same_words(student, teacher)
+        self.marks = WordMarks.of(student)
+        self.special_V: Integers = np.full(student.vocab_size, -1, dtype=np.int64)
+        roles = {student.id(token): role for role, token in student.roles.items()}
+        for number in student.special_ids:
+            found = teacher.id(teacher.roles.get(roles.get(number, ""), ""))
+            self.special_V[number] = teacher.unk_id if found is None else found
+        self._student, self._teacher = student, teacher
+        self._prefix = student.word_marker()[0]
+        self._known: dict[bytes, Integers] = {}
+
+    def cut(self, word: Integers) -> Integers:
+        """The teacher's pieces of one word.
+
+        Args:
+            word: the student's pieces of it, none of them special. Of a word whose beginning was cut off, the teacher's
+                pieces continue a word, too.
+        """
+        key = word.tobytes()
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= MAX_WORDS:
+                self._known.clear()
+            found = self._known[key] = self._cut(word)
+        return found
+
+    def _cut(self, word: Integers) -> Integers:
+        pieces = [self._student.token(piece) for piece in word.tolist()]
+        text = pieces[0] + "".join(piece.removeprefix(self._prefix) for piece in pieces[1:])
+        tokens = self._teacher.backend.model.tokenize(text)
+        # Where no piece continues a word with this character, the mark itself would be cut.
+        if text.startswith(self._prefix) and not tokens[0].value.startswith(text[: len(self._prefix) + 1]):
+            return np.array([self._teacher.unk_id], dtype=np.int64)
+        return np.array([token.id for token in tokens], dtype=np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_known": {}}
+
+
+def check_same_words(student: Tokenizer, teacher: Tokenizer) -> None:
+    """Raise DataError unless both are WordPiece vocabularies that see the same words in every text."""
+    rules = []
+    for whose, tokenizer in (("student", student), ("teacher", teacher)):
+        kind = type(tokenizer.backend.model).__name__
+        rule = word_rules(tokenizer)
+        if not isinstance(tokenizer.backend.model, models.WordPiece) or rule is None:
+            raise DataError(
+                f"the {whose}'s tokenizer is a {kind} vocabulary; words can be cut by either of two vocabularies where"
+                " both are WordPieces cut as BERT's (tokenizer.type: wordpiece)"
+            )
+        if missing := sorted({"unk", "cls", "sep", "mask"} - set(tokenizer.roles)):
+            raise DataError(f"the {whose}'s tokenizer has no token for {', '.join(missing)}, which masking needs")
+        rules.append(rule)
+    own, theirs = rules
+    if differing := [name for name in own if own[name] != theirs[name]]:
+        told = ", ".join(f"{name} is {own[name]}, the teacher's {theirs[name]}" for name in differing)
+        raise DataError(
+            f"the student's tokenizer sees other words than its teacher's: {told}; learn it as the teacher's was"
+            " (leave tokenizer.lowercase and tokenizer.strip_accents out)"
+        )
+
+
+def word_rules(tokenizer: Tokenizer) -> Mapping[str, bool | str] | None:
+    """What decides the words that a tokenizer finds in a text before it cuts them; None where it is not BERT's way."""
+    settings = json.loads(tokenizer.canonical_json)
+    normaliser, cutting = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
+    if normaliser.get("type") != "BertNormalizer" or cutting.get("type") != "BertPreTokenizer":
+        return None
+    lowercase, accents = normaliser["lowercase"], normaliser["strip_accents"]
+    return {
+        "lowercase": lowercase,
+        "strip_accents": lowercase if accents is None else accents,
+        "handle_chinese_chars": normaliser["handle_chinese_chars"],
+        "clean_text": normaliser["clean_text"],
+        "prefix": settings["model"]["continuing_subword_prefix"],
+    }
