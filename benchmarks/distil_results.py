@@ -9,11 +9,11 @@ rate, epochs and batch as its teacher was; what differs is what it learns from:
     pkd        recipes/pkd.yaml with its terms, the student's layers as here
     lstm-alone, lstm-teacher    a BiLSTM with a vocabulary of 3,000 words, its labels or its teacher's logits alone
 
-    python -m benchmarks.distil_results train mrpc alone --teacher RUN --tasks DATA --out DIR
+    python -m benchmarks.distil_results train SETTING ARM --teacher RUN --tasks DATA --out DIR
     python -m benchmarks.distil_results table --teacher RUN... --out DIR
 
 DATA is a folder with GLUE's official files; RUN a finished `bertkit finetune` of the task. What was broken off goes on;
-what is finished is not repeated. DIR/TASK-ARM is the suite of all seeds.
+what is finished is not repeated. DIR/SETTING-ARM is the suite of all seeds.
 """
 
 from __future__ import annotations
@@ -46,27 +46,29 @@ ARMS: dict[str, tuple[str, bool, list[str]]] = {
     "lstm-teacher": ("distil-task", False, [*_LSTM, 'distillation=[{"logit_error": {}}]']),
 }
 """Recipe, whether it is the control, and overrides."""
-TASKS: dict[str, list[str]] = {
-    "mrpc": ["epochs=3", "batch=16", "lr=5e-5"],
-    "rte": ["epochs=3", "batch=16", "lr=5e-5"],
-    "sst2": ["epochs=1", "batch=32", "lr=5e-5", "data.train_examples=20000"],
+SETTINGS: dict[str, tuple[str, list[str]]] = {
+    "mrpc": ("mrpc", ["epochs=3", "batch=16"]),
+    "rte": ("rte", ["epochs=3", "batch=16"]),
+    "sst2": ("sst2", ["epochs=1", "batch=32", "data.train_examples=20000"]),
+    "sst2-few": ("sst2", ["epochs=4", "batch=32", "data.train_examples=5000"]),
 }
-"""The settings of benchmarks/finetune_results.py, whose runs are the teachers; of SST-2 a part of the examples, another
-one for each seed."""
-_COMMON = ["warmup=0.1", "optimisation.weight_decay=0.01", "optimisation.select=last", "data.max_length=128"]
+"""Tasks, and how their examples are read: as in benchmarks/finetune_results.py, whose runs are the teachers; of SST-2 a
+part of the examples, another one for each seed: as many passes over many as that one has, or more passes over few."""
+_COMMON = ["lr=5e-5", "warmup=0.1", "optimisation.weight_decay=0.01", "optimisation.select=last", "data.max_length=128"]
 
 
-def train(task: str, arm: str, *, teacher: Path, tasks: Path, out: Path) -> dict[str, Any]:
+def train(setting: str, arm: str, *, teacher: Path, tasks: Path, out: Path) -> dict[str, Any]:
     """The results of an arm over all seeds."""
     recipe, control, overrides = ARMS[arm]
-    directory = out / f"{task}-{arm}"
+    task, reading = SETTINGS[setting]
+    directory = out / f"{setting}-{arm}"
     begun = (directory / "run.json").exists()
     request = DistillRequest(
         recipe=recipe,
         teachers=[str(teacher)],
         task=[task],
         data_dir=str(tasks / "glue"),
-        overrides=[*_COMMON, *TASKS[task], *overrides],
+        overrides=[*_COMMON, *reading, *overrides],
         seeds=() if begun else SEEDS,
         control=control,
         resume=str(directory) if begun else None,
@@ -87,14 +89,17 @@ def table(teachers: Sequence[Path], out: Path) -> str:
         primary = own["primary"]
         reference = own["tasks"][task][primary]["mean"]
         lines.append(f"| {task} | the teacher itself, {primary} | {100 * reference:.1f} | 1 | 100% |")
-        for arm in ARMS:
-            path = out / f"{task}-{arm}" / "results.json"
-            if not path.exists():
-                continue
-            summary = read_json(path)["tasks"][task][primary]
-            spread = "" if summary["std"] is None else f" ± {100 * summary['std']:.1f}"
-            share = summary["mean"] / reference
-            lines.append(f"| {task} | {arm} | {100 * summary['mean']:.1f}{spread} | {summary['n']} | {share:.1%} |")
+        for setting in (name for name, (of, _) in SETTINGS.items() if of == task):
+            for arm in ARMS:
+                path = out / f"{setting}-{arm}" / "results.json"
+                if not path.exists():
+                    continue
+                summary = read_json(path)["tasks"][task][primary]
+                spread = "" if summary["std"] is None else f" ± {100 * summary['std']:.1f}"
+                share = summary["mean"] / reference
+                lines.append(
+                    f"| {setting} | {arm} | {100 * summary['mean']:.1f}{spread} | {summary['n']} | {share:.1%} |"
+                )
     return "\n".join(lines)
 
 
@@ -102,7 +107,7 @@ def main() -> None:
     """See the file's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["train", "table"])
-    parser.add_argument("task", nargs="?", choices=list(TASKS))
+    parser.add_argument("setting", nargs="?", choices=list(SETTINGS))
     parser.add_argument("arm", nargs="?", choices=list(ARMS))
     parser.add_argument("--teacher", type=Path, nargs="+", required=True, help="the teacher's run; of several tasks")
     parser.add_argument("--tasks", type=Path, help="folder with glue/")
@@ -111,7 +116,7 @@ def main() -> None:
     if given.what == "table":
         print(table(given.teacher, given.out))
         return
-    results = train(given.task, given.arm, teacher=given.teacher[0], tasks=given.tasks, out=given.out)
+    results = train(given.setting, given.arm, teacher=given.teacher[0], tasks=given.tasks, out=given.out)
     print(json.dumps(results["tasks"], indent=2))
 
 
