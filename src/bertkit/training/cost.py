@@ -29,6 +29,10 @@ from bertkit.objectives.forward import read_rows, readers
 
 _BACKWARD_AND_FORWARD = 3
 _PROBE_SECONDS = 0.3
+REACHED_SHARE = 0.65
+"""Of what a processor can multiply, what a step is taken to reach where the time of a run is foretold."""
+CHECKPOINT_BYTES = 3 * 4
+"""Of a parameter: a checkpoint holds a weight and two moments, each float32."""
 _ADAM_BYTES = 4 * 4
 """Bytes a parameter takes in training: weight, gradient and two moments, each float32."""
 

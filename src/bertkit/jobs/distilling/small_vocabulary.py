@@ -35,13 +35,10 @@ from bertkit.recipe.distill_text import DistillTextRecipe
 from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.training.cost import count_parameters, step_flops, training_memory_bytes
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
 from bertkit.training.engine import resolve_engine
 
 log = logging.getLogger(__name__)
-
-_CHECKPOINT_BYTES = 3 * 4
-"""Of a parameter: a checkpoint holds a weight and two moments, each float32."""
 
 
 class DualTraining(Pretraining):
@@ -228,7 +225,7 @@ def teacher_costs(recipe: DistillTextRecipe, teacher: HeadedModel) -> dict[str, 
     is taken to be as long as the student's."""
     costs = {"flops": 0.0, "memory_mb": 0.0, "disk_mb": 0.0}
     micro_batch = resolve_engine(recipe.engine).micro_batch_tokens
-    kept = count_parameters(teacher).total * _CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1)
+    kept = count_parameters(teacher).total * CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1)
     for stage in stages_of(recipe):
         length, sequences = stage.recipe.data.sequence_length, stage.recipe.optimisation.batch_sequences
         tokens = sequences * length

@@ -92,19 +92,8 @@ class TextLaunch(Launch):
         directory = find_model(teacher, offline=request.offline)
         config, _ = read_config(encoder_directory(directory))
         name = str(directory.resolve()) if Path(teacher).expanduser().exists() else teacher
-        own = _has_own_vocabulary(tree)
-        if own:
-            tokenizer = vocabulary_overrides(_mapping(tree, "tokenizer"), Tokenizer.load(directory), source=name)
-        else:
-            tokenizer = _tokenizer_override(tree, name, directory, offline=request.offline)
-        ours = [f"teacher={json.dumps(name)}"]
-        if request.student is not None:
-            given = starting_from(replace(request, init=request.student))
-            ours += ["student=null", *(each for each in given if own or not each.startswith("tokenizer="))]
-            tokenizer = [] if own else tokenizer
-        else:
-            ours += _model_override(tree, config, as_deep=own)
-        ours += tokenizer
+        beginning = _with_own_vocabulary if _has_own_vocabulary(tree) else _with_its_teachers_vocabulary
+        ours = [f"teacher={json.dumps(name)}", *beginning(request, tree, config, directory, name)]
         if request.control:
             ours.append("control=true")
         ours += source_overrides(request.sources)
@@ -245,6 +234,27 @@ def _tokenizer_override(tree: Located, name: str, directory: Path, *, offline: b
         if path != name:
             check_tokenizer(Tokenizer.load(path, offline=offline), Tokenizer.load(directory), source=str(path))
     return [f"tokenizer={json.dumps({'path': name})}"]
+
+
+def _with_its_teachers_vocabulary(
+    request: DistillTextRequest, tree: Located, config: EncoderConfig, directory: Path, name: str
+) -> list[str]:
+    """Overrides: what the student begins as, and its teacher's tokenizer."""
+    tokenizer = _tokenizer_override(tree, name, directory, offline=request.offline)
+    if request.student is None:
+        return [*_model_override(tree, config, as_deep=False), *tokenizer]
+    given = starting_from(replace(request, init=request.student))
+    return ["student=null", *(each for each in given if not each.startswith("tokenizer=")), *tokenizer]
+
+
+def _with_own_vocabulary(
+    request: DistillTextRequest, tree: Located, config: EncoderConfig, directory: Path, name: str
+) -> list[str]:
+    """Overrides: what the student begins as, and how its words are learnt where they are not that model's."""
+    words = vocabulary_overrides(_mapping(tree, "tokenizer"), Tokenizer.load(directory), source=name)
+    if request.student is None:
+        return [*_model_override(tree, config, as_deep=True), *words]
+    return ["student=null", *starting_from(replace(request, init=request.student))]
 
 
 def _has_own_vocabulary(tree: Located) -> bool:

@@ -19,13 +19,16 @@ from bertkit.jobs.finetuning.suite import FinetuneRequest, requested_recipe
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.recipe.hashing import what_hash
-from bertkit.training.cost import count_parameters, measured_peak_flops, step_flops, training_memory_bytes
+from bertkit.training.cost import (
+    CHECKPOINT_BYTES,
+    REACHED_SHARE,
+    count_parameters,
+    measured_peak_flops,
+    step_flops,
+    training_memory_bytes,
+)
 from bertkit.training.finetune import EpochOrder
 from bertkit.training.multitask import TaskOrder
-
-_REACHED_SHARE = 0.65
-_CHECKPOINT_BYTES = 3 * 4
-"""A checkpoint holds a weight and two moments a parameter, each float32."""
 
 
 def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
-    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * _REACHED_SHARE
+    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
     micro_batch_tokens = min(engine.micro_batch_tokens, max(part.tokens for part in parts))
     return {
         "recipe": recipe.name,
@@ -65,7 +68,7 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
         "tokens": int(tokens),
         "flops": flops,
         "memory_mb": training_memory_bytes(parts[0].model, micro_batch_tokens=micro_batch_tokens, predictions=0) / 1e6,
-        "disk_mb": parameters.total * (_CHECKPOINT_BYTES * 2 + 4 * len(recipes)) / 1e6,
+        "disk_mb": parameters.total * (CHECKPOINT_BYTES * 2 + 4 * len(recipes)) / 1e6,
         "seconds": flops / rate,
     }
 

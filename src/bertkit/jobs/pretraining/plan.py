@@ -19,16 +19,14 @@ from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.training.cost import (
+    CHECKPOINT_BYTES,
+    REACHED_SHARE,
     count_parameters,
     measured_peak_flops,
     step_flops,
     training_memory_bytes,
 )
 from bertkit.training.engine import resolve_engine
-
-_REACHED_SHARE = 0.65
-_CHECKPOINT_BYTES = 3 * 4
-"""A checkpoint holds a weight and two moments a parameter, each float32."""
 
 
 def pretraining_plan(recipe: Recipe, *, vocab_size: int | None = None) -> dict[str, Any]:
@@ -65,7 +63,7 @@ def pretraining_plan(recipe: Recipe, *, vocab_size: int | None = None) -> dict[s
             memory,
             training_memory_bytes(model, micro_batch_tokens=micro_batch, predictions=in_all * micro_batch / length),
         )
-    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * _REACHED_SHARE
+    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
     return {
         "recipe": recipe.name,
         "what_hash": what_hash(recipe),
@@ -74,7 +72,7 @@ def pretraining_plan(recipe: Recipe, *, vocab_size: int | None = None) -> dict[s
         "tokens": int(tokens),
         "flops": flops,
         "memory_mb": memory / 1e6,
-        "disk_mb": parameters.total * (_CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1) + 4) / 1e6,
+        "disk_mb": parameters.total * (CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1) + 4) / 1e6,
         "seconds": flops / rate,
     }
 
