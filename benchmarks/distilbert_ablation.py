@@ -29,7 +29,7 @@ from bertkit.progress import silent_progress
 
 COMMON = [
     # A model without a family is the teacher's with fewer layers; a recipe's list gives way to a name of layers.
-    *("model={hidden_dropout_prob: 0.1}", "student.layers=uniform", "frozen=[]"),
+    *("model={}", "student.layers=uniform", "frozen=[]"),
     *("data.layout={name: doc-sentences}", "data.sequence_length=128", "optimisation.batch_sequences=16"),
     # Every token is as likely to be masked, so that the accuracies compare with those of other runs.
     "objective.masked_lm.units={name: pieces}",

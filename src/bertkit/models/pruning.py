@@ -157,7 +157,7 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
             f"layers: {list(kept)} of {depth}; expected numbers from 0 to {depth - 1} in ascending order, at least one"
         )
     smaller = HeadedModel(
-        _with_layers(config, kept).build(encoder.vocab_size, pad_id=getattr(encoder, "pad_id", config.default_pad_id)),
+        with_layers(config, kept).build(encoder.vocab_size, pad_id=getattr(encoder, "pad_id", config.default_pad_id)),
         [*model.head_names, *([POOLER] if model.has_pooler else [])],
         labels=model.labels,
     )
@@ -312,7 +312,7 @@ def _set(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
         linear.bias = nn.Parameter(bias.clone(), requires_grad=trained)
 
 
-def _with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
+def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
     """The settings of a model of these layers; what is set layer by layer goes with them.
 
     Raises:

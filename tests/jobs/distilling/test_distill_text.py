@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from bertkit.jobs.pretraining import pretrain
 from bertkit.jobs.pretraining.launch import Finished, open_shards
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
+from bertkit.models.modernbert import ModernBertConfig
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.training.interrupt import StopRequest
@@ -247,6 +249,28 @@ def test_a_model_without_a_family_is_the_teachers_with_fewer_layers(classroom: C
         settings = recipe.model.model_dump()
         assert (settings["family"], settings["num_hidden_layers"]) == ("bert", layers)
         assert (settings["hidden_size"], settings["hidden_dropout_prob"]) == (24, 0.3)
+
+
+def test_what_is_set_layer_by_layer_goes_with_the_layers(classroom: Classroom, tmp_path: Path) -> None:
+    kinds = ("full_attention", "sliding_attention", "sliding_attention", "full_attention")
+    config = ModernBertConfig(**SIZES, num_hidden_layers=4, layer_types=kinds)
+    request = replace(
+        classroom.request("none", "model={}"),
+        teachers=[str(write_model(config, classroom.text, tmp_path / "modern"))],
+    )
+
+    def of_student(*overrides: str) -> list[str]:
+        recipe = TextLaunch(replace(request, overrides=[*request.overrides, *overrides])).requested()
+        return list(recipe.model.model_dump()["layer_types"])
+
+    full, sliding = kinds[:2]
+    assert of_student() == [full, full]
+    assert of_student("student.layers=[0, 2, 3]") == [full, sliding, full]
+    assert of_student("student.layers=null") == [full, sliding]
+    with pytest.raises(UsageError, match=r"first layer alone has no norm before it: keep layer 0"):
+        of_student("student.layers=[1, 3]")
+    with pytest.raises(UsageError, match=r"student\.layers: 'uniform' of 4 layers needs .* found 9"):
+        of_student("student.layers=uniform", "model.num_hidden_layers=9")
 
 
 def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finished: Finished, tmp_path: Path) -> None:

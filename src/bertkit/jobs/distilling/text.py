@@ -12,9 +12,10 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast, get_args
 
 from bertkit.data.shards import TokenShards
+from bertkit.distill.layer_map import ChoiceName, chosen_layers
 from bertkit.distill.terms import Sizes
 from bertkit.errors import UsageError
 from bertkit.jobs.distilling.small_vocabulary import (
@@ -47,6 +48,7 @@ from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory
 from bertkit.models.hub import find_model, read_config
+from bertkit.models.pruning import with_layers
 from bertkit.models.weight_files import weights_hash
 from bertkit.objectives.distillation import distilled_among, wanted_of, word_rows
 from bertkit.objectives.mixed_vocabulary import MixedVocabulary
@@ -285,10 +287,29 @@ def _model_override(tree: Located, teacher: EncoderConfig, *, as_deep: bool) -> 
         return []
     whole = teacher.model_dump(mode="json")
     depth = whole.get("num_hidden_layers")
-    layers = student.child("layers") if (student := tree.child("student")) is not None else None
-    listed = None if layers is None else layers.plain()
-    if isinstance(listed, list):
-        whole["num_hidden_layers"] = len(listed)
-    elif isinstance(depth, int) and not as_deep:
-        whole["num_hidden_layers"] = max(1, depth // 2)
+    if isinstance(depth, int) and not as_deep:
+        kept = _beginning_layers(tree, depth, settings.get("num_hidden_layers", max(1, depth // 2)))
+        # Layers that are not there are told later, with the recipe's other faults.
+        whole = with_layers(teacher, kept).model_dump(mode="json") if kept else _of_any_depth(whole, depth)
     return [f"model={json.dumps({**whole, **settings})}"]
+
+
+def _beginning_layers(tree: Located, depth: int, keep: object) -> list[int] | None:
+    """The teacher's layers that a recipe, not checked yet, has the student begin with, or could; None where there are
+    no such layers."""
+    layers = student.child("layers") if (student := tree.child("student")) is not None else None
+    wanted = "first" if layers is None or layers.plain() is None else layers.plain()
+    try:
+        if isinstance(wanted, list):
+            return chosen_layers(wanted, of=depth)
+        if wanted in get_args(ChoiceName) and isinstance(keep, int):
+            return chosen_layers(cast(ChoiceName, wanted), of=depth, keep=keep)
+    except (UsageError, TypeError):
+        pass
+    return None
+
+
+def _of_any_depth(settings: dict[str, Any], depth: int) -> dict[str, Any]:
+    """Settings without what is set layer by layer, half as deep."""
+    rest = {name: value for name, value in settings.items() if not (isinstance(value, list) and len(value) == depth)}
+    return {**rest, "num_hidden_layers": max(1, depth // 2)}
