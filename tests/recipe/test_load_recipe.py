@@ -190,6 +190,13 @@ def test_overrides_of_a_loaded_recipe_are_those_of_the_file() -> None:
         with_overrides(recipe, ["sed=3"])
 
 
+def test_a_fault_repeats_a_long_override_in_part() -> None:
+    override = f"sed={'3' * 200}"
+    with pytest.raises(UsageError) as fault:
+        load_as(SmallRecipe, "base", [override])
+    assert f"--set {override[:60]}...: sed: unknown key" in str(fault.value)
+
+
 TRICKY = st.one_of(
     st.text(max_size=12),
     st.sampled_from(

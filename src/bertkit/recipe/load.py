@@ -29,6 +29,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 HEADER = ("name", "kind", "title", "paper", "arxiv")
 _ONE_LINE = 100
+_LONGEST_TOLD = 60
+"""Characters of an override that a fault repeats."""
 DEFAULT_KIND: Final = "pretrain"
 """What a recipe is run by where it does not say."""
 
@@ -199,7 +201,8 @@ def _another_variant(base: dict[str, Located], own: dict[str, Located]) -> bool:
 
 
 def _with_override(tree: Located, override: str) -> Located:
-    place = f"--set {override}"
+    told = override if len(override) <= _LONGEST_TOLD else f"{override[:_LONGEST_TOLD]}..."
+    place = f"--set {told}"
     key, equals, text = override.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
