@@ -17,12 +17,10 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.distilling.text import TextLaunch, distill_text_plan
 from bertkit.jobs.distilling.text_student import TextDistillation
 from bertkit.jobs.pretraining import pretrain
-from bertkit.jobs.pretraining.launch import Finished, open_shards
+from bertkit.jobs.pretraining.launch import Finished
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
-from bertkit.progress import silent_progress
-from bertkit.run.directory import RunDirectory
 from bertkit.training.interrupt import StopRequest
 from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, write_classroom
 from tests.jobs.tiny_run import write_model
@@ -42,12 +40,7 @@ def finished(classroom: Classroom) -> Finished:
 
 def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> TextDistillation:
     """What a request would train."""
-    launch = TextLaunch(classroom.request("none", *overrides, **changes))
-    recipe = launch.requested()
-    shards = open_shards(recipe, cache=classroom.directory / "cache", offline=True, progress=silent_progress)
-    training = launch.training(recipe, shards, RunDirectory(directory, {}))
-    assert isinstance(training, TextDistillation)
-    return training
+    return classroom.job(directory, TextDistillation, *overrides, **changes)
 
 
 def test_transformers_loads_the_student_with_equal_logits(finished: Finished) -> None:

@@ -15,14 +15,12 @@ from bertkit.distill.dual_teacher import teacher_of
 from bertkit.distill.projections import projections_of
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.distilling.small_vocabulary import DualTraining
-from bertkit.jobs.distilling.text import TextLaunch, distill_text_plan
+from bertkit.jobs.distilling.text import distill_text_plan
 from bertkit.jobs.pretraining import pretrain
-from bertkit.jobs.pretraining.launch import Finished, open_shards
+from bertkit.jobs.pretraining.launch import Finished
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.hub import load_model
-from bertkit.progress import silent_progress
-from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.cost import training_flops
@@ -72,12 +70,7 @@ def finished(classroom: Classroom) -> Finished:
 
 def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> DualTraining:
     """What a request would train."""
-    launch = TextLaunch(classroom.request("none", *overrides, **changes))
-    recipe = launch.requested()
-    shards = open_shards(recipe, cache=classroom.directory / "cache", offline=True, progress=silent_progress)
-    training = launch.training(recipe, shards, RunDirectory(directory, {}))
-    assert isinstance(training, DualTraining)
-    return training
+    return classroom.job(directory, DualTraining, *overrides, **changes)
 
 
 def test_transformers_loads_the_student_with_equal_logits(finished: Finished) -> None:

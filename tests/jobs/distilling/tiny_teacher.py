@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from bertkit.jobs.distilling.text import DistillTextRequest, distill_text
-from bertkit.jobs.pretraining.launch import Finished
+from bertkit.jobs.distilling.text import DistillTextRequest, TextLaunch, distill_text
+from bertkit.jobs.pretraining.launch import Finished, open_shards
+from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.models.bert import BertConfig
 from bertkit.progress import silent_progress
+from bertkit.run.directory import RunDirectory
 from tests.jobs.tiny_run import write_model, write_text
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40}
@@ -38,6 +41,8 @@ engine:
   pseudo_perplexity_sequences: 0
 """
 
+Job = TypeVar("Job", bound=Pretraining)
+
 
 @dataclass(frozen=True)
 class Classroom:
@@ -63,6 +68,15 @@ class Classroom:
 
     def run(self, name: str, *overrides: str, **changes: object) -> Finished:
         return distill_text(self.request(name, *overrides, **changes), progress=silent_progress)
+
+    def job(self, directory: Path, kind: type[Job], *overrides: str, **changes: object) -> Job:
+        """What a request would train, which is of this kind."""
+        launch = TextLaunch(self.request("none", *overrides, **changes))
+        recipe = launch.requested()
+        shards = open_shards(recipe, cache=self.directory / "cache", offline=True, progress=silent_progress)
+        training = launch.training(recipe, shards, RunDirectory(directory, {}))
+        assert isinstance(training, kind)
+        return training
 
 
 def write_classroom(directory: Path, recipe: str = RECIPE) -> Classroom:
