@@ -69,7 +69,7 @@ class RunIdentity:
     ) -> RunIdentity:
         """Of a run that measures and has no recipe file: `recipe` says what was asked, `deciding` all that decides
         the result, which is hashed."""
-        import yaml
+        import yaml  # here, for listing runs need not wait for it
 
         canonical = json.dumps(deciding, sort_keys=True)
         return cls(

@@ -21,8 +21,7 @@ from bertkit.jobs.pretraining.launch import Finished
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
-from bertkit.training.interrupt import StopRequest
-from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, write_classroom
+from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, StopAt, write_classroom
 from tests.jobs.tiny_run import write_model
 
 WITHOUT_DROPOUT = ("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0")
@@ -187,24 +186,11 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes(
         patch.setattr(pretrain, "StopRequest", StopAt)
         with pytest.raises(StoppedError, match="`bertkit distill --resume"):
             classroom.run("stopped", *overrides, run_dir=tmp_path / "stopped", max_steps=6)
-    again = classroom.run(
-        "stopped", recipe=None, sources=[], teachers=(), run_dir=None, resume=str(tmp_path / "stopped")
-    )
+    again = classroom.resume(tmp_path / "stopped")
     assert again.results == whole.results
     for name in ("weights", "optimizer"):
         files = [run.run.checkpoints / "step-00000006" / f"{name}.safetensors" for run in (whole, again)]
         assert files[0].read_bytes() == files[1].read_bytes()
-
-
-class StopAt(StopRequest):
-    """Stops at the third update."""
-
-    left = 3
-
-    @property
-    def reason(self) -> str | None:
-        self.left -= 1
-        return "the test" if self.left <= 0 else None
 
 
 def test_the_control_is_the_same_student_without_the_teachers_terms(classroom: Classroom, finished: Finished) -> None:

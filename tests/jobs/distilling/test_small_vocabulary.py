@@ -24,8 +24,7 @@ from bertkit.models.hub import load_model
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.cost import training_flops
-from tests.jobs.distilling.test_distill_text import StopAt
-from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, write_classroom
+from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, StopAt, write_classroom
 from tests.jobs.tiny_run import write_model
 
 RECIPE = """
@@ -126,9 +125,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes(
         patch.setattr(pretrain, "StopRequest", StopAt)
         with pytest.raises(StoppedError, match="`bertkit distill --resume"):
             classroom.run("stopped", run_dir=tmp_path / "stopped")
-    again = classroom.run(
-        "stopped", recipe=None, sources=[], teachers=(), run_dir=None, resume=str(tmp_path / "stopped")
-    )
+    again = classroom.resume(tmp_path / "stopped")
     assert again.results == finished.results
     for name in ("weights", "optimizer"):
         files = [run.run.checkpoints / "step-00000006" / f"{name}.safetensors" for run in (finished, again)]

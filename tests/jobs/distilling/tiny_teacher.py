@@ -12,6 +12,7 @@ from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.models.bert import BertConfig
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
+from bertkit.training.interrupt import StopRequest
 from tests.jobs.tiny_run import write_model, write_text
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40}
@@ -44,6 +45,17 @@ engine:
 Job = TypeVar("Job", bound=Pretraining)
 
 
+class StopAt(StopRequest):
+    """Stops at the third update."""
+
+    left = 3
+
+    @property
+    def reason(self) -> str | None:
+        self.left -= 1
+        return "the test" if self.left <= 0 else None
+
+
 @dataclass(frozen=True)
 class Classroom:
     """A recipe, a text, a teacher of four layers, and where runs go."""
@@ -68,6 +80,11 @@ class Classroom:
 
     def run(self, name: str, *overrides: str, **changes: object) -> Finished:
         return distill_text(self.request(name, *overrides, **changes), progress=silent_progress)
+
+    def resume(self, directory: Path) -> Finished:
+        """Go on with a run that was stopped."""
+        given = {"recipe": None, "sources": [], "teachers": (), "run_dir": None}
+        return self.run(directory.name, **given, resume=str(directory))
 
     def job(self, directory: Path, kind: type[Job], *overrides: str, **changes: object) -> Job:
         """What a request would train, which is of this kind."""
