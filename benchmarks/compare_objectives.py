@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from bertkit.cli.common import cache_root
 from bertkit.data.batch import PackedBatch
@@ -174,7 +176,10 @@ def blimp(model: Path, tasks: Path, run: Path, *, causal: bool) -> float:
 
 
 def tagging_probe(run: Path, tasks: Path, *, causal: bool) -> float:
-    """Accuracy on dev of the best layer's linear probe of universal parts of speech, first pieces of words."""
+    """Accuracy on dev of the best layer's linear probe of universal parts of speech, first pieces of words.
+
+    Without a common scale of the dimensions the probe's optimiser does not converge.
+    """
     model, _ = load_model(find_model(str(run)))
     tokenizer = Tokenizer.load(run / "model")
     splits = {}
@@ -186,7 +191,7 @@ def tagging_probe(run: Path, tasks: Path, *, causal: bool) -> float:
         (states_WD, tags_W), (dev_WD, dev_W) = (
             (states[layer], tags) for states, tags in (splits["train"], splits["dev"])
         )
-        probe = LogisticRegression(max_iter=200).fit(states_WD, tags_W)
+        probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(states_WD, tags_W)
         best = max(best, float(probe.score(dev_WD, dev_W)))
     return best
 

@@ -70,7 +70,10 @@ def test_a_control_is_told_as_one(bertkit: Bertkit, place: Path) -> None:
     ("words", "told"),
     [
         ((), "give a RECIPE, such as distil-task"),
-        (("bert-tiny", "--teacher", "teacher"), "is a recipe of kind pretrain: bertkit pretrain bert-tiny"),
+        (
+            ("bert-tiny", "--teacher", "teacher"),
+            "bert-tiny is a recipe of kind pretrain, not distill: run it with `bertkit pretrain bert-tiny`",
+        ),
         (("distil-task", *OWN), "give --teacher MODEL"),
         (("distil-task", "--teacher", "teacher"), "task: which one"),
         (("pd", "--teacher", "teacher", *OWN), "give --student MODEL"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.recipe import find, load
+from bertkit.recipe import find, resolve
 
 TINY = """\
 title: A tiny BERT
@@ -29,7 +29,7 @@ def _shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "extends: tiny\ntitle: Longer\ndata: {sequence_length: 1_024}\nmodel: {max_position_embeddings: 1_024}\n"
     )
     monkeypatch.setattr(find, "shipped_directory", lambda: directory)
-    monkeypatch.setattr(load, "shipped_directory", lambda: directory)
+    monkeypatch.setattr(resolve, "shipped_directory", lambda: directory)
     monkeypatch.chdir(tmp_path)
 
 

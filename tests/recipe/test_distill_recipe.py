@@ -13,9 +13,11 @@ from bertkit.recipe.distill import (
     recipe_before,
     resolved_distillation,
 )
+from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.hashing import what_hash
-from bertkit.recipe.load import dump_recipe, load_any, shipped_headers
+from bertkit.recipe.load import load_any
+from bertkit.recipe.resolve import shipped_headers
 from bertkit.recipe.student import GivenModel, NewModel, TeacherLayers
 
 NAMES = [

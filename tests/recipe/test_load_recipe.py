@@ -1,7 +1,8 @@
-"""`extends` and `--set` combine as documented, and a dumped recipe loads to an equal one."""
+"""`extends` and `--set` combine as documented; a dumped recipe loads to an equal one; another command's is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 from small_schema import AdamW, Lamb, SmallRecipe
 
 from bertkit.errors import UsageError
-from bertkit.recipe.load import dump_recipe, load_as, resolve_recipe, with_overrides
+from bertkit.recipe.distill import load_distill_recipe
+from bertkit.recipe.dump import dump_recipe
+from bertkit.recipe.finetune import load_finetune_recipe
+from bertkit.recipe.load import load_recipe
+from bertkit.recipe.resolve import load_as, resolve_recipe, with_overrides
 
 BASE = """\
 name: the-base
@@ -223,3 +228,20 @@ def test_a_dumped_recipe_loads_to_an_equal_one(
     path.write_text(dump_recipe(recipe), encoding="utf-8")
     assert load_as(SmallRecipe, str(path)) == recipe
     assert dump_recipe(load_as(SmallRecipe, str(path))) == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("run_by", "recipe", "told"),
+    [
+        (load_recipe, "rte-freelb", "of kind finetune, not pretrain: run it with `bertkit finetune rte-freelb`"),
+        (load_recipe, "distilbert", "of kind distill, not pretrain: run it with `bertkit distill distilbert`"),
+        (load_finetune_recipe, "bert", "of kind pretrain, not finetune: run it with `bertkit pretrain bert`"),
+        (load_distill_recipe, "rte-freelb", "of kind finetune, not distill: run it with `bertkit finetune rte-freelb`"),
+    ],
+)
+def test_a_recipe_of_another_kind_is_refused_with_the_command_that_runs_it(
+    run_by: Callable[[str], object], recipe: str, told: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        run_by(recipe)
+    assert str(caught.value) == f"{recipe} is a recipe {told}"

@@ -18,8 +18,10 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.units import Ngrams, Spans
+from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
-from bertkit.recipe.load import dump_recipe, load_recipe, shipped_headers
+from bertkit.recipe.load import load_recipe
+from bertkit.recipe.resolve import shipped_headers
 from bertkit.recipe.stages import Stage, stages_of
 from bertkit.training.cost import count_parameters
 

@@ -15,7 +15,8 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config, save_model
 from bertkit.models.labels import Labels
 from bertkit.recipe.distill import DistillRecipe
-from bertkit.recipe.load import load_any, shipped_headers
+from bertkit.recipe.load import load_any
+from bertkit.recipe.resolve import shipped_headers
 
 NAMES = [
     header["name"]

@@ -19,8 +19,9 @@ from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.units import RarePieces
 from bertkit.recipe.distill_text import DistillTextRecipe, with_phases
+from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
-from bertkit.recipe.load import dump_recipe, load_as, resolve_recipe, shipped_headers
+from bertkit.recipe.resolve import load_as, resolve_recipe, shipped_headers
 from bertkit.recipe.stages import stages_of
 from bertkit.training.cost import count_parameters
 

@@ -14,9 +14,11 @@ from tests.tasks.tiny_task import GOOD, reviews, tiny_tokenizer
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
+from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.finetune import FinetuneRecipe, resolved
-from bertkit.recipe.load import dump_recipe, load_any, shipped_headers
+from bertkit.recipe.load import load_any
+from bertkit.recipe.resolve import shipped_headers
 from bertkit.training.methods import FeatureBased, FreeLb
 
 NAMES = [header["name"] for header in shipped_headers() if header["kind"] == "finetune"]

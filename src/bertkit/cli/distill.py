@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertkit.cli.common import (
@@ -194,13 +193,10 @@ def _is_on_text(recipe: str) -> bool:
     Raises:
         UsageError: it is of another kind.
     """
-    from bertkit.recipe.load import DEFAULT_KIND, resolve_recipe
+    from bertkit.recipe.resolve import require_kind, resolve_recipe
 
     tree = resolve_recipe(recipe)
-    kind = tree.child("kind")
-    found = DEFAULT_KIND if kind is None else kind.plain()
-    if found != "distill":
-        raise UsageError(f"{Path(recipe).name}: is a recipe of kind {found}: bertkit {found} {recipe}")
+    require_kind(tree, recipe, "distill")
     return tree.child("objective") is not None
 
 

@@ -15,7 +15,7 @@ app = command_app("List the shipped recipes, or show one in full.")
 @with_options
 def list_recipes(*, common: Telling) -> None:
     """List the recipes that ship: name, kind, title, paper."""
-    from bertkit.recipe.load import shipped_headers
+    from bertkit.recipe.resolve import shipped_headers
 
     headers = shipped_headers()
     if common.as_json:
@@ -36,8 +36,9 @@ def show_recipe(
     common: Telling,
 ) -> None:
     """Show a recipe resolved: every setting, defaults included, as YAML (or JSON)."""
+    from bertkit.recipe.dump import dump_recipe
     from bertkit.recipe.hashing import what_hash
-    from bertkit.recipe.load import dump_recipe, load_any
+    from bertkit.recipe.load import load_any
 
     resolved = load_any(recipe, overrides or ())
     result(resolved.model_dump(mode="json") if common.as_json else dump_recipe(resolved), as_json=common.as_json)

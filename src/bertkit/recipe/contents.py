@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.files import sha256_of
-from bertkit.recipe.load import with_overrides
+from bertkit.recipe.resolve import with_overrides
 from bertkit.recipe.schema import Recipe
 
 _FILES = {"lexicon": "lexicon_sha256"}

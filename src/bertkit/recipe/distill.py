@@ -24,7 +24,7 @@ from bertkit.distill.terms import TERMS
 from bertkit.distill.terms import Term as DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.recipe.finetune import FinetuneRecipe, long_keys, with_task_settings
-from bertkit.recipe.load import load_as, with_overrides
+from bertkit.recipe.resolve import load_as, with_overrides
 from bertkit.recipe.student import AnyStudent, GivenModel, TeacherLayers
 from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.settings import Settings

@@ -30,7 +30,7 @@ from bertkit.objectives.mixed_vocabulary import BesideTeacher, MixedVocabulary
 from bertkit.objectives.registry import OBJECTIVES
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.shared_projections import DUAL, beside_teacher
-from bertkit.recipe.load import with_overrides
+from bertkit.recipe.resolve import with_overrides
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.schema import Term as Item
 from bertkit.recipe.terms import check_each_once

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from bertkit.errors import UsageError
-from bertkit.recipe.load import load_as, with_overrides
+from bertkit.recipe.resolve import load_as, with_overrides
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
 from bertkit.tasks.choice import ChoiceSettings

@@ -1,51 +1,33 @@
-"""Load a recipe: find it, follow `extends`, apply `--set`, check all of it at once; and write a resolved one back.
+"""Load a recipe as what its kind says: one that pretrains, fine-tunes, or distils on text or on a task.
 
-Nothing here follows a paper. Mappings of a recipe and of the one it extends are merged key by key; lists and scalars
-replace. A mapping that picks another variant by `name` (optimizer, schedule) replaces the whole, since the other
-variant's settings mean nothing to it; `family` and `type` do not: a RoBERTa is a BERT but for what it says.
+Nothing here follows a paper. resolve.py finds the settings, schema.py and its siblings say what may stand in them; they
+bring torch along, which a misspelt name need not wait for, so they are imported when the kind is known.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from difflib import get_close_matches
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING
 
-import yaml
-from pydantic import BaseModel
-
-from bertkit.errors import UsageError
 from bertkit.recipe.faults import validate
-from bertkit.recipe.find import find_recipe, recipe_names, shipped_directory
-from bertkit.recipe.tree import VARIANT_KEY, Located, plain_scalar, read_tree
+from bertkit.recipe.resolve import DEFAULT_KIND, kind_of, require_kind, resolve_recipe
+from bertkit.recipe.tree import Located
 
 if TYPE_CHECKING:
     from bertkit.recipe.finetune import FinetuneRecipe
     from bertkit.recipe.schema import Recipe
 
-Model = TypeVar("Model", bound=BaseModel)
-
-HEADER = ("name", "kind", "title", "paper", "arxiv")
-_ONE_LINE = 100
-_LONGEST_TOLD = 60
-"""Characters of an override that a fault repeats."""
-DEFAULT_KIND: Final = "pretrain"
-"""What a recipe is run by where it does not say."""
-
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of that name or path, with `KEY=VALUE` overrides applied.
+    """The recipe of that name or path, one that pretrains, with `KEY=VALUE` overrides applied.
 
     Raises:
-        UsageError: no such recipe, not YAML, a circle of `extends`, or faults in the settings (all of them at once).
+        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or faults in the settings (all
+            of them at once).
     """
     tree = resolve_recipe(name, overrides)
-    kind = tree.child("kind")
-    if kind is not None and kind.plain() == "distill":
-        raise UsageError(f"{name} is a recipe that distils: run it with `bertkit distill {name}`")
-    from bertkit.recipe.schema import Recipe  # brings torch along, which a misspelt name need not wait for
+    require_kind(tree, name, DEFAULT_KIND)
+    from bertkit.recipe.schema import Recipe
 
     return validate(tree, Recipe)
 
@@ -53,10 +35,10 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def load_any(name: str, overrides: Sequence[str] = ()) -> Recipe | FinetuneRecipe:
     """As `load_recipe`, for a recipe of any kind; one of a task is resolved where it names task and models."""
     tree = resolve_recipe(name, overrides)
-    kind = tree.child("kind")
-    if kind is not None and kind.plain() == "distill":
+    kind = kind_of(tree)
+    if kind == "distill":
         return _distillation(tree)
-    if kind is None or kind.plain() != "finetune":
+    if kind != "finetune":
         from bertkit.recipe.schema import Recipe
 
         return validate(tree, Recipe)
@@ -76,175 +58,3 @@ def _distillation(tree: Located) -> Recipe | FinetuneRecipe:
 
     recipe = validate(tree, DistillRecipe)
     return resolved_distillation(recipe) if is_complete(recipe) else recipe
-
-
-def load_as(schema: type[Model], name: str, overrides: Sequence[str] = ()) -> Model:
-    """As `load_recipe`, for any settings class."""
-    return validate(resolve_recipe(name, overrides), schema)
-
-
-def with_overrides(recipe: Model, overrides: Sequence[str]) -> Model:
-    """A copy of a loaded recipe with `KEY=VALUE` overrides applied.
-
-    Raises:
-        UsageError: faults in the result, all of them at once.
-    """
-    tree = Located.of(recipe.model_dump(mode="json"), "the recipe")
-    for override in overrides:
-        tree = _with_override(tree, override)
-    return validate(tree, type(recipe))
-
-
-def resolve_recipe(name: str, overrides: Sequence[str] = ()) -> Located:
-    """The tree of a recipe with `extends` followed and overrides applied, not yet checked."""
-    tree = _named(find_recipe(name))
-    for override in overrides:
-        tree = _with_override(tree, override)
-    return tree
-
-
-def _named(path: Path) -> Located:
-    """A file's tree with its bases merged in, named after the file where it gives no name of its own."""
-    tree = _with_bases(path, ())
-    assert isinstance(tree.value, dict)
-    return Located({"name": Located(path.stem, tree.place), **tree.value}, tree.place)
-
-
-def shipped_headers() -> list[dict[str, Any]]:
-    """What `recipes list` shows of each shipped recipe: name, kind, title, paper, arxiv; None where it says nothing."""
-    return [_header(shipped_directory() / f"{name}.yaml") for name in recipe_names()]
-
-
-def _header(path: Path) -> dict[str, Any]:
-    tree = _named(path)
-    header = {key: child.plain() if (child := tree.child(key)) else None for key in HEADER}
-    return header | {"kind": header["kind"] or DEFAULT_KIND}
-
-
-def dump_recipe(recipe: BaseModel) -> str:
-    """The recipe as YAML: resolved, keys in the schema's order; loading it gives an equal recipe."""
-    data = recipe.model_dump(mode="json")
-    return yaml.dump(
-        data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120, indent=2
-    )
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes whatever text this package's reader would not read back as that text."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
-        """On one line where it fits, else a key a line."""
-        node = super().represent_mapping(tag, mapping, flow_style)
-        if node.flow_style and sum(len(key.value) + len(value.value) + 4 for key, value in node.value) > _ONE_LINE:
-            node.flow_style = False
-        return node
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = '"' if not text.isprintable() else None if isinstance(plain_scalar(text), str) else "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)
-
-
-def _read(path: Path) -> Located:
-    shown = _shown(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as fault:
-        raise UsageError(f"{shown}: not UTF-8 text (byte {fault.start}); is it a recipe?") from None
-    except OSError as fault:
-        raise UsageError(f"{shown}: {fault.strerror}") from None
-    tree = read_tree(text, shown)
-    if not isinstance(tree.value, dict):
-        found = "empty" if tree.value is None else f"a {type(tree.value).__name__}"
-        raise UsageError(f"{shown}: a recipe is a mapping of keys to values; this is {found}")
-    return tree
-
-
-def _with_bases(path: Path, chain: tuple[Path, ...]) -> Located:
-    real = path.resolve()
-    if real in chain:
-        circle = " -> ".join(_shown(each) for each in [*chain[chain.index(real) :], real])
-        raise UsageError(f"extends goes in a circle: {circle}")
-    tree = _read(path)
-    assert isinstance(tree.value, dict)
-    own = dict(tree.value)
-    base_name = own.pop("extends", None)
-    if base_name is None:
-        return Located(own, tree.place)
-    if not isinstance(base_name.value, str):
-        raise UsageError(f"{base_name.place}: extends: expected the name of one recipe, got {base_name.plain()!r}")
-    base = _with_bases(find_recipe(base_name.value, path), (*chain, real))
-    assert isinstance(base.value, dict)
-    inherited = {key: value for key, value in base.value.items() if key != "name"}
-    return Located(_merged(inherited, own), tree.place)
-
-
-def _merged(base: dict[str, Located], own: dict[str, Located]) -> dict[str, Located]:
-    result = dict(base)
-    for key, value in own.items():
-        below = base[key].value if key in base else None
-        if isinstance(below, dict) and isinstance(value.value, dict) and not _another_variant(below, value.value):
-            result[key] = Located(_merged(below, value.value), value.place)
-        else:
-            result[key] = value
-    return result
-
-
-def _another_variant(base: dict[str, Located], own: dict[str, Located]) -> bool:
-    return VARIANT_KEY in own and VARIANT_KEY in base and own[VARIANT_KEY].value != base[VARIANT_KEY].value
-
-
-def _with_override(tree: Located, override: str) -> Located:
-    told = override if len(override) <= _LONGEST_TOLD else f"{override[:_LONGEST_TOLD]}..."
-    place = f"--set {told}"
-    key, equals, text = override.partition("=")
-    keys = key.strip().split(".")
-    if not equals or not all(keys):
-        raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
-    return _replaced(tree, keys, read_tree(text, place), keys)
-
-
-def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequence[str]) -> Located:
-    """A copy of the tree with the value at `keys`; mappings on the way are made where there are none."""
-    if not keys:
-        return value
-    first, rest = keys[0], keys[1:]
-    if isinstance(tree.value, list):
-        items = list(tree.value)
-        index = _index(items, first, value.place, whole[: len(whole) - len(keys)])
-        if first.isdigit():
-            items[index] = _replaced(items[index], rest, value, whole)
-        else:  # a word names an item of single-key mappings, and is the first key inside it
-            items[index] = _replaced(_as_mapping(items[index]), keys, value, whole)
-        return Located(items, tree.place)
-    mapping = dict(tree.value) if isinstance(tree.value, dict) else {}
-    mapping[first] = _replaced(mapping.get(first, Located(None, value.place)), rest, value, whole)
-    return Located(mapping, tree.place if isinstance(tree.value, dict) else value.place)
-
-
-def _as_mapping(item: Located) -> Located:
-    """An item of a list of named settings as a mapping, were it only a name."""
-    return Located({item.value: Located(None, item.place)}, item.place) if isinstance(item.value, str) else item
-
-
-def _index(items: Sequence[Located], key: str, place: str, parent: Sequence[str]) -> int:
-    names = [next(iter(item.value), "") if isinstance(item.value, dict) else str(item.plain()) for item in items]
-    if key.isdigit() and int(key) < len(items):
-        return int(key)
-    if key in names:
-        return names.index(key)
-    near = get_close_matches(key, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(names)}"
-    raise UsageError(f"{place}: the list {'.'.join(parent)} has no {key!r}; {hint}")
-
-
-def _shown(path: Path) -> str:
-    """A path as messages show it: relative where it lies in the working directory."""
-    real, here = path.resolve(), Path.cwd()
-    return os.path.relpath(real, here) if real.is_relative_to(here) else str(path)

@@ -15,7 +15,7 @@ from bertkit.data.config import DataConfig
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.recipe.load import DEFAULT_KIND
+from bertkit.recipe.resolve import DEFAULT_KIND
 from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import TokenizerConfig

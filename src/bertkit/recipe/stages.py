@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bertkit.errors import UsageError
 from bertkit.objectives.forward import follows_generator
-from bertkit.recipe.load import with_overrides
+from bertkit.recipe.resolve import with_overrides
 from bertkit.recipe.schema import Recipe
 
 _MAY_CHANGE = (

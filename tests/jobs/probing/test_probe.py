@@ -23,7 +23,8 @@ from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.hub import save_model
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.probes.similarity import linear_cka, svcca
-from bertkit.recipe.load import dump_recipe, load_recipe
+from bertkit.recipe.dump import dump_recipe
+from bertkit.recipe.load import load_recipe
 from bertkit.run.checkpoint import save_checkpoint
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.verify import verify_run

@@ -54,7 +54,7 @@ from bertkit.objectives.distillation import distilled_among, wanted_of, word_row
 from bertkit.objectives.mixed_vocabulary import MixedVocabulary
 from bertkit.progress import Progress
 from bertkit.recipe.distill_text import TO_BE_GIVEN, DistillTextRecipe, with_phases
-from bertkit.recipe.load import load_as, resolve_recipe
+from bertkit.recipe.resolve import load_as, resolve_recipe
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.recipe.tree import Located

@@ -24,6 +24,7 @@ from bertkit.jobs.finetuning.finetune import Finetuning
 from bertkit.jobs.finetuning.members import Member, members, suite_results
 from bertkit.jobs.finetuning.multitask import joint_fingerprints
 from bertkit.progress import Progress
+from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.finetune import (
     AnyRecipe,
     FinetuneRecipe,
@@ -36,7 +37,6 @@ from bertkit.recipe.finetune import (
     resolved,
 )
 from bertkit.recipe.hashing import differing_keys, what_hash
-from bertkit.recipe.load import dump_recipe
 from bertkit.run.directory import RunDirectory, RunIdentity, find_run, find_runs
 
 NEWEST = "newest"

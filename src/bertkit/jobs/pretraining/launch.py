@@ -23,9 +23,11 @@ from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.progress import Progress
 from bertkit.recipe.contents import with_contents
+from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.faults import validate
 from bertkit.recipe.hashing import differing_keys, what_hash
-from bertkit.recipe.load import dump_recipe, load_as, load_recipe, resolve_recipe, with_overrides
+from bertkit.recipe.load import load_recipe
+from bertkit.recipe.resolve import load_as, resolve_recipe, with_overrides
 from bertkit.recipe.schema import INIT_TO_BE_GIVEN, Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.recipe.tree import Located
