@@ -13,6 +13,22 @@ from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.metrics import MetricsLog
 
 HASH = "0123456789abcdef" * 4
+WRITER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from making import identity
+from bertkit.run.directory import RunDirectory
+run = RunDirectory.create(Path(sys.argv[1]), identity())
+with run.recording():
+    run.update(steps=4)
+    if len(sys.argv) > 3 and os.fork() == 0:
+        time.sleep(60)  # a data worker that outlives its trainer for a while
+        os._exit(0)
+    print(run.path, flush=True)
+    time.sleep(60)
+"""
+"""A program that records a run under its first argument until it is killed."""
 
 
 def identity(recipe: str = "bert-tiny", what_hash: str = HASH) -> RunIdentity:

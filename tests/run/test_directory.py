@@ -1,4 +1,4 @@
-"""Run directories: names, status under every end, one writer at a time, and what a bare `--resume` finds.
+"""Run directories: names, status under every end, one writer at a time.
 
 Laws of bertkit.run.directory, lock and log; processes are really killed.
 """
@@ -16,39 +16,13 @@ import time
 from pathlib import Path
 
 import pytest
-from making import HASH, finished_run, identity, stopped_run
+from making import HASH, WRITER, finished_run, identity, stopped_run
 
 import bertkit.run.directory as module
 from bertkit.errors import BertkitError, DataError, DivergedError, StoppedError, UsageError
 from bertkit.files import finite, sha256_of, write_json, write_text
-from bertkit.run.directory import RunDirectory, find_run, find_runs, newest_unfinished_run
-from bertkit.run.lock import RunLock, is_locked
-
-WRITER = """
-import os, sys, time
-sys.path.insert(0, sys.argv[2])
-from pathlib import Path
-from making import identity
 from bertkit.run.directory import RunDirectory
-run = RunDirectory.create(Path(sys.argv[1]), identity())
-with run.recording():
-    run.update(steps=4)
-    if len(sys.argv) > 3 and os.fork() == 0:
-        time.sleep(60)  # a data worker that outlives its trainer for a while
-        os._exit(0)
-    print(run.path, flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.fixture
-def living_writer(tmp_path: Path):
-    """A process that is recording a run under tmp_path/runs."""
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "runs"), str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield Path(process.stdout.readline().strip()), process
-        process.kill()
+from bertkit.run.lock import RunLock, is_locked
 
 
 def test_a_run_is_named_by_recipe_and_hash_and_repeats_are_counted(tmp_path: Path) -> None:
@@ -184,48 +158,6 @@ def test_one_process_does_not_lock_a_run_twice_and_asking_does_not_unlock_it(tmp
     lock.release()
     assert subprocess.check_output(ask, text=True).strip() == "False"
     RunLock(tmp_path).release()
-
-
-def test_runs_are_found_newest_first_and_a_damaged_record_is_passed_over_aloud(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    runs = []
-    for name in ("a", "c", "b"):
-        runs.append(stopped_run(tmp_path, name))
-        time.sleep(0.002)
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "run.json").write_text('{"format": 1, "ki')
-    (tmp_path / "no-run").mkdir()
-    assert [run.id for run in find_runs(tmp_path)] == [run.id for run in reversed(runs)]
-    assert "broken/run.json" in caplog.text
-    assert find_runs(tmp_path / "missing") == []
-
-
-def test_bare_resume_takes_the_newest_unfinished_run_of_the_same_hash(tmp_path: Path, living_writer) -> None:
-    root = tmp_path / "runs"
-    assert newest_unfinished_run(root, HASH) is None  # the one there is running
-    old = stopped_run(root)
-    time.sleep(0.002)
-    new = stopped_run(root)
-    time.sleep(0.002)
-    stopped_run(root, what_hash="f" * 64)
-    finished_run(root)
-    found = newest_unfinished_run(root, HASH)
-    assert found is not None
-    assert found.id == new.id != old.id
-    assert newest_unfinished_run(root, "e" * 64) is None
-
-
-def test_a_run_is_found_by_path_or_id_and_a_wrong_name_gets_the_nearest(tmp_path: Path) -> None:
-    run = stopped_run(tmp_path)
-    assert find_run(str(run.path), Path("elsewhere")).id == run.id
-    assert find_run(run.id, tmp_path).id == run.id
-    with pytest.raises(DataError, match=f"did you mean {run.id}"):
-        find_run("bert-tiny-01234568", tmp_path)
-    with pytest.raises(DataError, match="runs list"):
-        find_run("zzz", tmp_path)
-    with pytest.raises(DataError, match=r"has no run\.json"):
-        find_run(str(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 9}', b'{"format": 1, "kind": 3}', b"\xff\x00"])

@@ -14,12 +14,12 @@ import typer
 
 from bertkit.cli.story import Story, duration, result, story
 from bertkit.errors import UsageError
+from bertkit.run import NEWEST
 
 __all__ = [
     "DEFAULT_MODEL",
     "MANY_VALUES",
     "OPTIONAL_VALUE",
-    "RESUME_NEWEST",
     "AsJson",
     "Data",
     "Device",
@@ -49,10 +49,7 @@ __all__ = [
     "story",
 ]
 
-RESUME_NEWEST = "newest"
-"""The value of a bare `--resume`: the newest unfinished run of this recipe."""
-
-OPTIONAL_VALUE = {"--resume": RESUME_NEWEST}
+OPTIONAL_VALUE = {"--resume": NEWEST}
 """Options whose value may be left out, with the value that stands for none."""
 
 MANY_VALUES = frozenset({"--data"})

@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from bertkit.cli.common import (
-    RESUME_NEWEST,
     Data,
     RecipeName,
     Resume,
@@ -26,9 +25,6 @@ from bertkit.cli.common import (
 from bertkit.cli.finetune import DataDir, Grid, OwnData, Seeds, TaskNames, grid_values, task_names, tell_scores
 from bertkit.cli.shared import Options, Training, as_overrides, keep_log, with_options
 from bertkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from bertkit.run.directory import RunDirectory
 
 app = command_app()
 
@@ -81,7 +77,9 @@ def distill(
     if recipe:
         resumed = None
     elif resume is not None:
-        resumed = _resumed(resume)
+        from bertkit.run.find import run_to_resume
+
+        resumed = run_to_resume(resume, runs_root(), "distill")
         given = [f"--{name}" for name, value in vars(lesson).items() if value]
         if given:
             raise UsageError(
@@ -170,21 +168,6 @@ def _tell_teacher(results: Mapping[str, Any]) -> None:
         f"{'a control, without the teacher: ' if results['control'] else ''}{student['parameters']:,} parameters,"
         f" {times:.1f} times fewer than the teacher's {teacher['parameters']:,}"
     )
-
-
-def _resumed(resume: str) -> RunDirectory:
-    """The run to go on with, where no recipe says which."""
-    from bertkit.run.directory import find_run, find_runs
-
-    if resume != RESUME_NEWEST:
-        run = find_run(resume, runs_root())
-        if run.record["kind"] != "distill":
-            raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which resumes it")
-        return run
-    unfinished = [run for run in find_runs(runs_root()) if run.record["kind"] == "distill" and run.status != "done"]
-    if not unfinished:
-        raise UsageError(f"no unfinished run to resume under {runs_root()}; start one without --resume")
-    return unfinished[0]
 
 
 def _is_on_text(recipe: str) -> bool:

@@ -26,7 +26,7 @@ def ensemble(
 ) -> None:
     """Average the saved predictions of several runs, score them and write them: `bertkit eval ensemble RUN RUN RUN`"""
     from bertkit.jobs.evaluating.ensemble import EnsembleRequest, evaluate_ensemble
-    from bertkit.run.directory import find_run
+    from bertkit.run.find import find_run
 
     request = EnsembleRequest(
         runs=[find_run(name, runs_root()) for name in runs],

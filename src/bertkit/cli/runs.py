@@ -38,7 +38,7 @@ RunName = Annotated[
 @with_options
 def list_runs(*, common: Telling) -> None:
     """List the runs under BERTKIT_RUNS (else runs/), the newest first: id, status, steps, start, results."""
-    from bertkit.run.directory import find_runs
+    from bertkit.run.find import find_runs
 
     rows = [_row(run) for run in find_runs(runs_root())]
     if common.as_json:
@@ -56,7 +56,7 @@ def list_runs(*, common: Telling) -> None:
 @with_options
 def show_run(run: RunName, *, common: Telling) -> None:
     """Show a run: what it was asked, how far it got, its newest figures, results and checkpoints."""
-    from bertkit.run.directory import find_run
+    from bertkit.run.find import find_run
 
     found = find_run(run, runs_root())
     shown = _document(found)
@@ -91,7 +91,7 @@ def diff(
 ) -> None:
     """Compare two runs by their saved predictions: paired bootstrap, agreement, and how their recipes differ."""
     from bertkit.jobs.evaluating.runs_diff import compare_runs
-    from bertkit.run.directory import find_run
+    from bertkit.run.find import find_run
 
     first, second = (find_run(name, runs_root()) for name in (a, b))
     document = compare_runs(
@@ -121,7 +121,7 @@ def verify(run: RunName, *, common: Telling) -> None:
     """Check every file of a run against its recorded hash; exit code 5 where one is missing, truncated or altered."""
     from dataclasses import asdict
 
-    from bertkit.run.directory import find_run
+    from bertkit.run.find import find_run
     from bertkit.run.verify import verify_run
 
     report = verify_run(find_run(run, runs_root()).path)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+
+from bertkit.errors import UsageError
 
 NOT_DECIDING = frozenset({"engine", "name", "title", "paper", "arxiv", "table"})
 
@@ -40,6 +43,27 @@ def differing_keys(first: BaseModel, second: BaseModel) -> list[tuple[str, Any, 
     a, b = deciding_half(first), deciding_half(second)
     # Where only the order of named items differs, the flat forms are equal and the top-level values are not.
     return _unequal(_flat(a), _flat(b)) or _unequal(a, b)
+
+
+def require_same_result(recorded: BaseModel, wanted: BaseModel, run: Path) -> None:
+    """Refuse to go on with a run under a recipe that decides on another result.
+
+    Args:
+        recorded: the run's recipe.
+        wanted: what is asked for now.
+        run: the run's directory, for the message.
+
+    Raises:
+        UsageError: they differ; the keys are listed.
+    """
+    differing = differing_keys(recorded, wanted)
+    if differing:
+        lines = [f"  {key}: the run has {old!r}, now {new!r}" for key, old, new in differing]
+        raise UsageError(
+            f"{run}: cannot resume with a recipe that decides on another result:\n"
+            + "\n".join(lines)
+            + "\nundo these, or start a new run without --resume"
+        )
 
 
 def _unequal(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -278,44 +277,6 @@ class RunDirectory:
             self._end("stopped" if stopped else "failed", reason)
         except OSError as refused:
             log.warning("the end of the run could not be recorded in %s (%s)", self.path / RECORD, refused)
-
-
-def find_runs(root: Path) -> list[RunDirectory]:
-    """The runs under `root`, the newest first; a damaged record is passed over with a warning."""
-    runs = []
-    for record in sorted(root.glob(f"*/{RECORD}")):
-        try:
-            runs.append(RunDirectory.open(record.parent))
-        except DataError as error:
-            log.warning("%s", error)
-    return sorted(runs, key=lambda run: str(run.record["started"]), reverse=True)
-
-
-def find_run(name: str, root: Path) -> RunDirectory:
-    """The run at the path `name`, or of that id under `root`.
-
-    Raises:
-        DataError: there is none; the message offers the nearest id.
-    """
-    for path in (Path(name), root / name):
-        if (path / RECORD).is_file():
-            return RunDirectory.open(path)
-    if Path(name).is_dir():
-        raise DataError(f"{name}: not a run directory (it has no {RECORD})")
-    ids = [record.parent.name for record in root.glob(f"*/{RECORD}")]
-    near = get_close_matches(Path(name).name, ids, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "`bertkit runs list` shows the runs there are"
-    raise DataError(f"{name}: no such run, neither as a path nor under {root}; {hint}")
-
-
-def newest_unfinished_run(root: Path, what_hash: str) -> RunDirectory | None:
-    """The newest run of this what-hash that was stopped, killed or failed: what a bare `--resume` goes on with."""
-    for run in find_runs(root):
-        if run.record["what_hash"] == what_hash and run.status != "done":
-            if run.status != "running":
-                return run
-            log.warning("%s is of this recipe too, but is being written by a living process", run.path)
-    return None
 
 
 def record_faults(record: Mapping[str, Any]) -> list[str]:

@@ -39,7 +39,8 @@ from bertkit.models.weight_files import weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.recipe.hashing import what_hash
-from bertkit.run.directory import RECORD, RunDirectory, RunIdentity, find_runs, newest_unfinished_run
+from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
+from bertkit.run.find import find_runs, newest_unfinished
 from bertkit.tasks.base import Scores
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer import Tokenizer
@@ -159,10 +160,11 @@ def _run_directory(
         if run.record["what_hash"] != identity.what_hash:
             raise UsageError(f"{run.path}: holds another run; name a new directory with --run-dir")
         return run, run.status == "done"
-    for run in find_runs(request.runs_root):
-        if run.record["what_hash"] == identity.what_hash and run.status == "done":
+    same = [run for run in find_runs(request.runs_root) if run.record["what_hash"] == identity.what_hash]
+    for run in same:
+        if run.status == "done":
             return run, True
-    unfinished = newest_unfinished_run(request.runs_root, identity.what_hash)
+    unfinished = newest_unfinished(same)
     if unfinished is not None:
         log.info("going on with %s", unfinished.path)
         return unfinished, False

@@ -36,11 +36,10 @@ from bertkit.recipe.finetune import (
     own_spec,
     resolved,
 )
-from bertkit.recipe.hashing import differing_keys, what_hash
-from bertkit.run.directory import RunDirectory, RunIdentity, find_run, find_runs
-
-NEWEST = "newest"
-"""In place of a run's name: the newest unfinished run of the recipe."""
+from bertkit.recipe.hashing import require_same_result, what_hash
+from bertkit.run import NEWEST
+from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.find import run_to_resume
 
 SUITE_FILE = "suite.json"
 _READ = {
@@ -427,34 +426,22 @@ def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneReci
     else:
         wanted = requested_recipe(request)
         wanted = changed(wanted, [f"seed={seed}" for seed in request.seeds[:1]])
-    differing = differing_keys(recorded, wanted)
-    if differing:
-        lines = [f"  {key}: the run has {old!r}, now {new!r}" for key, old, new in differing]
-        raise UsageError(
-            f"{run.path}: cannot resume with a recipe that decides on another result:\n"
-            + "\n".join(lines)
-            + "\nundo these, or start a new run without --resume"
-        )
+    require_same_result(recorded, wanted, run.path)
     return recorded.model_copy(update={"engine": wanted.engine})
 
 
 def _run_to_resume(request: FinetuneRequest) -> RunDirectory:
-    if request.run_dir is not None:
+    assert request.resume is not None
+    if request.resume == NEWEST and request.run_dir is not None:
         return RunDirectory.open(request.run_dir)
-    if request.resume != NEWEST:
-        assert request.resume is not None
-        run = find_run(request.resume, request.runs_root)
-        if run.record["kind"] != request.kind:
-            raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which resumes it")
-        return run
-    runs = [run for run in find_runs(request.runs_root) if run.record["kind"] == request.kind]
-    if not request.names_nothing:
+
+    def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
+        if request.names_nothing:
+            return runs
         name = requested_recipe(request).name
-        runs = [run for run in runs if run.record["recipe"] == name]
-    unfinished = [run for run in runs if run.status != "done"]
-    if not unfinished:
-        raise UsageError(f"no unfinished run to resume under {request.runs_root}; start one without --resume")
-    return unfinished[0]
+        return [run for run in runs if run.record["recipe"] == name]
+
+    return run_to_resume(request.resume, request.runs_root, request.kind, fitting)
 
 
 def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, ...]:

@@ -25,19 +25,18 @@ from bertkit.progress import Progress
 from bertkit.recipe.contents import with_contents
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.faults import validate
-from bertkit.recipe.hashing import differing_keys, what_hash
+from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.recipe.load import load_recipe
 from bertkit.recipe.resolve import load_as, resolve_recipe, with_overrides
 from bertkit.recipe.schema import INIT_TO_BE_GIVEN, Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.recipe.tree import Located
-from bertkit.run.directory import RunDirectory, RunIdentity, find_run, find_runs
+from bertkit.run import NEWEST
+from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.find import run_to_resume
 from bertkit.settings import Settings
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer
-
-NEWEST = "newest"
-"""In place of a run's name: the newest unfinished run of the recipe."""
 
 log = logging.getLogger(__name__)
 
@@ -261,36 +260,25 @@ def _resumed(way: Launch) -> tuple[Recipe, RunDirectory]:
     else:
         wanted = way.requested()
     # A run of before there were hashes of files has none to compare with.
-    differing = differing_keys(with_contents(recorded), wanted)
-    if differing:
-        lines = [f"  {key}: the run has {old!r}, now {new!r}" for key, old, new in differing]
-        raise UsageError(
-            f"{run.path}: cannot resume with a recipe that decides on another result:\n"
-            + "\n".join(lines)
-            + "\nundo these, or start a new run without --resume"
-        )
+    require_same_result(with_contents(recorded), wanted, run.path)
     return with_overrides(recorded, [f"engine={json.dumps(wanted.engine.model_dump(mode='json'))}"]), run
 
 
 def _run_to_resume(way: Launch) -> RunDirectory:
     request = way.request
-    if request.resume != NEWEST:
-        assert request.resume is not None
-        return find_run(request.resume, request.runs_root)
-    kind = way.schema.model_fields["kind"].default
-    runs = [run for run in find_runs(request.runs_root) if run.record["kind"] == kind]
-    if request.run_dir is not None:
-        runs = [RunDirectory.open(request.run_dir)]
-    elif request.recipe is not None:
+    assert request.resume is not None
+    if request.resume == NEWEST and request.run_dir is not None:
+        return RunDirectory.open(request.run_dir)
+
+    def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
+        if request.recipe is None:
+            return runs
         wanted = way.requested()
         same = [run for run in runs if run.record["what_hash"] == what_hash(wanted)]
         # A run of this recipe under another hash is offered too, so that its differing keys are named.
-        runs = same or [run for run in runs if run.record["recipe"] == wanted.name]
-    unfinished = [run for run in runs if run.status != "done"]
-    if not unfinished:
-        where = request.run_dir or request.runs_root
-        raise UsageError(f"no unfinished run to resume under {where}; start one without --resume")
-    return unfinished[0]
+        return same or [run for run in runs if run.record["recipe"] == wanted.name]
+
+    return run_to_resume(request.resume, request.runs_root, way.schema.model_fields["kind"].default, fitting)
 
 
 class _ModelNoun(Settings):

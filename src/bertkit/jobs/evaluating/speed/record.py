@@ -16,7 +16,8 @@ import yaml
 from bertkit.errors import DataError, UsageError
 from bertkit.jobs.evaluating.base import Examined
 from bertkit.models.find import find_model
-from bertkit.run.directory import RECIPE, RECORD, RunDirectory, find_run
+from bertkit.run.directory import RECIPE, RECORD, RunDirectory
+from bertkit.run.find import find_run
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.published import published_for
 from bertkit.tasks.published_compression import NO_METHOD, method_in, method_named

@@ -1,0 +1,89 @@
+"""Which runs there are: all of a folder, the one of a name, the one that `--resume` goes on with.
+
+Own design (contract: the run directory). Sibling directory.py is one run. Imports neither torch, pydantic nor yaml, so
+that listing runs is quick.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from bertkit.errors import DataError, UsageError
+from bertkit.run import NEWEST
+from bertkit.run.directory import RECORD, RunDirectory
+
+log = logging.getLogger(__name__)
+
+Choice = Callable[[Sequence[RunDirectory]], Iterable[RunDirectory]]
+"""Which of some runs may be gone on with."""
+
+
+def find_runs(root: Path) -> list[RunDirectory]:
+    """The runs under `root`, the newest first; a damaged record is passed over with a warning."""
+    runs = []
+    for record in sorted(root.glob(f"*/{RECORD}")):
+        try:
+            runs.append(RunDirectory.open(record.parent))
+        except DataError as error:
+            log.warning("%s", error)
+    return sorted(runs, key=lambda run: str(run.record["started"]), reverse=True)
+
+
+def find_run(name: str, root: Path, *, kind: str | None = None) -> RunDirectory:
+    """The run at the path `name`, or of that id under `root`.
+
+    Args:
+        name: path or id.
+        root: where runs lie.
+        kind: the command that it must be a run of; any where None.
+
+    Raises:
+        DataError: there is none; the message offers the nearest id.
+        UsageError: it is of another kind.
+    """
+    for path in (Path(name), root / name):
+        if (path / RECORD).is_file():
+            run = RunDirectory.open(path)
+            if kind not in (None, run.record["kind"]):
+                raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which resumes it")
+            return run
+    if Path(name).is_dir():
+        raise DataError(f"{name}: not a run directory (it has no {RECORD})")
+    ids = [record.parent.name for record in root.glob(f"*/{RECORD}")]
+    near = get_close_matches(Path(name).name, ids, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "`bertkit runs list` shows the runs there are"
+    raise DataError(f"{name}: no such run, neither as a path nor under {root}; {hint}")
+
+
+def newest_unfinished(runs: Iterable[RunDirectory]) -> RunDirectory | None:
+    """The first of these that was stopped, killed or failed, and is not being written."""
+    for run in runs:
+        if run.status == "running":
+            log.warning("%s is left alone: a living process is writing it", run.path)
+        elif run.status != "done":
+            return run
+    return None
+
+
+def run_to_resume(name: str, root: Path, kind: str, fitting: Choice = lambda runs: runs) -> RunDirectory:
+    """The run that is named, or the newest unfinished one.
+
+    Args:
+        name: path or id of a run, or NEWEST.
+        root: where runs lie.
+        kind: the command whose runs are meant.
+        fitting: which of them NEWEST may mean; the newest is first.
+
+    Raises:
+        DataError: there is no run of that name.
+        UsageError: it is of another kind, or there is no unfinished one.
+    """
+    if name != NEWEST:
+        return find_run(name, root, kind=kind)
+    found = newest_unfinished(fitting([run for run in find_runs(root) if run.record["kind"] == kind]))
+    if found is None:
+        raise UsageError(f"no unfinished run to resume under {root}; start one without --resume")
+    return found
