@@ -1,8 +1,8 @@
 """int8 beside floats at batch 1, in bertkit and in ONNX Runtime: sentences a second in one process, and a task's score.
 
-    python benchmarks/int8_speed.py RUN --threads 1 --lengths 16 32 64 128
-    python benchmarks/int8_speed.py RUN --threads 1 --task sst2 --data-dir DATA/glue
-    python benchmarks/int8_speed.py RUN --threads 1 --texts sentences.txt
+    python -m benchmarks.int8_speed RUN --threads 1 --lengths 16 32 64 128
+    python -m benchmarks.int8_speed RUN --threads 1 --task sst2 --data-dir DATA/glue
+    python -m benchmarks.int8_speed RUN --threads 1 --texts sentences.txt
 
 RUN is any model or run directory; with --task one that was fine-tuned on that task, which classifies. It is exported as
 int8 and as both graphs into a temporary directory; then the four take turns, one sentence at a time, and what is

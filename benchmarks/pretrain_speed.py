@@ -4,8 +4,8 @@ The peer is what one writes with the library: BertForPreTraining, SDPA, fused Ad
 logits for every position. Both see the same samples and masks, in one process, step about, so that a machine that slows
 down slows both.
 
-    python benchmarks/pretrain_speed.py --data TEXT            256 wide, 4 layers, 32 x 128
-    python benchmarks/pretrain_speed.py --data TEXT --base     BERT base, 16 x 128
+    python -m benchmarks.pretrain_speed --data TEXT            256 wide, 4 layers, 32 x 128
+    python -m benchmarks.pretrain_speed --data TEXT --base     BERT base, 16 x 128
 
 Precisions: the peer runs with bf16 autocast where the processor multiplies in bf16, and in fp32 where it does not
 (there bf16 is emulated, at a hundredth of the speed, and would flatter the ratio); `--precision` chooses another.

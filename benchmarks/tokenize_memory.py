@@ -3,7 +3,7 @@
 The corpus is made: real documents again and again, each time with some words replaced by new ones, so that neither word
 tables nor the vocabulary's sample see a small text repeated.
 
-    python benchmarks/tokenize_memory.py [--data FILE.txt[.xz]] [--gigabytes 2] [--limit 1.5]
+    python -m benchmarks.tokenize_memory [--data SOURCE] [--gigabytes 2] [--limit 1.5]
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def family_memory(process: psutil.Process) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="../shared/data/text/wikipedia-train.txt.xz")
+    parser.add_argument("--data", default="builtin:pydocs", help="a source of text")
     parser.add_argument("--gigabytes", type=float, default=2)
     parser.add_argument("--limit", type=float, default=1.5, help="fail above so many gigabytes")
     options = parser.parse_args()

@@ -4,7 +4,7 @@ The other side is the preparation of the `transformers` language-modelling examp
 a fast tokenizer over it in batches, map a function that joins the ids and cuts them into blocks. Both sides have one
 tokenizer, the same documents and as many processes; they run in turn, so that a slow minute of the machine hits both.
 
-    python benchmarks/tokenize_speed.py [--data FILE.txt[.xz]] [--megabytes 50] [--processes 2] [--rounds 3]
+    python -m benchmarks.tokenize_speed [--data SOURCE] [--megabytes 50] [--processes 2] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def processor_seconds() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="../shared/data/text/wikipedia-train.txt.xz")
+    parser.add_argument("--data", default="builtin:pydocs", help="a source of text")
     parser.add_argument("--megabytes", type=float, default=50)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
