@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.jobs.stopping import stopping_at
 from tests.tasks.tiny_glue import TEST_ROWS, small_test_sets, write_glue
 from tests.tasks.tiny_task import write_model
 
@@ -24,7 +25,6 @@ from bertkit.jobs.evaluating.glue import AVERAGES, evaluate_glue, glue_tasks
 from bertkit.jobs.evaluating.plan import TaskEvaluation
 from bertkit.jobs.evaluating.score import score_file
 from bertkit.jobs.evaluating.tasks import evaluate_tasks
-from bertkit.jobs.finetuning import finetune as finetune_job
 from bertkit.tasks.catalogue import GLUE, TASKS, find_task
 from bertkit.tasks.readers.find import find_files
 
@@ -173,23 +173,11 @@ def test_what_is_finished_is_not_repeated_and_a_seed_more_is_one_run(place: Plac
     assert sum(each["predicts"] for each in (first, second)) == 1
 
 
-def test_a_stopped_evaluation_goes_on_where_it_stood(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stop:
-        def __init__(self, max_minutes: float | None = None) -> None:
-            self.reason = "SIGTERM"
-
-        def __enter__(self) -> Stop:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return
-
+def test_a_stopped_evaluation_goes_on_where_it_stood(place: Place) -> None:
     settings = {"overrides": ("optimisation.max_steps=2", "batch=7"), "seeds": (1,)}
     wanted = place.evaluation("rte", runs=place.directory / "stopped", **settings)
-    with monkeypatch.context() as inner:
-        inner.setattr(finetune_job, "StopRequest", Stop)
-        with pytest.raises(StoppedError, match=r"at step 1 of 2.*give the same command again"):
-            evaluate_tasks(wanted)
+    with stopping_at(1), pytest.raises(StoppedError, match=r"at step 1 of 2.*give the same command again"):
+        evaluate_tasks(wanted)
     resumed = evaluate_tasks(wanted)
     assert len(list(wanted.request.runs_root.iterdir())) == 1
     straight = evaluate_tasks(place.evaluation("rte", runs=place.directory / "straight", **settings))

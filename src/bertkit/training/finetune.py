@@ -32,7 +32,7 @@ from bertkit.training.gradients import Gradient, Parts
 from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
 from bertkit.training.row_gradients import RowGradients
 from bertkit.training.schedules import BertSchedule, ConstantSchedule, CosineSchedule, LinearSchedule, Schedule
-from bertkit.training.step import StepOutcome, TermTotal
+from bertkit.training.step import StepOutcome, TermTotal, update_if_finite
 
 _WINDOW_ITEMS = 16_384
 """Items among which sequences are sorted by length for prediction."""
@@ -203,11 +203,7 @@ class TaskStepper:
             for term, part in self.gradient.add(loss, moved, shares, number).items():
                 totals[term] += part
         norm = self.rows.clip(self.model.parameters(), self.clip_norm)
-        finite = math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
-        if finite:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate * group.get("lr_scale", 1.0)
-            self.optimizer.step()
+        finite = update_if_finite(self.optimizer, rate, norm, totals)
         self.rows.clear()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(totals, norm, sum(batch.packed.num_tokens for batch in batches), finite)

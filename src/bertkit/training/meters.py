@@ -50,22 +50,31 @@ class WindowMeter:
         self.waited_seconds += waited_seconds
         self.flops += flops
 
-    def summary(self, objectives: Sequence[Objective], *, peak_flops: float) -> dict[str, Any]:
-        """The figures of one log line, under the names of metrics.jsonl."""
+    def losses(self, objectives: Sequence[Objective]) -> dict[str, Any]:
+        """Total, terms and accuracies of these objectives, under the names of metrics.jsonl."""
         present = [objective for objective in objectives if objective.term in self.terms]
-        targets = sum(term.count for term in self.terms.values())
-        seconds = max(self.seconds, 1e-9)
         return {
-            "loss": weighted_loss(self.terms, present) if present else float("nan"),
+            "loss": weighted_loss(self.terms, present) if present else None,
             **{f"loss/{name}": term.mean for name, term in self.terms.items()},
             **{
                 f"accuracy/{objective.term}": self.terms[objective.term].accuracy
                 for objective in present
                 if objective.has_accuracy
             },
+        }
+
+    def costs(self, *, target_tokens: int, peak_flops: float) -> dict[str, Any]:
+        """What the steps took, under the names of metrics.jsonl.
+
+        Args:
+            target_tokens: how many were predicted.
+            peak_flops: what the machine can do a second.
+        """
+        seconds = max(self.seconds, 1e-9)
+        return {
             "grad_norm": self.gradient_norm,
             "tokens_per_s": self.tokens / seconds,
-            "target_tokens_per_s": targets / seconds,
+            "target_tokens_per_s": target_tokens / seconds,
             "mfu": self.flops / seconds / peak_flops,
             "input_stall": self.waited_seconds / seconds,
             "peak_memory_mb": peak_memory_mb(),

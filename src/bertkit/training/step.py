@@ -101,11 +101,7 @@ class Stepper:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
             totals = {name: totals[name] + term if name in totals else term for name, term in terms.items()}
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm))
-        finite = math.isfinite(norm) and all(math.isfinite(term.sum) for term in totals.values())
-        if finite:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate * group.get("lr_scale", 1.0)
-            self.optimizer.step()
+        finite = update_if_finite(self.optimizer, rate, norm, totals)
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(totals, norm, sum(batch.num_tokens for batch in batches), finite)
 
@@ -120,6 +116,25 @@ class Stepper:
             parts = losses(self.model, objectives, batch, guide)
         loss = torch.stack([parts[each.term].sum * (each.weight / counts[each.term]) for each in objectives]).sum()
         return loss, {term: TermTotal.of(part) for term, part in parts.items()}
+
+
+def update_if_finite(
+    optimizer: torch.optim.Optimizer, rate: float, gradient_norm: float, totals: Mapping[str, TermTotal]
+) -> bool:
+    """Apply the gradients that are there, unless their norm or a term is not finite; returns whether it did.
+
+    Args:
+        optimizer: a group of its parameters may have `lr_scale`, its factor of the rate.
+        rate: learning rate.
+        gradient_norm: before clipping.
+        totals: the terms of the loss.
+    """
+    if not math.isfinite(gradient_norm) or not all(math.isfinite(total.sum) for total in totals.values()):
+        return False
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+    optimizer.step()
+    return True
 
 
 def losses(

@@ -19,7 +19,6 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.distilling.suite import DistillRequest, distill
 from bertkit.jobs.distilling.teachers import answers_identity
-from bertkit.jobs.finetuning import finetune as job
 from bertkit.jobs.finetuning.plan import finetuning_plan
 from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune
 from bertkit.models.hub import load_model, save_model
@@ -33,7 +32,7 @@ from bertkit.tasks.tagging import FIRST, Tagging, TaggingSettings
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.distillation import reading_of
 from bertkit.training.finetune import EpochOrder
-from tests.jobs.finetuning.test_finetune import StopAt
+from tests.jobs.stopping import stopping_at
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_model, write_table
 
@@ -207,13 +206,11 @@ def test_the_cut_of_a_batch_changes_nothing_but_rounding(
 
 
 def test_a_stop_and_a_resume_give_the_same_model_to_the_bit(
-    place: Place, finished: FinetuneOutcome, logits_only: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, finished: FinetuneOutcome, logits_only: str
 ) -> None:
     run = place.directory / "stopped"
-    with monkeypatch.context() as inner:
-        inner.setattr(job, "StopRequest", type("StopAt", (StopAt,), {"looks": 4}))
-        with pytest.raises(StoppedError, match=r"at step 5 .*`bertkit distill --resume"):
-            place.run(logits_only, run_dir=run)
+    with stopping_at(5), pytest.raises(StoppedError, match=r"at step 5 .*`bertkit distill --resume"):
+        place.run(logits_only, run_dir=run)
     resumed = distill(
         DistillRequest(resume=str(run), runs_root=place.directory / "runs", cache=place.directory / "cache"),
         progress=silent_progress,

@@ -16,12 +16,12 @@ from bertkit.distill.losses import cosine_distance, soft_targets
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.distilling.text import TextLaunch, distill_text_plan
 from bertkit.jobs.distilling.text_student import TextDistillation
-from bertkit.jobs.pretraining import pretrain
 from bertkit.jobs.pretraining.launch import Finished
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
-from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, StopAt, write_classroom
+from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, write_classroom
+from tests.jobs.stopping import stopping_at
 from tests.jobs.tiny_run import write_model
 
 WITHOUT_DROPOUT = ("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0")
@@ -90,7 +90,7 @@ def test_steps_are_those_of_a_plain_loop_over_transformers(classroom: Classroom,
         for group in plain.param_groups:
             group["lr"] = stage_run.stage.rate(step)
         plain.step()
-        outcome = ours._take_step(stage_run.batches[step], stage_run)
+        outcome = ours.take_step(stage_run.batches[step])
         found = sum(each.weight * outcome.terms[each.term].mean for each in stage_run.objectives)
         assert found == pytest.approx(loss.item(), rel=1e-5)
         norm = torch.stack([parameter.grad.norm() for parameter in student.parameters()]).norm()
@@ -124,8 +124,8 @@ def test_the_student_begins_with_its_teachers_layers_words_and_head(classroom: C
 def test_frozen_parts_stay_as_they_begin(classroom: Classroom, tmp_path: Path) -> None:
     training = job(classroom, tmp_path, "frozen=[embeddings.position]")
     teacher, student = training.teacher.encoder, training.model.encoder
-    training._take_step(training.stages[0].batches[1], training.stages[0])
-    training._take_step(training.stages[0].batches[2], training.stages[0])
+    training.take_step(training.stages[0].batches[1])
+    training.take_step(training.stages[0].batches[2])
     assert torch.equal(student.embeddings.position.weight, teacher.embeddings.position.weight)
     assert not torch.equal(student.embeddings.word.weight, teacher.embeddings.word.weight)
 
@@ -168,7 +168,7 @@ def test_transfer_goes_layer_by_layer_before_the_rest(classroom: Classroom, tmp_
     assert [run.stage.own_schedule for run in training.stages] == [False, False, True]
     first = training.stages[0]
     for step in range(2):
-        training._take_step(first.batches[step], first)
+        training.take_step(first.batches[step])
     changed = {
         name for name, parameter in training.model.named_parameters() if not torch.equal(parameter, before[name])
     }
@@ -176,16 +176,12 @@ def test_transfer_goes_layer_by_layer_before_the_rest(classroom: Classroom, tmp_
     assert not any(name.startswith(("encoder.layers.1.", "masked_lm.")) for name in changed)
 
 
-def test_stopped_and_resumed_it_ends_with_the_same_bytes(
-    classroom: Classroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_and_resumed_it_ends_with_the_same_bytes(classroom: Classroom, tmp_path: Path) -> None:
     """Stopped inside the second layer's phase, with a learnt map and with dropout."""
     overrides = (PHASES[0].replace("feature_maps: {weight: 100}", "hidden_states: {projection: fit}"), PHASES[1])
     whole = classroom.run("whole", *overrides, run_dir=tmp_path / "whole", max_steps=6)
-    with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "StopRequest", StopAt)
-        with pytest.raises(StoppedError, match="`bertkit distill --resume"):
-            classroom.run("stopped", *overrides, run_dir=tmp_path / "stopped", max_steps=6)
+    with stopping_at(3), pytest.raises(StoppedError, match="`bertkit distill --resume"):
+        classroom.run("stopped", *overrides, run_dir=tmp_path / "stopped", max_steps=6)
     again = classroom.resume(tmp_path / "stopped")
     assert again.results == whole.results
     for name in ("weights", "optimizer"):
@@ -339,7 +335,7 @@ def test_a_store_that_keeps_all_words_or_has_no_room_changes_nothing(classroom: 
         training = job(classroom, tmp_path, f"teacher_store={store}", *WITHOUT_DROPOUT)
         stage_run = training.stages[0]
         for step in (0, 1):
-            outcome = training._take_step(stage_run.batches[step], stage_run)
+            outcome = training.take_step(stage_run.batches[step])
         losses.append([outcome.gradient_norm, *(term.mean for term in outcome.terms.values())])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)

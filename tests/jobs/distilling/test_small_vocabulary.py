@@ -16,7 +16,6 @@ from bertkit.distill.projections import projections_of
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.distilling.small_vocabulary import DualTraining
 from bertkit.jobs.distilling.text import distill_text_plan
-from bertkit.jobs.pretraining import pretrain
 from bertkit.jobs.pretraining.launch import Finished
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
@@ -24,7 +23,8 @@ from bertkit.models.hub import load_model
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.cost import training_flops
-from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, StopAt, write_classroom
+from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, write_classroom
+from tests.jobs.stopping import stopping_at
 from tests.jobs.tiny_run import write_model
 
 RECIPE = """
@@ -119,12 +119,10 @@ def test_teacher_and_projections_learn_beside_the_student_and_are_kept_in_checkp
 
 
 def test_stopped_and_resumed_it_ends_with_the_same_bytes(
-    classroom: Classroom, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    classroom: Classroom, finished: Finished, tmp_path: Path
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "StopRequest", StopAt)
-        with pytest.raises(StoppedError, match="`bertkit distill --resume"):
-            classroom.run("stopped", run_dir=tmp_path / "stopped")
+    with stopping_at(3), pytest.raises(StoppedError, match="`bertkit distill --resume"):
+        classroom.run("stopped", run_dir=tmp_path / "stopped")
     again = classroom.resume(tmp_path / "stopped")
     assert again.results == finished.results
     for name in ("weights", "optimizer"):
@@ -155,7 +153,7 @@ def test_a_step_is_the_same_however_its_batch_is_cut(classroom: Classroom, tmp_p
                 part.rate = 0.0  # the teacher's dropout, which its own settings say
         stage_run = training.stages[0]
         batches = stage_run.batches[1]
-        outcome = training._take_step(batches, stage_run)
+        outcome = training.take_step(batches)
         outcomes.append([len(batches) > 1, outcome.gradient_norm, *(term.mean for term in outcome.terms.values())])
     assert [outcome[0] for outcome in outcomes] == [True, False]
     assert outcomes[0][1:] == pytest.approx(outcomes[1][1:], rel=1e-4)
@@ -165,11 +163,11 @@ def test_a_steps_operations_are_the_students_and_its_teachers(classroom: Classro
     beside, alone = (job(classroom, tmp_path, *share, control=not share) for share in (SAME_TEXT, ()))
     stage_run = beside.stages[0]
     batches = stage_run.batches[1]
-    own = alone._flops(alone.stages[0].batches[1], alone.stages[0])
+    own = alone._flops(alone.stages[0].batches[1])
     as_if_teacher_read_it = [replace(each, targets={"masked_lm": each.targets["masked_lm"]}) for each in batches]
     theirs = training_flops(beside.teacher, as_if_teacher_read_it, [])
     assert own < theirs
-    assert beside._flops(batches, stage_run) == pytest.approx(own + theirs, rel=0.01)
+    assert beside._flops(batches) == pytest.approx(own + theirs, rel=0.01)
 
 
 def test_dual_training_alone_is_asked_for_by_leaving_projections_out(classroom: Classroom, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.models.bert import BertConfig
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
-from bertkit.training.interrupt import StopRequest
 from tests.jobs.tiny_run import write_model, write_text
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40}
@@ -43,17 +42,6 @@ engine:
 """
 
 Job = TypeVar("Job", bound=Pretraining)
-
-
-class StopAt(StopRequest):
-    """Stops at the third update."""
-
-    left = 3
-
-    @property
-    def reason(self) -> str | None:
-        self.left -= 1
-        return "the test" if self.left <= 0 else None
 
 
 @dataclass(frozen=True)

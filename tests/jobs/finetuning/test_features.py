@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from bertkit.errors import StoppedError, UsageError
-from bertkit.jobs.finetuning import finetune as job
 from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune
 from bertkit.jobs.predict import Predictor
 from bertkit.models.bert import BertStack
@@ -21,7 +20,8 @@ from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TaggedExample
 from bertkit.training.finetune import FinetuneEngine
-from tests.jobs.finetuning.test_finetune import DEV, Place, StopAt, other_kind, weights
+from tests.jobs.finetuning.test_finetune import DEV, Place, other_kind, weights
+from tests.jobs.stopping import stopping_at
 
 FEATURES = "method={name: features, layers: weighted-sum-all, lstm_width: 11, dropout: 0.0}"
 SETTINGS = ("lr=3e-2", "epochs=8")
@@ -119,15 +119,11 @@ def test_kept_features_change_nothing_but_rounding_and_are_computed_once(
 
 
 @pytest.mark.parametrize("method", [FEATURES, FREELB])
-def test_a_stopped_run_ends_with_the_same_bytes(
-    place: Place, monkeypatch: pytest.MonkeyPatch, method: str, tmp_path: Path
-) -> None:
+def test_a_stopped_run_ends_with_the_same_bytes(place: Place, method: str, tmp_path: Path) -> None:
     settings = (method, "optimisation.max_steps=11", "engine.micro_batch_tokens=40")
     straight = place.run(*settings, run_dir=tmp_path / "straight")
-    with monkeypatch.context() as inner:
-        inner.setattr(job, "StopRequest", type("StopAt", (StopAt,), {"looks": 7}))
-        with pytest.raises(StoppedError, match="at step 8"):
-            place.run(*settings, run_dir=tmp_path / "stopped")
+    with stopping_at(8), pytest.raises(StoppedError, match="at step 8"):
+        place.run(*settings, run_dir=tmp_path / "stopped")
     resumed = finetune(FinetuneRequest(resume=str(tmp_path / "stopped")), progress=silent_progress)
     assert weights(resumed) == weights(straight)
     assert resumed.results == straight.results

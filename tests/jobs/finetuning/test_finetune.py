@@ -13,13 +13,13 @@ import torch
 
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.finetuning import finetune as job
 from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.recipe.finetune import FinetuneRecipe, OwnTask, changed
 from bertkit.tasks.readers import Columns
 from bertkit.training.finetune import EpochOrder
+from tests.jobs.stopping import stopping_at
 from tests.tasks.tiny_task import BAD, GOOD, reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -61,31 +61,9 @@ def weights(outcome: FinetuneOutcome) -> str:
     return sha256_of(outcome.run.model / "model.safetensors")
 
 
-class StopAt:
-    """In place of StopRequest: asks to stop when it has been looked at so often."""
-
-    looks = 0
-
-    def __init__(self, max_minutes: float | None = None) -> None:
-        self.left = self.looks
-
-    def __enter__(self) -> StopAt:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    @property
-    def reason(self) -> str | None:
-        self.left -= 1
-        return "SIGTERM" if self.left < 0 else None
-
-
-def stopped(place: Place, patch: pytest.MonkeyPatch, step: int, *overrides: str, **fields: Any) -> None:
-    with patch.context() as inner:
-        inner.setattr(job, "StopRequest", type("StopAt", (StopAt,), {"looks": step - 1}))
-        with pytest.raises(StoppedError, match=rf"at step {step} .* finetune --resume"):
-            place.run(*overrides, **fields)
+def stopped(place: Place, step: int, *overrides: str, **fields: Any) -> None:
+    with stopping_at(step), pytest.raises(StoppedError, match=rf"at step {step} .* finetune --resume"):
+        place.run(*overrides, **fields)
 
 
 def test_it_learns_what_the_words_say(finished: FinetuneOutcome) -> None:
@@ -175,11 +153,9 @@ def test_two_runs_write_the_same_bytes_and_a_seed_others(place: Place, finished:
 
 
 @pytest.mark.parametrize("step", [3, 24])
-def test_a_stopped_run_ends_with_the_same_bytes(
-    place: Place, finished: FinetuneOutcome, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: FinetuneOutcome, step: int) -> None:
     run_dir = place.directory / f"stopped-{step}"
-    stopped(place, monkeypatch, step, run_dir=run_dir)
+    stopped(place, step, run_dir=run_dir)
     resumed = place.run(resume=str(run_dir))
     assert weights(resumed) == weights(finished)
     assert resumed.results == finished.results
@@ -189,7 +165,7 @@ def test_a_stopped_run_ends_with_the_same_bytes(
     assert not list(resumed.run.checkpoints.glob("*"))
 
 
-def test_the_best_look_survives_a_stop(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_look_survives_a_stop(place: Place) -> None:
     """With a patience of one look, a rate that ruins the model ends the run early, with the weights of before."""
     harmful = ("lr=0.03", "epochs=6", "optimisation.early_stopping=1", "optimisation.schedule=constant")
     straight = place.run(*harmful)
@@ -200,13 +176,13 @@ def test_the_best_look_survives_a_stop(place: Place, monkeypatch: pytest.MonkeyP
     assert results["stopped_early"]
     assert len(results["looks"]) == 1 + [look["step"] for look in results["looks"]].index(results["best"]["step"]) + 1
     run_dir = place.directory / "best-stopped"
-    stopped(place, monkeypatch, results["best"]["step"] + 2, *harmful, run_dir=run_dir)
+    stopped(place, results["best"]["step"] + 2, *harmful, run_dir=run_dir)
     assert weights(finetune(FinetuneRequest(resume=str(run_dir)), progress=silent_progress)) == weights(straight)
 
 
-def test_a_resume_that_decides_otherwise_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_that_decides_otherwise_is_refused(place: Place) -> None:
     run_dir = place.directory / "refused"
-    stopped(place, monkeypatch, 2, run_dir=run_dir)
+    stopped(place, 2, run_dir=run_dir)
     with pytest.raises(UsageError, match=r"optimisation\.learning_rate: the run has 0\.006, now 0\.001"):
         place.run("lr=1e-3", resume=str(run_dir))
 
@@ -261,10 +237,10 @@ def test_seeds_are_summarised_and_not_repeated(place: Place, finished: FinetuneO
     assert more.runs[1].path.is_relative_to(more.run.path)
 
 
-def test_a_grid_is_chosen_from_on_dev_and_the_choice_recorded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_is_chosen_from_on_dev_and_the_choice_recorded(place: Place) -> None:
     grid = {"lr": ["1e-9", "6e-3"], "epochs": ["1", "5"]}
     run_dir = place.directory / "runs" / "grid"
-    stopped(place, monkeypatch, 3, grid=grid, run_dir=run_dir)
+    stopped(place, 3, grid=grid, run_dir=run_dir)
     suite = finetune(FinetuneRequest(resume=str(run_dir), runs_root=place.directory / "runs"), progress=silent_progress)
     assert len(suite.runs) == 4
     chosen = suite.results["chosen"]

@@ -14,7 +14,6 @@ import torch
 
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.finetuning import finetune as job
 from bertkit.jobs.finetuning.multitask import task_seed
 from bertkit.jobs.finetuning.start import recipe_of
 from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune
@@ -29,7 +28,7 @@ from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.finetune import EpochOrder
 from bertkit.training.multitask import TaskOrder
-from tests.jobs.finetuning.test_finetune import StopAt
+from tests.jobs.stopping import stopping_at
 from tests.tasks.tiny_task import BAD, GOOD, reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -272,14 +271,10 @@ def test_twenty_steps_equal_a_plain_loop_of_transformers(place: Place) -> None:
 
 
 @pytest.mark.parametrize("step", [5, 33])
-def test_a_stopped_run_ends_with_the_same_bytes(
-    place: Place, finished: FinetuneOutcome, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: FinetuneOutcome, step: int) -> None:
     run_dir = place.directory / f"stopped-{step}"
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "StopRequest", type("StopAt", (StopAt,), {"looks": step - 1}))
-        with pytest.raises(StoppedError, match=rf"at step {step} "):
-            place.run(run_dir=run_dir)
+    with stopping_at(step), pytest.raises(StoppedError, match=rf"at step {step} "):
+        place.run(run_dir=run_dir)
     resumed = finetune(FinetuneRequest(resume=str(run_dir)), progress=silent_progress)
     assert bytes_of(resumed.run.model) == bytes_of(finished.run.model)
     assert bytes_of(resumed.run.path / "predictions") == bytes_of(finished.run.path / "predictions")

@@ -18,6 +18,7 @@ from bertkit.jobs.pretraining.launch import Finished, PretrainRequest, requested
 from bertkit.jobs.pretraining.plan import pretraining_plan
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
+from tests.jobs.stopping import stopping_at
 from tests.jobs.tiny_run import write_text
 
 Bertkit = Callable[..., Any]
@@ -128,27 +129,12 @@ def test_the_generator_fills_masks(finished: tuple[Path, dict[str, Any]], bertki
     assert json.loads(done.stdout)[0]["masks"] == [finished[1]["examples"][0]["masks"][0]]
 
 
-class _StopAt(pretrain.StopRequest):
-    """Asks to stop after so many steps of this process."""
-
-    def __init__(self, max_minutes: float | None = None) -> None:
-        super().__init__(max_minutes)
-        self.left = STOPPED_AT
-
-    @property
-    def reason(self) -> str | None:
-        self.left -= 1
-        return "the test" if self.left <= 0 else None
-
-
 def test_stopped_and_resumed_it_ends_with_the_same_bytes_and_ties(
     finished: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, results = finished
-    with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "StopRequest", _StopAt)
-        with pytest.raises(StoppedError, match=f"at step {STOPPED_AT}"):
-            trained(request_of(directory, "stopped"))
+    with stopping_at(STOPPED_AT), pytest.raises(StoppedError, match=f"at step {STOPPED_AT}"):
+        trained(request_of(directory, "stopped"))
 
     made: list[pretrain.Pretraining] = []
     restore = pretrain.Pretraining._restore
@@ -183,6 +169,7 @@ def test_a_checkpoint_holds_shared_weights_once(finished: tuple[Path, dict[str, 
 
 def test_a_checkpoint_of_another_model_is_refused(finished: tuple[Path, dict[str, Any]]) -> None:
     from bertkit.errors import DataError
+    from bertkit.jobs.loop import restore_weights
     from bertkit.run.checkpoint import load_newest_checkpoint
 
     directory, _ = finished
@@ -190,7 +177,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished: tuple[Path, dict[str
     assert checkpoint is not None
     model, _ = load_model(directory / "run" / "model")
     with pytest.raises(DataError, match=r"other weights.*companions\.generator"):
-        pretrain.restore_weights(model, checkpoint)
+        restore_weights(model, checkpoint)
 
 
 def test_continuing_takes_both_models_along(finished: tuple[Path, dict[str, Any]], bertkit: Bertkit) -> None:

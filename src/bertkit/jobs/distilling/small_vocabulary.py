@@ -20,7 +20,7 @@ from bertkit.distill.projections import PROJECTIONS
 from bertkit.distill.recutting import word_rules
 from bertkit.errors import DataError, UsageError
 from bertkit.jobs.distilling.text_student import freeze
-from bertkit.jobs.pretraining.pretrain import Pretraining, StageRun
+from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory
 from bertkit.models.headed import HeadedModel
@@ -89,13 +89,13 @@ class DualTraining(Pretraining):
         freeze(model, self.student_recipe.frozen)
         return model
 
-    def _flops(self, batches: Sequence[PackedBatch], stage_run: StageRun) -> float:
+    def _flops(self, batches: Sequence[PackedBatch]) -> float:
         own = [
             replace(batch, targets={name: each for name, each in batch.targets.items() if name != MixedVocabulary.term})
             for batch in batches
         ]
-        flops = super()._flops(own, stage_run)
-        for objective in stage_run.objectives:
+        flops = super()._flops(own)
+        for objective in self.current.objectives:
             if isinstance(objective, MixedVocabulary):
                 for batch in batches:
                     lengths_B = mixed_lengths(batch).double()

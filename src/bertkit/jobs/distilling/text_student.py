@@ -141,11 +141,11 @@ class TextDistillation(Pretraining):
             answers.store.directory,
         )
 
-    def _flops(self, batches: Sequence[PackedBatch], stage_run: StageRun) -> float:
-        flops = super()._flops(batches, stage_run)
-        if self._guide(stage_run) is None:
+    def _flops(self, batches: Sequence[PackedBatch]) -> float:
+        flops = super()._flops(batches)
+        if self._guide(self.current) is None:
             return flops
-        words = [each for each in stage_run.objectives if isinstance(each, DistilledWords)]
+        words = [each for each in self.current.objectives if isinstance(each, DistilledWords)]
         for batch in batches:
             flops += teacher_flops(
                 self.teacher,

@@ -14,40 +14,34 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.ahead import ahead
-from bertkit.errors import DataError, DivergedError, StoppedError
 from bertkit.files import finite, write_text
 from bertkit.jobs.finetuning.data import Prepared
 from bertkit.jobs.finetuning.learner import Learner, Predictions
 from bertkit.jobs.finetuning.multitask import joined, save_joined, task_seed
+from bertkit.jobs.loop import TrainingLoop, copy_weights, write_whole
 from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
-from bertkit.progress import Progress, ProgressMeter
 from bertkit.recipe.finetune import FinetuneRecipe
-from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
+from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
-from bertkit.run.metrics import MetricsLog
 from bertkit.tasks.base import Prediction, Scores, TaskBatch
 from bertkit.training.aims import Aim, TaskAim
-from bertkit.training.cost import measured_peak_flops
 from bertkit.training.finetune import TaskStepper, task_flops
-from bertkit.training.interrupt import StopRequest
-from bertkit.training.meters import Stopwatch, WindowMeter, peak_memory_mb
 from bertkit.training.methods import Scratch, scale_rates
 from bertkit.training.multitask import TaskOrder
-from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
 from bertkit.training.row_gradients import RowGradients
+from bertkit.training.step import StepOutcome
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +50,7 @@ Look = dict[str, Any]
 `rte/dev`)."""
 
 
-class Finetuning:
+class Finetuning(TrainingLoop[TaskBatch]):
     """One run, from its start or from its newest checkpoint to its end.
 
     Args:
@@ -65,10 +59,13 @@ class Finetuning:
         run: the directory, whose lock the caller holds.
     """
 
+    remedy = "lower optimisation.learning_rate, or raise warmup_share"
+    recipe: FinetuneRecipe
+    model: HeadedModel
+
     def __init__(self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory) -> None:
+        super().__init__(run, recipe.engine.resolve())
         self.recipe = recipe
-        self.run = run
-        self.engine = recipe.engine.resolve()
         self.learners = [
             self.new_learner(
                 alone, each, task_seed(recipe.seed, number, each.spec.name), prefix=_prefix(each, len(prepared))
@@ -82,7 +79,7 @@ class Finetuning:
         )
         self.steps = self.order.steps(optimisation.epochs, optimisation.max_steps)
         self.schedule = optimisation.build_schedule(self.steps)
-        self.model: HeadedModel = joined([learner.model for learner in self.learners]).to(self.engine.device)
+        self.model = joined([learner.model for learner in self.learners]).to(self.engine.device)
         rule = optimisation.optimizer_config()
         self.optimizer = rule.build(self.model)
         scale_rates(self.model, self.optimizer, optimisation.layer_decay)
@@ -91,11 +88,9 @@ class Finetuning:
             TaskStepper(each.model, self.aim(each), self.optimizer, self.engine, rule.clip_norm, gradient, rows)
             for each in self.learners
         ]
-        self.meter = WindowMeter()
         self.looks: list[Look] = []
         self.best_weights: dict[str, Tensor] = {}
         self._chosen: list[Predictions] = [{} for _ in self.learners]
-        self.step = self.tokens = self._skipped_in_a_row = 0
 
     def new_learner(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str) -> Learner:
         """One task's, with its model as it begins."""
@@ -109,33 +104,10 @@ class Finetuning:
         """What an update reads of these training items."""
         return learner.prepared.train.features.batch(items)
 
-    def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
-        """Train to the end, write model and predictions; returns the contents of results.json.
-
-        Raises:
-            StoppedError: a signal or the time limit came first; a checkpoint is saved.
-            DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
-            DataError: the disk is full.
-        """
-        torch.manual_seed(self.recipe.seed)
-        self._resume()
-        self._announce()
-        with (
-            self._session(),
-            closing(ahead(self._batches, range(self.step, self.steps))) as batches,
-            StopRequest(max_minutes) as stop,
-            MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
-            progress(self.recipe.name, total=self.steps, unit="steps") as meter,
-        ):
-            meter.update(self.step)
-            watch = Stopwatch()
+    def _updates(self) -> Generator[list[TaskBatch], None, None]:
+        with closing(ahead(self._batches, range(self.step, self.steps))) as prepared:
             while self.step < self.steps and not self._gave_up():
-                self._take_step(next(batches), watch)
-                self._after_step(meter)
-                if stop.reason is not None and self.step < self.steps:
-                    self._stop(stop.reason)
-                watch.lap()
-            return self._finish()
+                yield next(prepared)
 
     def _batches(self, step: int) -> list[TaskBatch]:
         """The micro-batches of an update."""
@@ -143,66 +115,36 @@ class Finetuning:
         parts = learner.prepared.train.features.cut(self.order.items(step), self.engine.micro_batch_tokens)
         return [self.batch(learner, items) for items in parts]
 
-    def _take_step(self, batches: Sequence[TaskBatch], watch: Stopwatch) -> None:
-        task = self.order.task(self.step)
-        learner, stepper = self.learners[task], self.steppers[task]
+    def _update(self, batches: Sequence[TaskBatch]) -> StepOutcome:
         self.recipe.method.set_trained(self.model, self.order.epoch(self.step))
-        waited_seconds = watch.lap()
+        stepper = self.steppers[self.order.task(self.step)]
         outcome = stepper.step(batches, self.schedule.rate(self.step, self.steps), self.step)
-        self.step += 1
-        self.recipe.method.after_update(self.model, self.step, self.steps)
-        self.tokens += outcome.tokens
-        self.meter.add(
-            outcome,
-            computed_seconds=watch.lap(),
-            waited_seconds=waited_seconds,
-            flops=task_flops(learner.model, learner.task.head, batches) * stepper.gradient.passes,
-        )
-        self._skipped_in_a_row = 0 if outcome.finite else self._skipped_in_a_row + 1
-        if outcome.finite:
-            return
-        log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
-        if self._skipped_in_a_row > self.recipe.optimisation.max_nonfinite_steps:
-            raise DivergedError(
-                f"training diverged: {self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or"
-                " gradient that is not finite; lower optimisation.learning_rate, or raise warmup_share"
-            )
+        self.recipe.method.after_update(self.model, self.step + 1, self.steps)
+        return outcome
 
-    def _after_step(self, meter: ProgressMeter) -> None:
-        engine = self.recipe.engine
-        if self.step == self.steps or self.step % engine.log_every_steps == 0:
-            line = self._line()
-            self._metrics.log(self.step, line)
-            loss = "-" if line["loss"] is None else f"{line['loss']:.3f}"
-            meter.update(self.step, note=f"loss {loss}, {line['tokens_per_s']:,.0f} tokens/s")
-            self.meter.reset()
-        else:
-            meter.update(self.step)
-        if self._look_is_due():
-            self._look()
-        if self.step < self.steps and self.step % engine.save_every_steps == 0:
-            self._save_checkpoint()
+    def _flops(self, batches: Sequence[TaskBatch]) -> float:
+        task = self.order.task(self.step - 1)
+        learner, stepper = self.learners[task], self.steppers[task]
+        return task_flops(learner.model, learner.task.head, batches) * stepper.gradient.passes
 
-    def _line(self) -> dict[str, Any]:
-        """The figures of one log line, under the names of metrics.jsonl."""
-        meter, terms, aim = self.meter, self.meter.terms, self.steppers[0].aim
-        seconds = max(meter.seconds, 1e-9)
+    def _losses(self) -> dict[str, Any]:
+        terms, aim = self.meter.terms, self.steppers[0].aim
         means = {f"loss/{name}": terms[name].mean if terms else None for name in aim.weights}
-        judged = [name for name in aim.weights if aim.judges(name)]
         return {
-            "tokens": self.tokens,
             "lr": self.schedule.rate(self.step - 1, self.steps),
             "loss": aim.total(terms) if terms else None,
             **(means if len(means) > 1 else {}),
-            **{f"accuracy/{name}": terms[name].accuracy if terms else None for name in judged},
-            "grad_norm": meter.gradient_norm,
-            "tokens_per_s": meter.tokens / seconds,
-            "target_tokens_per_s": max((terms[name].count for name in judged if terms), default=0) / seconds,
-            "mfu": meter.flops / seconds / _peak_flops(self.engine.device, bf16=self.engine.bf16),
-            "input_stall": meter.waited_seconds / seconds,
-            "peak_memory_mb": peak_memory_mb(),
-            **({"skipped_steps": meter.skipped} if meter.skipped else {}),
+            **{f"accuracy/{name}": terms[name].accuracy if terms else None for name in self._judged},
         }
+
+    def _target_tokens(self) -> int:
+        return max((self.meter.terms[name].count for name in self._judged if self.meter.terms), default=0)
+
+    @property
+    def _judged(self) -> list[str]:
+        """The terms that say how many of their rows are right."""
+        aim = self.steppers[0].aim
+        return [name for name in aim.weights if aim.judges(name)]
 
     def _look_is_due(self) -> bool:
         """At the end, and `evaluations_per_epoch` times an epoch, the last of them at the epoch's end."""
@@ -254,16 +196,9 @@ class Finetuning:
             return False
         return len(self.looks) - 1 - self.looks.index(self.best_look()) >= patience
 
-    def _stop(self, reason: str) -> None:
-        self._save_checkpoint()
-        raise StoppedError(
-            f"stopped by {reason} at step {self.step} of {self.steps}, checkpoint saved; go on with"
-            f" `bertkit {self.recipe.kind} --resume {self.run.path}`"
-        )
-
     def _finish(self) -> dict[str, Any]:
         if self.best_weights:
-            self._set_weights(self.best_weights)
+            copy_weights(self.model, self.best_weights)
         self.recipe.method.finish(self.model)
         predictions: list[Predictions] = []
         tuned: list[dict[str, Any]] = []
@@ -275,27 +210,16 @@ class Finetuning:
                 write_predictions(self.run.path / "predictions" / f"{learner.name}-{split}.jsonl", own)
             predictions.append(found)
             tuned.append(settings)
-        self._write_model()
+        models = {learner.name: learner.model for learner in self.learners}
+        tokenizer = self.learners[0].prepared.tokenizer
+        write_whole(self.run.model, partial(save_joined, self.model, models, tokenizer))
+        self.run.seal_model()
         results = self._results(predictions, self._labelled(tuned))
         self.run.write_results(results)
         self.run.update(steps=self.step, tokens=self.tokens)
         if not self.recipe.engine.keep_checkpoints:
             shutil.rmtree(self.run.checkpoints, ignore_errors=True)
         return results
-
-    def _write_model(self) -> None:
-        writing = self.run.path / "model.writing"
-        shutil.rmtree(writing, ignore_errors=True)
-        try:
-            models = {learner.name: learner.model for learner in self.learners}
-            save_joined(self.model, models, self.learners[0].prepared.tokenizer, writing)
-        except OSError as error:
-            raise DataError(
-                f"{writing}: cannot write the model: {error}; free space and run again with --resume"
-            ) from error
-        shutil.rmtree(self.run.model, ignore_errors=True)
-        writing.rename(self.run.model)
-        self.run.seal_model()
 
     def _results(self, predictions: Sequence[Predictions], tuned: dict[str, Any]) -> dict[str, Any]:
         optimisation, seed = self.recipe.optimisation, self.recipe.seed
@@ -329,55 +253,18 @@ class Finetuning:
     def _brief(self, look: Look) -> dict[str, Any]:
         return {"step": look["step"], "epoch": look["epoch"], **self._primaries(look)}
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Each once: a state_dict repeats what is shared."""
-        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+    def _own_state(self) -> dict[str, Any]:
+        return {"looks": self.looks}
 
-    @torch.no_grad()
-    def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(weights[name])
-
-    def _save_checkpoint(self) -> None:
-        self._metrics.sync()
-        state = {
-            "step": self.step,
-            "tokens": self.tokens,
-            "skipped_in_a_row": self._skipped_in_a_row,
-            "looks": self.looks,
-        }
-        generators = {"cpu": torch.get_rng_state()}
-        if self.engine.device.type == "cuda":
-            generators["cuda"] = torch.cuda.get_rng_state()
-        tensors = {
-            "weights": self._weights(),
-            "optimizer": optimizer_tensors(self.model, self.optimizer),
-            "generators": generators,
-            **({"best": self.best_weights} if self.best_weights else {}),
-        }
-        save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=1)
-        self.run.update(steps=self.step, tokens=self.tokens)
-
-    def _resume(self) -> None:
-        checkpoint = load_newest_checkpoint(self.run.checkpoints)
-        if checkpoint is not None:
-            self._restore(checkpoint)
-            log.info("going on from %s", checkpoint.path)
+    def _own_tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"best": self.best_weights} if self.best_weights else {}
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        self._set_weights(checkpoint.tensors["weights"])
-        restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
+        super()._restore(checkpoint)
         self.best_weights = checkpoint.tensors.get("best", {})
-        torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
-        if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
-            torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])
         self.looks = list(checkpoint.state["looks"])
-        self.step = int(checkpoint.state["step"])
-        self.tokens = int(checkpoint.state["tokens"])
-        self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
 
     def _session(self) -> AbstractContextManager[None]:
-        """What the method keeps while the run lasts."""
         prepared = [learner.prepared for learner in self.learners]
         read = [each.train.features for each in prepared]
         read += [each.others[split].features for each in prepared for split in each.watched]
@@ -433,8 +320,3 @@ def write_predictions(path: Path, predictions: list[Prediction]) -> None:
 def in_words(scores: Scores) -> str:
     """Scores as a person reads them."""
     return ", ".join(f"{name} {'undefined' if value is None else f'{value:.4f}'}" for name, value in scores.items())
-
-
-@cache
-def _peak_flops(device: torch.device, *, bf16: bool) -> float:
-    return measured_peak_flops(device, bf16=bf16)

@@ -7,22 +7,20 @@ goes into the run directory. Serves every pretraining recipe; what a paper does 
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
-from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
+from bertkit.errors import DataError, UsageError
 from bertkit.jobs.fill import fill_masks
+from bertkit.jobs.loop import TrainingLoop, write_whole
 from bertkit.jobs.pretraining.held_out import HeldOut
 from bertkit.models.continuing import continued, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
@@ -42,19 +40,14 @@ from bertkit.objectives.forward import (
     set_trained,
     take_over,
 )
-from bertkit.progress import Progress, ProgressMeter
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import Stage, stages_of
-from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
+from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.figures import draw_curves
-from bertkit.run.metrics import MetricsLog
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.training.cost import measured_peak_flops, training_flops
-from bertkit.training.engine import Engine, resolve_engine
-from bertkit.training.interrupt import StopRequest
-from bertkit.training.meters import Stopwatch, WindowMeter
-from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.cost import training_flops
+from bertkit.training.engine import resolve_engine
 from bertkit.training.step import StepOutcome, Stepper
 
 log = logging.getLogger(__name__)
@@ -70,7 +63,7 @@ class StageRun:
     held_out: HeldOut
 
 
-class Pretraining:
+class Pretraining(TrainingLoop[PackedBatch]):
     """One run, from its start or from its newest checkpoint to its end.
 
     Args:
@@ -80,46 +73,26 @@ class Pretraining:
         cache: where plans of epochs are kept.
     """
 
+    remedy = "lower optimisation.schedule.peak, or lengthen warmup_steps"
+    recipe: Recipe
+    model: PretrainingModel
+
     def __init__(self, recipe: Recipe, shards: TokenShards, run: RunDirectory, *, cache: Path) -> None:
+        super().__init__(run, resolve_engine(recipe.engine))
         self.recipe = recipe
         self.shards = shards
-        self.run = run
-        self.engine: Engine = resolve_engine(recipe.engine)
         self.tokenizer = Tokenizer.load(shards.directory)
         self.vocabulary = Vocabulary.of(self.tokenizer)
         self.steps = recipe.optimisation.steps
         self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
         self._use(self._new_model(self.stages[0].stage.recipe.model))
         self._check_growth()
-        self.meter = WindowMeter()
-        self.step = self.tokens = self._skipped_in_a_row = 0
+        self.current = self.stages[0]
 
-    def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
-        """Train to the end and write the model; returns the contents of results.json.
-
-        Raises:
-            StoppedError: a signal or the time limit came first; a checkpoint is saved.
-            DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
-            DataError: the corpus is too short, or would be read more often than the recipe allows; the disk is full.
-        """
+    def _check_data(self) -> None:
         for stage_run in self.stages:
             stage_run.batches.check_enough()
         check_epochs(self.recipe, self.stages)
-        torch.manual_seed(self.recipe.seed)
-        self._resume()
-        peak_flops = measured_peak_flops(self.engine.device, bf16=self.engine.bf16)
-        self._announce()
-        with (
-            StopRequest(max_minutes) as stop,
-            MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as metrics,
-            progress(self.recipe.name, total=self.steps, unit="steps") as meter,
-        ):
-            self._metrics, self._peak_flops = metrics, peak_flops
-            meter.update(self.step)
-            for stage_run in self.stages:
-                self._train_stage(stage_run, stop, meter)
-            self._save_checkpoint()
-            return self._finish()
 
     def _check_growth(self) -> None:
         """Raise UsageError if the model would grow where what stands beside it cannot."""
@@ -133,9 +106,8 @@ class Pretraining:
         """The teacher beside the model in this stage; pretraining has none."""
         return None
 
-    def _flops(self, batches: Sequence[PackedBatch], stage_run: StageRun) -> float:
-        """Floating-point operations of one update."""
-        return training_flops(self.model, batches, stage_run.objectives)
+    def _flops(self, batches: Sequence[PackedBatch]) -> float:
+        return training_flops(self.model, batches, self.current.objectives)
 
     def _use(self, model: PretrainingModel) -> None:
         """Train this model from now on, with an optimiser that has no past."""
@@ -159,79 +131,42 @@ class Pretraining:
                 log.info("step %d: the model takes over the weights of its generator", self.step)
         set_trained(self.model, stage_run.objectives)
 
-    def _train_stage(self, stage_run: StageRun, stop: StopRequest, meter: ProgressMeter) -> None:
-        stage = stage_run.stage
-        start = max(self.step, stage.first_step)
-        if start >= stage.end_step:
-            return
-        self._enter(stage_run)
-        steps = range(start - stage.first_step, stage.end_step - stage.first_step)
-        watch = Stopwatch()
-        for batches in stage_run.batches.loader(steps, workers=self.engine.workers):
-            waited_seconds = watch.lap()
-            outcome = self._take_step(batches, stage_run)
-            self.meter.add(
-                outcome,
-                computed_seconds=watch.lap(),
-                waited_seconds=waited_seconds,
-                flops=self._flops(batches, stage_run),
-            )
-            self._after_step(stage_run, meter)
-            if stop.reason is not None and self.step < self.steps:
-                self._stop(stop.reason)
-            watch.lap()
+    def _updates(self) -> Generator[list[PackedBatch], None, None]:
+        for stage_run in self.stages:
+            first, end = stage_run.stage.first_step, stage_run.stage.end_step
+            if self.step < end:
+                self.current = stage_run
+                self._enter(stage_run)
+                yield from stage_run.batches.loader(range(self.step - first, end - first), workers=self.engine.workers)
 
-    def _take_step(self, batches: Sequence[PackedBatch], stage_run: StageRun) -> StepOutcome:
-        optimisation = self.recipe.optimisation
-        rate, guide = stage_run.stage.rate(self.step), self._guide(stage_run)
-        outcome = self.stepper.step(batches, stage_run.objectives, rate, guide)
-        self.step += 1
-        self.tokens += outcome.tokens
-        if outcome.finite:
-            self._skipped_in_a_row = 0
-            return outcome
-        self._skipped_in_a_row += 1
-        log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
-        if self._skipped_in_a_row > optimisation.max_nonfinite_steps:
-            raise DivergedError(
-                f"training diverged: {self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or"
-                " gradient that is not finite; lower optimisation.schedule.peak, or lengthen warmup_steps"
-            )
-        return outcome
+    def _update(self, batches: Sequence[PackedBatch]) -> StepOutcome:
+        rate, guide = self.current.stage.rate(self.step), self._guide(self.current)
+        return self.stepper.step(batches, self.current.objectives, rate, guide)
 
-    def _after_step(self, stage_run: StageRun, meter: ProgressMeter) -> None:
-        engine = self.recipe.engine
-        due = self.step == self.steps
-        if due or self.step % engine.log_every_steps == 0:
-            summary = self.meter.summary(stage_run.objectives, peak_flops=self._peak_flops)
-            rate = stage_run.stage.rate(self.step - 1)
-            self._metrics.log(self.step, {"tokens": self.tokens, "lr": rate, **summary})
-            meter.update(self.step, note=f"loss {summary['loss']:.3f}, {summary['tokens_per_s']:,.0f} tokens/s")
-            self.meter.reset()
-        else:
-            meter.update(self.step)
-        if due or self.step % engine.evaluate_every_steps == 0 or self.step == stage_run.stage.end_step:
-            figures = stage_run.held_out.figures(self.model, self.engine, self._guide(stage_run))
-            self._metrics.log(self.step, {f"held_out/{name}": value for name, value in figures.items()})
-            log.info("step %d: held-out %s", self.step, _in_words(figures))
-        if not due and self.step % engine.save_every_steps == 0:
-            self._save_checkpoint()
+    def _losses(self) -> dict[str, Any]:
+        return {"lr": self.current.stage.rate(self.step - 1), **self.meter.losses(self.current.objectives)}
 
-    def _stop(self, reason: str) -> None:
-        self._save_checkpoint()
-        raise StoppedError(
-            f"stopped by {reason} at step {self.step} of {self.steps}, checkpoint saved; go on with"
-            f" `bertkit {self.recipe.kind} --resume {self.run.path}`"
-        )
+    def _target_tokens(self) -> int:
+        return sum(term.count for term in self.meter.terms.values())
+
+    def _look_is_due(self) -> bool:
+        ends = {self.steps, self.current.stage.end_step}
+        return self.step in ends or self.step % self.recipe.engine.evaluate_every_steps == 0
+
+    def _look(self) -> None:
+        figures = self.current.held_out.figures(self.model, self.engine, self._guide(self.current))
+        self._metrics.log(self.step, {f"held_out/{name}": value for name, value in figures.items()})
+        log.info("step %d: held-out %s", self.step, _in_words(figures))
 
     def _finish(self) -> dict[str, Any]:
+        self._save_checkpoint()
         self.model.extras.pop(SCORING_RULE, None)  # an initial model's
         rule = scoring_rule(self.stages[-1].objectives)
         if rule is not None:
             self.model.extras[SCORING_RULE] = rule
         for name, companion in self.model.named_companions().items():
-            self._write_model(companion, self.run.path / name)
-        self._write_model(self.model, self.run.model)
+            write_whole(self.run.path / name, partial(save_model, companion, self.tokenizer))
+        write_whole(self.run.model, partial(save_model, self.model, self.tokenizer))
         self.run.seal_model()
         results = self._results()
         self.run.write_results(results)
@@ -243,18 +178,6 @@ class Pretraining:
             baseline=results["held_out"].get("accuracy/unigram"),
         )
         return results
-
-    def _write_model(self, model: PretrainingModel, directory: Path) -> None:
-        writing = directory.with_name(f"{directory.name}.writing")
-        shutil.rmtree(writing, ignore_errors=True)
-        try:
-            save_model(model, self.tokenizer, writing)
-        except OSError as error:
-            raise DataError(
-                f"{writing}: cannot write the model: {error}; free space and run again with --resume"
-            ) from error
-        shutil.rmtree(directory, ignore_errors=True)
-        writing.rename(directory)
 
     def _results(self) -> dict[str, Any]:
         last = self.stages[-1].held_out
@@ -275,40 +198,16 @@ class Pretraining:
             )
         return results
 
-    def _save_checkpoint(self) -> None:
-        self._metrics.sync()
-        state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
-        tensors: dict[str, dict[str, Tensor]] = {
-            # Each once: a state_dict repeats what is shared.
-            "weights": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
-            "optimizer": optimizer_tensors(self.model, self.optimizer),
-            "generators": {"cpu": torch.get_rng_state()},
-        }
-        if self.engine.device.type == "cuda":
-            tensors["generators"]["cuda"] = torch.cuda.get_rng_state()
-        save_checkpoint(self.run.checkpoints, self.step, tensors, state, self.recipe.engine.keep_checkpoints)
-        self.run.update(steps=self.step, tokens=self.tokens)
+    @property
+    def _checkpoints_kept(self) -> int:
+        return self.recipe.engine.keep_checkpoints
 
-    def _resume(self) -> None:
-        checkpoint = load_newest_checkpoint(self.run.checkpoints)
-        if checkpoint is None:
-            return
+    def _restore(self, checkpoint: Checkpoint) -> None:
         step = int(checkpoint.state["step"])
         reached = next(each.stage for each in self.stages if step <= each.stage.end_step)
         if reached.recipe.model != self.stages[0].stage.recipe.model:
             self._use(self._new_model(reached.recipe.model))
-        self._restore(checkpoint)
-        log.info("going on from %s", checkpoint.path)
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        restore_weights(self.model, checkpoint)
-        restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
-        torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
-        if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
-            torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])
-        self.step = int(checkpoint.state["step"])
-        self.tokens = int(checkpoint.state["tokens"])
-        self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
+        super()._restore(checkpoint)
 
     def _new_model(self, config: EncoderConfig) -> PretrainingModel:
         """The model that all stages need, with its first weights."""
@@ -399,25 +298,6 @@ def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
         f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {asked:.2f}"
         f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
     )
-
-
-def restore_weights(model: PretrainingModel, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into the model; parameters that are shared stay one tensor.
-
-    Raises:
-        DataError: if the checkpoint holds other weights than the model has.
-    """
-    weights = checkpoint.tensors["weights"]
-    parameters = dict(model.named_parameters())
-    if weights.keys() != parameters.keys():
-        differing = ", ".join(sorted(weights.keys() ^ parameters.keys())[:3])
-        raise DataError(
-            f"{checkpoint.path}: holds other weights than the recipe's model has, such as {differing}; resume with the"
-            " version of bertkit that began the run"
-        )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
 
 
 def _depth(recipe: Recipe) -> int:

@@ -1,0 +1,32 @@
+"""Runs that are asked to stop at a step of theirs, without a signal or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bertkit.jobs import loop
+from bertkit.training.interrupt import StopRequest
+
+
+class _StopAt(StopRequest):
+    """Asks to stop when it has been looked at so often."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(None)
+        self.left = looks
+
+    @property
+    def reason(self) -> str | None:
+        self.left -= 1
+        return "the test" if self.left <= 0 else None
+
+
+@contextmanager
+def stopping_at(updates: int) -> Iterator[None]:
+    """Every run inside stops when it has made so many updates since it was begun or resumed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "StopRequest", lambda max_minutes=None: _StopAt(updates))
+        yield
