@@ -8,6 +8,7 @@ Shapes: T packed tokens, D width, F width of the feed-forward layer.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -59,7 +60,7 @@ class FeedForward(nn.Module):
         return output
 
 
-class _Layer(nn.Module):
+class _Layer(nn.Module, ABC):
     """Attention and feed-forward, each with a norm and a residual connection; the order is the subclass's."""
 
     attention_norm: nn.Module
@@ -75,41 +76,28 @@ class _Layer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(width, eps=norm_eps)
         self.dropout = Dropout(dropout_rate)
 
+    @abstractmethod
+    def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
+        """(T, D) to (T, D), with `attention` in its place; to (M, D) of these tokens where it gives no others."""
+
+    @abstractmethod
+    def read(self, hidden_TD: Tensor) -> Tensor:
+        """What attention reads of the layer's input, (T, D)."""
+
 
 class PostNorm(_Layer):
     """norm(x + sublayer(x)), as in the original Transformer and BERT; what attention reads is the subclass's."""
 
     def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """(T, D) to (T, D), with `attention` in its place; to (M, D) of these tokens where it gives no others."""
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
-        attended_TD = scope.tap("hook_attn_out", attention(hidden_TD))
+        attended_TD = scope.tap("hook_attn_out", attention(self.read(hidden_TD)))
         hidden_TD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
         hidden_TD = scope.tap("hook_resid_mid", self.attention_norm(hidden_TD + self.dropout(attended_TD)))
         fed_TD = scope.tap("hook_mlp_out", self.feed_forward(hidden_TD, scope.within("mlp.")))
         return scope.tap("hook_resid_post", self.feed_forward_norm(hidden_TD + self.dropout(fed_TD)))
 
-
-class PostNormLayer(PostNorm):
-    """A layer whose attention reads nothing but the states."""
-
-    def forward(
-        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
-    ) -> Tensor:
-        """(T, D) to (T, D), or (M, D) of these tokens alone."""
-
-        def attention(states_TD: Tensor) -> Tensor:
-            attended: Tensor = self.attention(states_TD, sequences, scope.within("attn."), index_M)
-            return attended
-
-        return self.around(hidden_TD, attention, scope, index_M)
-
-    def at(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
-        """What `forward` gives one token of every sequence, (B, D); see `SelfAttention.at`."""
-
-        def attention(states_BD: Tensor) -> Tensor:
-            return self.attention.at(states_BD, hidden_TD, sequences, token_B)
-
-        return self.around(hidden_TD.index_select(0, token_B), attention, Scope(None, ""))
+    def read(self, hidden_TD: Tensor) -> Tensor:
+        return hidden_TD
 
 
 class PreNorm(_Layer):
@@ -117,17 +105,20 @@ class PreNorm(_Layer):
     warm-up. What attention reads is the subclass's."""
 
     def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """(T, D) to (T, D), with `attention` in its place; to (M, D) of these tokens where it gives no others."""
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
-        attended_TD = attention(self.attention_norm(hidden_TD))
+        attended_TD = attention(self.read(hidden_TD))
         hidden_TD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
         hidden_TD = hidden_TD + self.dropout(scope.tap("hook_attn_out", attended_TD))
         hidden_TD = scope.tap("hook_resid_mid", hidden_TD)
         fed_TD = scope.tap("hook_mlp_out", self.feed_forward(self.feed_forward_norm(hidden_TD), scope.within("mlp.")))
         return scope.tap("hook_resid_post", hidden_TD + self.dropout(fed_TD))
 
+    def read(self, hidden_TD: Tensor) -> Tensor:
+        read_TD: Tensor = self.attention_norm(hidden_TD)
+        return read_TD
 
-class PreNormLayer(PreNorm):
+
+class _PlainAttention(_Layer):
     """A layer whose attention reads nothing but the states."""
 
     def forward(
@@ -143,8 +134,17 @@ class PreNormLayer(PreNorm):
 
     def at(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
         """What `forward` gives one token of every sequence, (B, D); see `SelfAttention.at`."""
+        read_TD = self.read(hidden_TD)
 
         def attention(states_BD: Tensor) -> Tensor:
-            return self.attention.at(states_BD, self.attention_norm(hidden_TD), sequences, token_B)
+            return self.attention.at(states_BD, read_TD, sequences, token_B)
 
         return self.around(hidden_TD.index_select(0, token_B), attention, Scope(None, ""))
+
+
+class PostNormLayer(_PlainAttention, PostNorm):
+    """BERT's layer."""
+
+
+class PreNormLayer(_PlainAttention, PreNorm):
+    """Megatron's."""

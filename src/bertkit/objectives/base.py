@@ -100,3 +100,25 @@ class Objective(Settings, ABC):
             count: of predictions.
         """
         return {}
+
+
+class WordPrediction(Objective):
+    """An objective whose targets are words, each predicted by the state at its index through one head."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """One head, the masked LM's, which objectives of this kind share."""
+        return ("masked_lm",)
+
+    def count(self, batch: PackedBatch) -> int:
+        return batch.targets[self.term].count
+
+    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+        return batch.targets[self.term].index_M
+
+    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed cross-entropy at the targets, in nats; the vocabulary projection runs on these alone."""
+        targets = batch.targets[self.term]
+        (head,) = self.heads
+        projection = model.projection(head, hidden_TD.index_select(0, targets.index_M))
+        return LossSum.of_words(projection, targets.id_M)

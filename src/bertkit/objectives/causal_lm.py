@@ -16,19 +16,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import WordPrediction
 
 
-class CausalLM(Objective):
+class CausalLM(WordPrediction):
     """Every token but the first of a causal sequence, separators included, is predicted by the state before it."""
 
     share: float = Field(1.0, gt=0, le=1, description="Share of the sequences that are read from left to right only.")
@@ -66,15 +62,3 @@ class CausalLM(Objective):
 
     def expected_count(self, length: int) -> float:
         return self.share * (length - 1)
-
-    def count(self, batch: PackedBatch) -> int:
-        return batch.targets[self.term].count
-
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
-        return batch.targets[self.term].index_M
-
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed cross-entropy of each next token."""
-        targets = batch.targets[self.term]
-        projection = model.projection(self.head, hidden_TD.index_select(0, targets.index_M))
-        return LossSum.of_words(projection, targets.id_M)

@@ -23,18 +23,14 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, model_validator
-from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import WordPrediction
 from bertkit.objectives.units import AnyUnits, Pieces
 from bertkit.text.tokenizer import Tokenizer
 
@@ -54,7 +50,7 @@ class CorpusFrequencies:
         return np.searchsorted(self.upper_V, uniform_M, side="right")
 
 
-class MaskedLM(Objective):
+class MaskedLM(WordPrediction):
     """Predict an exact count of tokens per sequence, or as many as whole units allow."""
 
     rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that is predicted.")
@@ -135,18 +131,6 @@ class MaskedLM(Objective):
 
     def expected_count(self, length: int) -> float:
         return float(self.counts_B(np.array([length]), np.array([max(1, length - 2)]))[0])
-
-    def count(self, batch: PackedBatch) -> int:
-        return batch.targets[self.term].count
-
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
-        return batch.targets[self.term].index_M
-
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed cross-entropy at the predicted positions; the vocabulary projection runs on these alone."""
-        targets = batch.targets[self.term]
-        projection = model.projection("masked_lm", hidden_TD.index_select(0, targets.index_M))
-        return LossSum.of_words(projection, targets.id_M)
 
 
 def _address(samples: Samples, index_M: Integers) -> dict[str, Integers]:

@@ -30,10 +30,6 @@ class MaskedNextToken(MaskedLM):
     term: ClassVar[str] = "masked_next_token"
     rank: ClassVar[int] = MaskedLM.rank + 1
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return (MaskedLM.term,)
-
     def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
         """Why it cannot stand in a list of objectives: one sentence, with the key and the remedy."""
         terms = {objective.term for objective in objectives}

@@ -26,20 +26,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
-from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import WordPrediction
 
 _USUALLY_FREE = 0.85
 """Share of the tokens that the masked LM leaves alone, for estimates."""
 
 
-class WordOrder(Objective):
+class WordOrder(WordPrediction):
     """Predict the original token at each position of a few shuffled trigrams."""
 
     share: float = Field(
@@ -49,10 +45,6 @@ class WordOrder(Objective):
 
     term: ClassVar[str] = "word_order"
     rank: ClassVar[int] = 1
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return ("masked_lm",)
 
     @model_validator(mode="after")
     def _has_room(self) -> WordOrder:
@@ -110,18 +102,6 @@ class WordOrder(Objective):
 
     def expected_count(self, length: int) -> float:
         return self.length * self.share * max(length - self.length - 1, 0) * _USUALLY_FREE**self.length
-
-    def count(self, batch: PackedBatch) -> int:
-        return batch.targets[self.term].count
-
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
-        return batch.targets[self.term].index_M
-
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed cross-entropy at the shuffled positions, in nats."""
-        targets = batch.targets[self.term]
-        projection = model.projection("masked_lm", hidden_TD.index_select(0, targets.index_M))
-        return LossSum.of_words(projection, targets.id_M)
 
 
 def _first_come_apart(start_W: Integers, priority_W: NDArray[np.float64], length: int) -> NDArray[np.bool_]:
