@@ -17,8 +17,8 @@ import torch
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
-from bertkit.jobs.evaluating.base import EvalRequest
 from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
+from bertkit.jobs.measuring import MeasureRequest
 from bertkit.jobs.predict import FIRST_WINDOW, Predictor, windows_of
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TextExample
@@ -153,7 +153,7 @@ def test_a_reader_who_leaves_ends_it_without_a_word(trained: Trained) -> None:
 
 def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
     """A stream without an end is answered, in windows that grow and stay bounded."""
-    predictor = Predictor.load(str(trained.of("classification")[0]), EvalRequest("x", device="cpu").engine())
+    predictor = Predictor.load(str(trained.of("classification")[0]), MeasureRequest(device="cpu").engine())
     read: list[int] = []
 
     def endless() -> Iterator[TextExample]:

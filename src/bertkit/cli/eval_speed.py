@@ -87,12 +87,11 @@ def speed(
         raise UsageError("no models: give --model MODEL, once for each model; the first is the reference")
     batches, tokens = _numbers("--batch-sizes", batch_sizes), _numbers("--lengths", lengths)
 
-    from bertkit.jobs.evaluating.base import EvalRequest
     from bertkit.jobs.evaluating.speed.contenders import SpeedSettings
     from bertkit.jobs.evaluating.speed.evaluate import evaluate_speed
+    from bertkit.jobs.measuring import MeasureRequest
 
-    request = EvalRequest(
-        model=models[0],
+    request = MeasureRequest(
         device=common.device or "auto",
         runs_root=runs_root(),
         run_dir=common.run_dir,

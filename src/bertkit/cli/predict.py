@@ -76,7 +76,7 @@ def predict(
 
     Examples: `echo "a fine film" | bertkit predict --model RUN`, `bertkit predict --model RUN reviews.csv --text body`.
     """
-    from bertkit.jobs.evaluating.base import EvalRequest
+    from bertkit.jobs.measuring import MeasureRequest
     from bertkit.jobs.predict import Predictor
     from bertkit.jobs.predict_input import check_there
 
@@ -84,7 +84,7 @@ def predict(
     if path is not None:
         check_there(path)
     name = model_or_default(model)
-    engine = EvalRequest(name, device=device or "auto", batch_tokens=batch_tokens).engine()
+    engine = MeasureRequest(device=device or "auto", batch_tokens=batch_tokens).engine()
     predictor = Predictor.load(name, engine, max_length=max_length, offline=common.offline)
     _answer(predictor, name, path, reading, top)
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.evaluating.base import EvalRequest, Examined
+from bertkit.jobs.evaluating.base import EvalRequest
 from bertkit.jobs.evaluating.blimp import BlimpSettings, Outcome, Side, blimp_results, evaluate_blimp, share_preferred
+from bertkit.jobs.measuring import Examined
 from bertkit.models.headed import HeadedModel
 from bertkit.probes.pseudo_likelihood import TextScore, score_texts
 from bertkit.run.verify import verify_run

@@ -23,7 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.evaluating.base import EvalRequest, Examined
 from bertkit.jobs.evaluating.speed.compression import frontier, retention
 from bertkit.jobs.evaluating.speed.contenders import Cell, SpeedSettings, random_batch
 from bertkit.jobs.evaluating.speed.evaluate import evaluate_speed
@@ -31,6 +30,7 @@ from bertkit.jobs.evaluating.speed.footprint import Footprint, ask, asked_head, 
 from bertkit.jobs.evaluating.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.jobs.evaluating.speed.report import spread
 from bertkit.jobs.evaluating.speed.stopwatch import LEAST_SECONDS, Timing, processor_share, threads, time_in_rounds
+from bertkit.jobs.measuring import Examined, MeasureRequest
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmConfig
@@ -337,7 +337,7 @@ def evaluated(runs: Path) -> tuple[Path, dict[str, Any]]:
     settings = SpeedSettings(
         models=[str(runs / "teacher"), str(runs / "student")], batch_sizes=[1, 3], lengths=[7, 31], rounds=2, threads=1
     )
-    request = EvalRequest(model="", device="cpu", runs_root=runs, run_dir=runs / "out", command=["bertkit"])
+    request = MeasureRequest(device="cpu", runs_root=runs, run_dir=runs / "out", command=["bertkit"])
     done = evaluate_speed(request, settings)
     return done.run.path, done.results
 

@@ -15,6 +15,7 @@ from bertkit.jobs.evaluating.plan import TaskEvaluation
 from bertkit.jobs.evaluating.score import score_file
 from bertkit.jobs.evaluating.tasks import evaluate_tasks
 from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
+from bertkit.jobs.measuring import MeasureRequest
 from bertkit.jobs.predict import Predictor
 from bertkit.progress import silent_progress
 from bertkit.tasks.catalogue import TASKS
@@ -109,8 +110,8 @@ def test_the_heads_of_a_run_on_several_tasks_are_evaluated_each_on_its_own(base:
         summary = found.results["tasks"][task]["accuracy"]
         assert summary["mean"] == both.results["tasks"][task]["accuracy"]["mean"]
     with pytest.raises(DataError, match=r"learnt several tasks; name the head of one with --model: .*model/rte"):
-        Predictor.load(str(both.run.path), EvalRequest("x", device="cpu").engine())
-    alone = Predictor.load(str(both.run.model / "wnli"), EvalRequest("x", device="cpu").engine())
+        Predictor.load(str(both.run.path), MeasureRequest(device="cpu").engine())
+    alone = Predictor.load(str(both.run.model / "wnli"), MeasureRequest(device="cpu").engine())
     assert alone.task.labels.names == ("0", "1")
 
 

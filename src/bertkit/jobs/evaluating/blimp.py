@@ -27,7 +27,8 @@ from pydantic import Field
 
 from bertkit.errors import DataError
 from bertkit.files import sha256_of
-from bertkit.jobs.evaluating.base import EvalRequest, Evaluated, Examined, measured_once
+from bertkit.jobs.evaluating.base import EvalRequest, Evaluated, measured_once
+from bertkit.jobs.measuring import Examined, begin_measurement
 from bertkit.probes.pseudo_likelihood import TextScore, choose_rule, score_texts
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
@@ -171,7 +172,7 @@ def evaluate_blimp(
     choose_rule(examined.model, settings.rule, source=request.model)  # before there is a run to show for it
     engine = request.engine()
     files = {str(path): sha256_of(path) for path in dict.fromkeys(paradigm.path for paradigm in paradigms)}
-    run = examined.begin_run(SUITE, settings, request, data=files, seed=settings.seed)
+    run = begin_measurement("eval", SUITE, [examined], settings, request, data=files, seed=settings.seed)
     with run.recording(request.command):
         run.write_environment()
         outcomes = score_paradigms(examined, paradigms, settings, engine, progress)

@@ -23,7 +23,8 @@ from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.evaluating.base import EvalRequest, Evaluated, Examined, measured_once
+from bertkit.jobs.evaluating.base import EvalRequest, Evaluated, measured_once
+from bertkit.jobs.measuring import Examined, begin_measurement
 from bertkit.probes.pseudo_likelihood import Original, TokenPredictor, choose_rule, score_ids
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
@@ -98,7 +99,7 @@ def evaluate_mlm(
     engine = request.engine()
     predict = TokenPredictor(examined.model, Original.head, device=engine.device)
     data = {entry["name"]: entry["content"] for entry in corpus.describe()}
-    run = examined.begin_run(SUITE, settings, request, data=data, seed=settings.seed)
+    run = begin_measurement("eval", SUITE, [examined], settings, request, data=data, seed=settings.seed)
     with run.recording(request.command):
         run.write_environment()
         figures: dict[str, Any] = masked_figures(

@@ -8,30 +8,26 @@ Own design (contract: `probe`, the run directory). An analysis computes (bertkit
     RUN/figures/NAME.svg, .png
     RUN/summary.txt             a sentence a finding
     RUN/...                     what else an analysis has, such as vectors or a page of HTML
-
-evaluating/base.py does the same for suites of `eval`.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bertkit.errors import UsageError
 from bertkit.files import write_text
+from bertkit.jobs.measuring import MeasureRequest, begin_measurement
 from bertkit.jobs.probing.subject import Subject, load_subjects
 from bertkit.jobs.probing.texts import Texts, read_texts
 from bertkit.progress import Progress, silent_progress
-from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.directory import RunDirectory
 from bertkit.settings import Settings
 from bertkit.tasks.readers.common import Notes
-from bertkit.training.config import EngineConfig
-from bertkit.training.engine import Engine, resolve_engine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,41 +36,18 @@ SUMMARY = "summary.txt"
 
 
 @dataclass(frozen=True)
-class ProbeRequest:
-    """What every kind is told; nothing of it but models and data decides the result.
+class ProbeRequest(MeasureRequest):
+    """What every kind is told.
 
     Attributes:
         models: Hub ids, model or run directories, `RUN@STEP` or `RUN@all`.
         data: sources, or files of whatever the kind reads.
-        device: where to compute, always in fp32.
-        batch_tokens: tokens computed at once; a default of the device's where None. Decides speed and memory alone.
-        runs_root: where runs lie.
-        run_dir: exactly where this one goes.
-        offline: ask no network.
-        command: the command line, for the record.
-        begun: called with the run's directory before the work starts.
         progress: the display.
     """
 
     models: Sequence[str]
     data: Sequence[str] = ()
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    batch_tokens: int | None = None
-    runs_root: Path = Path("runs")
-    run_dir: Path | None = None
-    offline: bool = False
-    command: Sequence[str] = ()
-    begun: Callable[[RunDirectory], None] = lambda run: None
     progress: Progress = silent_progress
-
-    def engine(self) -> Engine:
-        """Device and batch, decided.
-
-        Raises:
-            UsageError: cuda was asked for and there is none.
-        """
-        tokens: int | Literal["auto"] = "auto" if self.batch_tokens is None else self.batch_tokens
-        return resolve_engine(EngineConfig(device=self.device, precision="fp32", micro_batch_tokens=tokens))
 
     def subjects(self) -> list[Subject]:
         """The models, read.
@@ -184,7 +157,7 @@ def carry_out(
         data: hash of all that is read, by name.
         seed: of all randomness.
     """
-    run = _begin(kind, settings, request, subjects, data, seed)
+    run = begin_measurement("probe", kind, subjects, settings, request, data=data, seed=seed)
     with run.recording(request.command):
         run.write_environment()
         analysis = analyse()
@@ -214,46 +187,6 @@ def left_out(notes: Notes) -> dict[str, Any]:
     }
 
 
-def _begin(
-    kind: str,
-    settings: Settings,
-    request: ProbeRequest,
-    subjects: Sequence[Subject],
-    data: Mapping[str, str],
-    seed: int,
-) -> RunDirectory:
-    """A run directory of kind `probe`, named by the hash of all that decides the result."""
-    hashes = sorted(data.values())
-    models = [subject.fingerprint for subject in subjects]
-    deciding = {"kind": kind, "settings": settings.model_dump(mode="json"), "data": hashes, "models": models}
-    recipe = {
-        "kind": "probe",
-        "probe": kind,
-        "models": [subject.name for subject in subjects],
-        "data": sorted(data),
-        "settings": settings.model_dump(mode="json"),
-    }
-    run = RunDirectory.create(
-        request.runs_root,
-        RunIdentity.of_measurement(
-            "probe",
-            kind,
-            recipe,
-            deciding,
-            seed=seed,
-            command=request.command,
-            fingerprints={
-                "data": _sha256("".join(hashes)),
-                "tokenizer": subjects[0].tokenizer.fingerprint,
-                "model": models[0] if len(models) == 1 else _sha256("".join(models)),
-            },
-        ),
-        request.run_dir,
-    )
-    request.begun(run)
-    return run
-
-
 def _write(directory: Path, analysis: Analysis) -> None:
     from bertkit.probes.figures import save
 
@@ -279,7 +212,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON")
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -16,7 +16,7 @@ import torch
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.evaluating.base import Examined
+from bertkit.jobs.measuring import Examined
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model

@@ -18,10 +18,10 @@ import torch
 from pydantic import Field
 
 from bertkit.data.batch import PackedBatch
-from bertkit.jobs.evaluating.base import EvalRequest, Examined
 from bertkit.jobs.evaluating.speed.footprint import Footprint, ask, asked_head, multiply_adds
 from bertkit.jobs.evaluating.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.jobs.evaluating.speed.stopwatch import CLOCKS, Timing, time_in_rounds
+from bertkit.jobs.measuring import Examined, MeasureRequest
 from bertkit.jobs.probing.subject import short_name
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.headed import HeadedModel
@@ -100,7 +100,7 @@ Timings = Mapping[Cell, Mapping[str, Timing]]
 
 
 def load_contenders(
-    settings: SpeedSettings, request: EvalRequest, results: Sequence[str], methods: Sequence[str]
+    settings: SpeedSettings, request: MeasureRequest, results: Sequence[str], methods: Sequence[str]
 ) -> list[Contender]:
     """Read the models, and what their runs say of them."""
     examined = [Examined.load(name, offline=request.offline) for name in settings.models]

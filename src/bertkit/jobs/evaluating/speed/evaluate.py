@@ -5,24 +5,23 @@ Own design. contenders.py times, record.py finds the scores, results.py puts it 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from bertkit.errors import UsageError
 from bertkit.files import read_json
-from bertkit.jobs.evaluating.base import EvalRequest, Evaluated
-from bertkit.jobs.evaluating.speed.contenders import Contender, SpeedSettings, load_contenders, measure
+from bertkit.jobs.evaluating.base import Evaluated
+from bertkit.jobs.evaluating.speed.contenders import SpeedSettings, load_contenders, measure
 from bertkit.jobs.evaluating.speed.report import write_report
 from bertkit.jobs.evaluating.speed.results import SUITE, speed_results
 from bertkit.jobs.evaluating.speed.stopwatch import processor_share, threads
+from bertkit.jobs.measuring import MeasureRequest, begin_measurement
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import ENVIRONMENT, RunDirectory
 
 
 def evaluate_speed(
-    request: EvalRequest,
+    request: MeasureRequest,
     settings: SpeedSettings,
     *,
     results: Sequence[str] = (),
@@ -32,7 +31,7 @@ def evaluate_speed(
     """Time the models and write the run: results.json, tables/, figures/.
 
     Args:
-        request: where to compute and write; its model is not looked at.
+        request: where to compute and write.
         settings: which models, and what is timed.
         results: runs with scores of the models, see `scores_by_model`.
         methods: which method made which model, see `methods_by_model`.
@@ -52,7 +51,8 @@ def evaluate_speed(
         )
     contenders = load_contenders(settings, request, results, methods)
     with threads(settings.threads) as count:
-        run = _begin_run(contenders, settings, request)
+        examined = [each.examined for each in contenders]
+        run = begin_measurement("eval", SUITE, examined, settings, request, data={}, seed=settings.seed)
         with run.recording(request.command):
             run.write_environment()
             with processor_share() as share:
@@ -62,14 +62,6 @@ def evaluate_speed(
             write_report(run.path, found)
             run.write_results(found)
     return Evaluated(run, found)
-
-
-def _begin_run(contenders: Sequence[Contender], settings: SpeedSettings, request: EvalRequest) -> RunDirectory:
-    weights = [each.examined.fingerprint for each in contenders]
-    reference = contenders[0].examined
-    if len(weights) > 1:
-        reference = replace(reference, fingerprint=hashlib.sha256("".join(weights).encode()).hexdigest())
-    return reference.begin_run(SUITE, settings, request, data={}, seed=settings.seed)
 
 
 def _machine(run: RunDirectory) -> dict[str, Any]:
