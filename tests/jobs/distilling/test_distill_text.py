@@ -16,10 +16,12 @@ from bertkit.distill.losses import cosine_distance, soft_targets
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.distilling.text import TextLaunch, distill_text_plan
 from bertkit.jobs.distilling.text_student import TextDistillation
-from bertkit.jobs.pretraining.launch import Finished
+from bertkit.jobs.pretraining.launch import Finished, PretrainRequest
+from bertkit.jobs.pretraining.show_batch import show_batch, shown
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.progress import silent_progress
 from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, write_classroom
 from tests.jobs.stopping import stopping_at
 from tests.jobs.tiny_run import write_model
@@ -341,3 +343,12 @@ def test_a_store_that_keeps_all_words_or_has_no_room_changes_nothing(classroom: 
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
     with pytest.raises(UsageError, match="attention maps grow"):
         TextLaunch(classroom.request("none", *TINYBERT, "teacher_store={}")).requested()
+
+
+def test_a_students_batch_is_shown_as_it_was_read(classroom: Classroom, finished: Finished, tmp_path: Path) -> None:
+    request = PretrainRequest(recipe=str(finished.run.path), cache=classroom.directory / "cache")
+    batch = show_batch(request, step=4, sequences=6, progress=silent_progress)
+    own = job(classroom, tmp_path)
+    read = shown(own.stages[0].batches.samples(3), own.tokenizer)
+    assert [sequence.tokens for sequence in batch.sequences] == [sequence.tokens for sequence in read]
+    assert any(token.change == "masked" for sequence in batch.sequences for token in sequence.tokens)

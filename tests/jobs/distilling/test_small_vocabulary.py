@@ -16,10 +16,12 @@ from bertkit.distill.projections import projections_of
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.distilling.small_vocabulary import DualTraining
 from bertkit.jobs.distilling.text import distill_text_plan
-from bertkit.jobs.pretraining.launch import Finished
+from bertkit.jobs.pretraining.launch import Finished, PretrainRequest
+from bertkit.jobs.pretraining.show_batch import show_batch
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.hub import load_model
+from bertkit.progress import silent_progress
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.cost import training_flops
@@ -271,3 +273,9 @@ def test_teachers_that_cannot_read_two_vocabularies_are_refused(classroom: Class
             job(classroom, tmp_path, *overrides, teachers=[str(directory)])
     kept = job(classroom, tmp_path, teachers=[str(cased)])
     assert not kept.tokenizer.lowercases
+
+
+def test_batches_of_two_vocabularies_are_not_shown(classroom: Classroom, finished: Finished) -> None:
+    request = PretrainRequest(recipe=str(finished.run.path), cache=classroom.directory / "cache")
+    with pytest.raises(UsageError, match="cut by two vocabularies"):
+        show_batch(request, step=1, sequences=1, progress=silent_progress)

@@ -17,8 +17,10 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.jobs.pretraining.batches import stage_batches
 from bertkit.jobs.pretraining.launch import PretrainRequest, open_shards, requested_recipe
+from bertkit.objectives.mixed_vocabulary import MixedVocabulary
 from bertkit.progress import Progress
-from bertkit.recipe.load import load_recipe
+from bertkit.recipe.load import load_any
+from bertkit.recipe.resolve import KINDS
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RECORD, RunDirectory
@@ -114,11 +116,25 @@ def _recipe_and_shards(request: PretrainRequest, progress: Progress) -> tuple[Re
         recipe = requested_recipe(request)
         return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
     run = RunDirectory.open(directory)
-    recipe = load_recipe(str(run.path / "recipe.yaml"))
+    recipe = _recipe_on_text(run)
     shards = Path(str(run.record.get("shards", "")))
     if shards.is_dir():
         return recipe, TokenShards.open(shards)
     return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
+
+
+def _recipe_on_text(run: RunDirectory) -> Recipe:
+    """The recipe of a run that pretrained, or distilled on text.
+
+    Raises:
+        UsageError: it learnt from a task, or its batches are made with its teacher's tokenizer, too.
+    """
+    recipe = load_any(str(run.path / "recipe.yaml")) if run.record["kind"] in KINDS else None
+    if not isinstance(recipe, Recipe):
+        raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}` on a task; give one that read text")
+    if any(objective.term == MixedVocabulary.term for objective in recipe.objectives):
+        raise UsageError(f"{run.path}: its batches are cut by two vocabularies, and are not shown")
+    return recipe
 
 
 def _sequence(one: Samples, tokenizer: Tokenizer) -> ShownSequence:
