@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
-from bertkit.errors import StoppedError, UsageError
+from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.pretraining.launch import Finished, PretrainRequest, requested_recipe, run_pretraining, shortened
 from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
@@ -123,6 +124,16 @@ def test_stopped_and_resumed_a_new_vocabulary_gives_the_model_of_the_straight_ru
     resumed = trained(PretrainRequest(None, resume=str(home / "stopped"), cache=home / "cache", command=["test"])).run
     weights = [(run.model / "model.safetensors").read_bytes() for run in (straight, resumed)]
     assert weights[0] == weights[1]
+
+
+def test_a_model_that_changed_since_the_run_began_is_noticed(home: Path) -> None:
+    shutil.copytree(home / "bert", home / "passing")
+    with pytest.raises(StoppedError):
+        trained(request(home, "passing", run="begun", max_minutes=0))
+    weights = home / "passing" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\x3f")
+    with pytest.raises(DataError, match="model has changed since the run began; restore it"):
+        trained(PretrainRequest(None, resume=str(home / "begun"), cache=home / "cache", command=["test"]))
 
 
 def test_roberta_goes_on_as_a_longformer_with_its_own_sizes(home: Path) -> None:

@@ -16,11 +16,11 @@ from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.errors import DataError, UsageError
-from bertkit.files import sha256_of
 from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.models.continuing import continuing_config
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.registry import AnyEncoderConfig
+from bertkit.models.weight_files import weights_hash
 from bertkit.progress import Progress
 from bertkit.recipe.contents import with_contents
 from bertkit.recipe.dump import dump_recipe
@@ -101,7 +101,7 @@ class Launch:
         return requested_recipe(self.request)
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str]:
-        """Hashes that the run's record keeps beside those of text, tokenizer and initial model."""
+        """Hashes of further models, which the run's record keeps and a resume compares."""
         return {}
 
     def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
@@ -134,9 +134,9 @@ def run_pretraining(
     if run is not None and run.status == "done" and run.results is not None:
         log.info("%s is done already", run.path)
         return Finished(run, run.results)
-    init_hash = None if recipe.init is None else _start_hash(find_model(recipe.init, offline=request.offline))
+    start_hash = None if recipe.init is None else _start_hash(find_model(recipe.init, offline=request.offline))
     shards = open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
-    own = way.fingerprints(recipe)
+    models = {"model": start_hash, **way.fingerprints(recipe)}
     if run is None:
         run = RunDirectory.create(
             request.runs_root,
@@ -150,8 +150,7 @@ def run_pretraining(
                 fingerprints={
                     "data": shards.fingerprint,
                     "tokenizer": Tokenizer.load(shards.directory).fingerprint,
-                    "model": init_hash,
-                    **own,
+                    **models,
                 },
             ),
             request.run_dir,
@@ -161,7 +160,7 @@ def run_pretraining(
             f"{run.path}: the text has changed since the run began (shards {run.record['fingerprints']['data'][:12]},"
             f" now {shards.fingerprint[:12]}); restore the text, or start a new run without --resume"
         )
-    elif changed := [name for name, value in own.items() if run.record["fingerprints"].get(name) != value]:
+    elif changed := [name for name, value in models.items() if run.record["fingerprints"].get(name) != value]:
         raise DataError(
             f"{run.path}: {', '.join(changed)} has changed since the run began; restore it, or start a new run without"
             " --resume"
@@ -177,14 +176,14 @@ def run_pretraining(
 
 
 def _start_hash(directory: Path) -> str:
-    """By which the model that a run goes on from is known.
+    """The weights' of the model that a run goes on from.
 
     Raises:
         DataError: it cannot be trained.
     """
     _, contents = read_config(directory)
     refuse_quantised(directory, contents)
-    return sha256_of(directory / "config.json")
+    return weights_hash(directory)
 
 
 def requested_recipe(request: PretrainRequest) -> Recipe:
