@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -152,18 +153,27 @@ def score(arm: str, seed: int, tasks: Path, out: Path) -> None:
     speaker = run / "generator" if arm == "replaced_token" else run
     scores["blimp"] = blimp(speaker, tasks, out / f"{arm}-{seed}-blimp", causal=causal)
     for task, overrides in FINETUNES.items():
+        scores[task] = fine_tuned(run, task, overrides, seed, tasks, out / "finetuned" / f"{arm}-{seed}-{task}")
+    (out / f"{arm}-{seed}.json").write_text(json.dumps(scores, indent=2) + "\n")
+    print(json.dumps({name: value for name, value in scores.items() if name != "held_out"}), flush=True)
+
+
+def fine_tuned(model: Path, task: str, overrides: Sequence[str], seed: int, tasks: Path, run: Path) -> float:
+    """The task's main score on dev."""
+    if (run / "run.json").is_file():
+        request = FinetuneRequest(resume=str(run))
+    else:
         request = FinetuneRequest(
             task=task,
-            model=str(run),
+            model=str(model),
             data_dir=str(tasks / "glue"),
             overrides=overrides,
             seeds=[seed],
-            runs_root=out / "finetuned",
+            run_dir=run,
+            command=["compare_objectives"],
         )
-        outcome = finetune(request, progress=silent_progress)
-        scores[task] = outcome.results["tasks"][task][PRIMARY[task]]["mean"]
-    (out / f"{arm}-{seed}.json").write_text(json.dumps(scores, indent=2) + "\n")
-    print(json.dumps({name: value for name, value in scores.items() if name != "held_out"}), flush=True)
+    outcome = finetune(request, progress=silent_progress)
+    return float(outcome.results["tasks"][task][PRIMARY[task]]["mean"])
 
 
 def blimp(model: Path, tasks: Path, run: Path, *, causal: bool) -> float:
@@ -171,6 +181,7 @@ def blimp(model: Path, tasks: Path, run: Path, *, causal: bool) -> float:
     settings = BlimpSettings(pairs=BLIMP_PAIRS, rule="encoder_left_to_right" if causal else None)
     if (run / "results.json").is_file():
         return float(json.loads((run / "results.json").read_text())["average"])
+    shutil.rmtree(run, ignore_errors=True)  # of a measurement that was broken off nothing is kept
     request = EvalRequest(str(model), run_dir=run, command=["compare_objectives"])
     return float(evaluate_blimp(request, tasks / "blimp", settings).results["average"])
 
