@@ -136,7 +136,7 @@ def test_a_stopped_run_ends_with_the_same_bytes_and_measures_no_second_time(
     place: Place, finished: FinetuneOutcome, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     run_dir = place.directory / f"stopped-{step}"
-    stopped(place, monkeypatch, step, BOTH, run_dir=run_dir)
+    stopped(place, step, BOTH, run_dir=run_dir)
     with monkeypatch.context() as patch:
         patch.delattr(method, "head_importance")
         resumed = place.run(BOTH, resume=str(run_dir))

@@ -169,11 +169,9 @@ def test_it_computes_in_whole_numbers_what_it_computed_in_floats(tmp_path: Path)
 
 
 @pytest.mark.parametrize("step", [1, 12])
-def test_a_stopped_run_ends_with_the_same_bytes(
-    place: Place, finished: FinetuneOutcome, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: FinetuneOutcome, step: int) -> None:
     run_dir = place.directory / f"stopped-{step}"
-    stopped(place, monkeypatch, step, *METHOD, run_dir=run_dir)
+    stopped(place, step, *METHOD, run_dir=run_dir)
     resumed = place.run(*METHOD, resume=str(run_dir))
     assert weights(resumed) == weights(finished)
     assert resumed.results == finished.results

@@ -126,7 +126,7 @@ def test_a_stopped_run_ends_with_the_same_bytes(
     place: Place, finished: FinetuneOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = place.directory / "stopped"
-    stopped(place, monkeypatch, 12, *METHOD, run_dir=run_dir)
+    stopped(place, 12, *METHOD, run_dir=run_dir)
     monkeypatch.setattr(QBert, "_eigenvalues", None)
     resumed = place.run(*METHOD, resume=str(run_dir))
     assert weights(resumed) == weights(finished)
