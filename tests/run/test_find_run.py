@@ -50,10 +50,18 @@ def test_bare_resume_takes_the_newest_unfinished_run_that_fits(
     time.sleep(0.002)
     other = stopped_run(root, what_hash="f" * 64)
     finished_run(root)
-    assert run_to_resume(NEWEST, root, "pretrain", same).id == new.id != old.id
+    assert run_to_resume(NEWEST, root, "pretrain", fitting=same).id == new.id != old.id
     assert run_to_resume(NEWEST, root, "pretrain").id == other.id
     with pytest.raises(UsageError, match="no unfinished run to resume"):
         run_to_resume(NEWEST, root, "finetune")
+
+
+def test_a_bare_resume_with_a_directory_means_the_run_there(tmp_path: Path) -> None:
+    run, newer = stopped_run(tmp_path), stopped_run(tmp_path)
+    assert run_to_resume(NEWEST, tmp_path, "pretrain", run_dir=run.path).id == run.id
+    assert run_to_resume(newer.id, tmp_path, "pretrain", run_dir=run.path).id == newer.id
+    with pytest.raises(UsageError, match="is a run of `bertkit pretrain`"):
+        run_to_resume(NEWEST, tmp_path, "finetune", run_dir=run.path)
 
 
 def test_a_named_run_of_another_command_is_not_resumed(tmp_path: Path) -> None:

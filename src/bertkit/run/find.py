@@ -68,21 +68,24 @@ def newest_unfinished(runs: Iterable[RunDirectory]) -> RunDirectory | None:
     return None
 
 
-def run_to_resume(name: str, root: Path, kind: str, fitting: Choice = lambda runs: runs) -> RunDirectory:
+def run_to_resume(
+    name: str, root: Path, kind: str, *, run_dir: Path | None = None, fitting: Choice = lambda runs: runs
+) -> RunDirectory:
     """The run that is named, or the newest unfinished one.
 
     Args:
         name: path or id of a run, or NEWEST.
         root: where runs lie.
         kind: the command whose runs are meant.
+        run_dir: the run that NEWEST means, where the user said where it lies.
         fitting: which of them NEWEST may mean; the newest is first.
 
     Raises:
         DataError: there is no run of that name.
         UsageError: it is of another kind, or there is no unfinished one.
     """
-    if name != NEWEST:
-        return find_run(name, root, kind=kind)
+    if name != NEWEST or run_dir is not None:
+        return find_run(str(run_dir) if name == NEWEST else name, root, kind=kind)
     found = newest_unfinished(fitting([run for run in find_runs(root) if run.record["kind"] == kind]))
     if found is None:
         raise UsageError(f"no unfinished run to resume under {root}; start one without --resume")

@@ -37,7 +37,6 @@ from bertkit.recipe.finetune import (
     resolved,
 )
 from bertkit.recipe.hashing import require_same_result, what_hash
-from bertkit.run import NEWEST
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
 
@@ -67,7 +66,7 @@ class FinetuneRequest:
         overrides: KEY=VALUE, on top of all that; keys may be short (`lr`).
         seeds: one run for each; empty for the recipe's.
         grid: the values to try of each key.
-        resume: a run's or a suite's name or path, NEWEST, or None for a new one.
+        resume: a run's or a suite's name or path, `bertkit.run.NEWEST`, or None for a new one.
         runs_root: where runs lie.
         run_dir: exactly where a new run or suite goes.
         offline: ask no network.
@@ -432,8 +431,6 @@ def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneReci
 
 def _run_to_resume(request: FinetuneRequest) -> RunDirectory:
     assert request.resume is not None
-    if request.resume == NEWEST and request.run_dir is not None:
-        return RunDirectory.open(request.run_dir)
 
     def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
         if request.names_nothing:
@@ -441,7 +438,7 @@ def _run_to_resume(request: FinetuneRequest) -> RunDirectory:
         name = requested_recipe(request).name
         return [run for run in runs if run.record["recipe"] == name]
 
-    return run_to_resume(request.resume, request.runs_root, request.kind, fitting)
+    return run_to_resume(request.resume, request.runs_root, request.kind, run_dir=request.run_dir, fitting=fitting)
 
 
 def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, ...]:

@@ -31,7 +31,6 @@ from bertkit.recipe.resolve import load_as, resolve_recipe, with_overrides
 from bertkit.recipe.schema import INIT_TO_BE_GIVEN, Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.recipe.tree import Located
-from bertkit.run import NEWEST
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
 from bertkit.settings import Settings
@@ -51,7 +50,7 @@ class PretrainRequest:
         sources: text in place of the recipe's; empty for the recipe's own.
         max_steps: end after this many updates, the schedule with them.
         init: a model to start from.
-        resume: a run's name or path, NEWEST, or None for a new run.
+        resume: a run's name or path, `bertkit.run.NEWEST`, or None for a new run.
         runs_root: where runs lie.
         run_dir: exactly where a new run goes.
         cache: where shards and plans are kept.
@@ -176,7 +175,7 @@ def run_pretraining(
 
 
 def _start_hash(directory: Path) -> str:
-    """The weights' of the model that a run goes on from.
+    """Hash of the weights that a run goes on from.
 
     Raises:
         DataError: it cannot be trained.
@@ -266,8 +265,6 @@ def _resumed(way: Launch) -> tuple[Recipe, RunDirectory]:
 def _run_to_resume(way: Launch) -> RunDirectory:
     request = way.request
     assert request.resume is not None
-    if request.resume == NEWEST and request.run_dir is not None:
-        return RunDirectory.open(request.run_dir)
 
     def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
         if request.recipe is None:
@@ -277,7 +274,8 @@ def _run_to_resume(way: Launch) -> RunDirectory:
         # A run of this recipe under another hash is offered too, so that its differing keys are named.
         return same or [run for run in runs if run.record["recipe"] == wanted.name]
 
-    return run_to_resume(request.resume, request.runs_root, way.schema.model_fields["kind"].default, fitting)
+    kind = way.schema.model_fields["kind"].default
+    return run_to_resume(request.resume, request.runs_root, kind, run_dir=request.run_dir, fitting=fitting)
 
 
 class _ModelNoun(Settings):
