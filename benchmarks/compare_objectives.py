@@ -47,6 +47,7 @@ from bertkit.recipe.stages import stages_of
 from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import training_flops
 
 BUDGET_FLOPS = 4.2e13
@@ -134,7 +135,7 @@ def steps_within_budget(overrides: Sequence[str], data: Sequence[str], *, sample
     sources = json.dumps([str(Path(source).absolute()) for source in data])
     recipe = load_recipe("quickstart", [*overrides, f"data.sources={sources}"])
     shards = open_shards(recipe, cache=cache_root(), offline=True, progress=silent_progress)
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     batches = stage_batches(stages_of(recipe)[0], shards, tokenizer, cache=cache_root())
     model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size, pad_id=tokenizer.pad_id)
     costs = (training_flops(model, batches[step], recipe.objectives) for step in range(sample))
@@ -192,7 +193,7 @@ def tagging_probe(run: Path, tasks: Path, *, causal: bool) -> float:
     Without a common scale of the dimensions the probe's optimiser does not converge.
     """
     model, _ = load_model(find_model(str(run)))
-    tokenizer = Tokenizer.load(run / "model")
+    tokenizer = load_tokenizer(run / "model")
     splits = {}
     for split in ("train", "dev"):
         examples = load_split("ud-pos", split, tasks).examples[:PROBE_SENTENCES]

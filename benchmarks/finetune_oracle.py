@@ -28,7 +28,7 @@ from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.finetune import EpochOrder
 
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -57,7 +57,7 @@ def starting_point(source: Path, labels: tuple[str, ...], directory: Path) -> Pa
     model, report = load_model(calm, heads=("sequence_classification",), labels=Labels(labels))
     hub_names = model.hub_form().hub_names(model.state_dict())
     model.initialise(0, only={name for name, hub_name in hub_names.items() if hub_name in report.drawn_anew})
-    save_model(model, Tokenizer.load(calm), directory / "start")
+    save_model(model, load_tokenizer(calm), directory / "start")
     return directory / "start"
 
 

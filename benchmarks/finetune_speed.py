@@ -41,7 +41,7 @@ from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.classification import Classification, TextSettings
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers import load_split
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import measured_peak_flops
 from bertkit.training.engine import resolve_engine
@@ -70,7 +70,7 @@ class Ours:
         assert spec.labels is not None
         labels = Labels(spec.labels)
         self.task = Classification(labels, spec.metrics, TextSettings())
-        encoder = SequenceEncoder(Tokenizer.load(minilm()), max_tokens=LIMIT)
+        encoder = SequenceEncoder(load_tokenizer(minilm()), max_tokens=LIMIT)
         self.features: Features = self.task.encode(examples, encoder)
         self.engine = resolve_engine(EngineConfig(device="cpu", precision=precision))
         self.model, _ = load_model(minilm(), heads=(self.task.head,), labels=labels)

@@ -33,7 +33,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import find_model, load_model
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 
@@ -154,7 +154,7 @@ def main() -> None:
             compare_on_task(answers, given)
         elif given.texts is not None:
             lines = [line for line in given.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
-            encoded = Tokenizer.load(source).backend.encode_batch(lines)
+            encoded = load_tokenizer(source).backend.encode_batch(lines)
             print(f" {len(lines)} texts of {np.mean([len(encoding.ids) for encoding in encoded]):.1f} tokens")
             compare(answers, [(encoding.ids, encoding.type_ids) for encoding in encoded], given.rounds)
         else:

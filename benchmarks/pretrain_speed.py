@@ -36,6 +36,7 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.next_sentence import NextSentence
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import measured_peak_flops, training_flops
 from bertkit.training.engine import resolve_engine
@@ -60,7 +61,7 @@ def arguments() -> argparse.Namespace:
 def batches_of(options: argparse.Namespace, sequences: int) -> tuple[StepBatches, Tokenizer]:
     cache = Path(os.environ.get("BERTKIT_CACHE", "~/.cache/bertkit")).expanduser()
     shards = prepare_shards(open_corpus(options.data), TokenizerConfig(path=options.tokenizer), cache=cache)
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     training, _ = split_documents(shards, 0.01, 0)
     stream = SampleStream(SampleSpec(0, "train/0", SegmentPair(), LENGTH, 10), shards, training, cache / "plans")
     batches = StepBatches(

@@ -11,7 +11,7 @@ import pytest
 from tests.text.corpora import english
 
 from bertkit.data.shards import TokenShards
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 
 Command = Callable[..., Any]
 
@@ -27,7 +27,7 @@ def test_the_directory_is_the_result(bertkit: Command, text: Path, tmp_path: Pat
     done = bertkit("tokenize", text, "--out", tmp_path / "out", "--vocab-size", "300")
     assert (done.code, done.stdout) == (0, f"{tmp_path / 'out'}\n")
     shards = TokenShards.open(tmp_path / "out", verify=True)
-    assert (shards.num_documents, shards.vocab_size) == (300, Tokenizer.load(tmp_path / "out").vocab_size)
+    assert (shards.num_documents, shards.vocab_size) == (300, load_tokenizer(tmp_path / "out").vocab_size)
 
 
 def test_json_is_one_document_and_quiet_says_nothing_else(bertkit: Command, text: Path, tmp_path: Path) -> None:

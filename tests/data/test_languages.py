@@ -22,7 +22,8 @@ from bertkit.data.stream import SampleStream, StepBatches
 from bertkit.errors import DataError
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.text import sources
-from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer import TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer
 
 LETTERS = {"aa": "abcd", "bb": "efgh", "cc": "ijkl"}
 DOCUMENTS = {"aa": 3000, "bb": 300, "cc": 60}
@@ -72,12 +73,12 @@ def streams(home: Path, shards: TokenShards, **settings: Any) -> tuple[LanguageS
 
 
 def vocabulary(shards: TokenShards) -> Vocabulary:
-    return Vocabulary.of(Tokenizer.load(shards.directory))
+    return Vocabulary.of(load_tokenizer(shards.directory))
 
 
 def language_of(ids_T: np.ndarray, shards: TokenShards) -> set[int]:
     """The languages whose letters a sequence has."""
-    text = Tokenizer.load(shards.directory).decode([i for i in ids_T.tolist() if i > 4])
+    text = load_tokenizer(shards.directory).decode([i for i in ids_T.tolist() if i > 4])
     return {number for number, letters in enumerate(LETTERS.values()) if set(letters) & set(text)}
 
 

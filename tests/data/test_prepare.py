@@ -22,7 +22,8 @@ from bertkit.errors import DataError, UsageError
 from bertkit.text import readers, sources
 from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import SourceOptions, open_corpus
-from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer import TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.data.preparing import CONFIG, run
 from tests.data.test_shards import same_files
 from tests.text.corpora import AWKWARD, english
@@ -55,7 +56,7 @@ def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_shards_hold_every_sentence_of_every_document(source: Path, straight: Path) -> None:
     shards = TokenShards.open(straight, verify=True)
-    tokenizer = Tokenizer.load(straight)
+    tokenizer = load_tokenizer(straight)
     assert len(shards.manifest["shards"]) > 5
     documents = source.read_text(encoding="utf-8").split("\n\n")
     assert shards.num_documents == len(documents)
@@ -191,7 +192,7 @@ def test_an_existing_tokenizer_is_used_and_its_special_tokens_are_not_forged(str
     config = TokenizerConfig(path=str(straight))
     shards = prepare_shards(corpus, config, tmp_path / "out", cache=tmp_path, workers=1)
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (straight / "tokenizer.json").read_bytes()
-    tokenizer = Tokenizer.load(straight)
+    tokenizer = load_tokenizer(straight)
     assert not shards.token_counts_V[[tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]].any()
 
 
@@ -210,7 +211,7 @@ def test_a_document_longer_than_a_block_is_one_document(
 
 
 def test_segments_without_tokens_are_left_out_with_their_documents(straight: Path) -> None:
-    tokenizer = Tokenizer.load(straight)
+    tokenizer = load_tokenizer(straight)
     void = "\u200b"
     block = tokenize_block(
         tokenizer, "line", [(False, [void]), (True, ["the", void]), (True, [void]), (True, [void, "a"])]
@@ -222,7 +223,7 @@ def test_segments_without_tokens_are_left_out_with_their_documents(straight: Pat
 
 
 def test_a_line_without_end_is_encoded_in_pieces_with_the_same_ids(straight: Path) -> None:
-    tokenizer = Tokenizer.load(straight)
+    tokenizer = load_tokenizer(straight)
     text = " ".join(["the readers walk"] * (MAX_ENCODED_CHARACTERS // 10))
     assert len(text) > MAX_ENCODED_CHARACTERS
     block = tokenize_block(tokenizer, "line", [(True, ["the", text, "a"])])
@@ -238,7 +239,7 @@ def test_every_awkward_text_goes_through_all_kinds(tmp_path: Path) -> None:
     for kind in ("wordpiece", "bpe", "byte-bpe", "unigram"):
         config = TokenizerConfig.model_validate({"type": kind, "vocab_size": 500, "character_coverage": 1.0})
         shards = prepare_shards(corpus, config, tmp_path / kind, cache=tmp_path, workers=1)
-        tokenizer = Tokenizer.load(tmp_path / kind)
+        tokenizer = load_tokenizer(tmp_path / kind)
         assert shards.tokens == shards.token_counts_V.sum()
         assert shards.token_counts_V[tokenizer.unk_id] <= 2  # the 250 letters long word of WordPiece
 

@@ -22,7 +22,8 @@ from bertkit.errors import DataError
 from bertkit.text import sources
 from bertkit.text.annotated import BEGINS, INSIDE
 from bertkit.text.sources import SourceOptions, open_corpus
-from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer import TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.data.test_shards import same_files
 from tests.text.corpora import english
 
@@ -92,7 +93,7 @@ def ranges(marks_T: np.ndarray, field: int) -> list[tuple[int, int]]:
 
 def test_the_marked_tokens_are_the_words_of_the_spans(source: Path, shards: TokenShards) -> None:
     """Every kept span of one field reads, decoded, as the annotated characters do."""
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     assert len(shards.manifest["shards"]) > 3
     texts = []
     for record in map(json.loads, source.read_text().splitlines()):
@@ -176,7 +177,7 @@ def test_the_spans_of_a_sample_are_those_of_its_stretches_of_the_corpus(layout: 
     samples = assembled(layout, shards)
     assert samples.spans_T is not None
     assert not samples.spans_T[samples.special_T].any()
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     known = {tuple(shards.tokens_between(*span).tolist()) for span in ranges(all_marks(shards), 1)}
     found = ranges(samples.spans_T, 1)
     assert len(found) > 50
@@ -190,7 +191,7 @@ def assembled(layout: Any, shards: TokenShards, length: int = 31) -> Samples:
     training, _ = split_documents(shards, 0.1, 0)
     plan = layout.plan(shards, training, length, Draw(2), 0)
     address = Address(np.zeros(len(plan), np.int64), np.arange(len(plan)))
-    vocabulary = Vocabulary.of(Tokenizer.load(shards.directory))
+    vocabulary = Vocabulary.of(load_tokenizer(shards.directory))
     return layout.assemble(shards, plan, vocabulary, address)
 
 

@@ -24,7 +24,7 @@ from bertkit.models.points import layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.probes.attention import pattern_points
 from bertkit.tasks.encoding import SequenceEncoder
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.word_vectors import read_word_vectors
 from bertkit.text.word_vocabulary import word_tokenizer
 
@@ -247,7 +247,7 @@ def test_what_asks_for_layers_or_attention_is_told_that_there_is_none() -> None:
 def test_a_new_student_reads_texts_with_an_end_and_no_beginning(vocabulary: str, tmp_path: Path) -> None:
     student = BilstmStudent.model_validate({"vocabulary": vocabulary, "vocab_size": 60})
     directory = new_bilstm(TEXTS, student, tmp_path / "start", pairs=True)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = load_tokenizer(directory)
     encoder = SequenceEncoder(tokenizer, max_tokens=64)
     first, empty = encoder.ids(["The old sea", ""])
     assert encoder.sequence(first, example="a") == ([*first, tokenizer.sep_id], [0] * (len(first) + 1))
@@ -289,7 +289,7 @@ def test_known_words_begin_with_their_vectors(header: str, tmp_path: Path) -> No
     student = BilstmStudent.model_validate({**settings, "word_vectors": str(vectors)})
     without, _ = load_model(new_bilstm(TEXTS, plain, tmp_path / "without", pairs=False))
     start, _ = load_model(new_bilstm(TEXTS, student, tmp_path / "with", pairs=False))
-    tokenizer = Tokenizer.load(tmp_path / "with")
+    tokenizer = load_tokenizer(tmp_path / "with")
     table = without.encoder.word_embedding.weight.detach().clone()
     table[tokenizer.id("sea")] = torch.tensor([1, 0.5, -2])
     table[tokenizer.id("old")] = torch.tensor([0, 0, 0.3])

@@ -24,7 +24,7 @@ from bertkit.models.hub import check_vocabulary, find_model, load_model, save_mo
 from bertkit.models.labels import Labels
 from bertkit.models.roberta import RobertaConfig
 from bertkit.models.weight_files import weights_hash
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 
 SIZES = {
     "hidden_size": 21,
@@ -345,7 +345,7 @@ def test_a_tokenizer_with_more_ids_than_the_table_has_rows_is_refused(saved: Pat
     for count in (VOCABULARY, VOCABULARY + 1):
         words = [f"w{number}" for number in range(count - len(specials))]
         (tmp_path / "vocab.txt").write_text("\n".join([*specials, *words]) + "\n")
-        tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+        tokenizer = load_tokenizer(tmp_path / "vocab.txt")
         model, _ = load_model(saved)
         if count == VOCABULARY:
             check_vocabulary(model, tokenizer, source="here")

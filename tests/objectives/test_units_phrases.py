@@ -21,6 +21,7 @@ from bertkit.objectives.units import Phrases
 from bertkit.text.lexicon import PhraseTable
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.words import WordMarks
 from tests.objectives.worded import VOCABULARY, masked_lm, single_pieces
 from tests.text.corpora import english
@@ -54,7 +55,7 @@ def texts_of(mined: list[list[int]], tokenizer: Tokenizer) -> list[str]:
 
 
 def test_collocations_are_the_words_that_occur_together(shards: TokenShards) -> None:
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     mined = texts_of(Collocations().mined(shards, WordMarks.of(tokenizer), ALL), tokenizer)
     assert set(mined) == {*NAMES, "grand prix", "prix racing"}
     assert texts_of(Collocations(longest=2).mined(shards, WordMarks.of(tokenizer), ALL), tokenizer) == [
@@ -65,7 +66,7 @@ def test_collocations_are_the_words_that_occur_together(shards: TokenShards) -> 
 
 def test_association_is_boumas_formula(shards: TokenShards) -> None:
     """Against plain counts of the text: ln(p(xy) / (p(x) p(y))) / -ln p(xy)."""
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     marks = WordMarks.of(tokenizer)
     words: list[str] = []
     pairs: list[tuple[str, str]] = []
@@ -85,7 +86,7 @@ def test_association_is_boumas_formula(shards: TokenShards) -> None:
 def test_mining_in_many_chunks_and_little_memory_finds_the_same(
     shards: TokenShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marks = WordMarks.of(Tokenizer.load(shards.directory))
+    marks = WordMarks.of(load_tokenizer(shards.directory))
     whole = Collocations().mined(shards, marks, ALL)
     monkeypatch.setattr(collocations, "CHUNK_TOKENS", 3_001)
     assert Collocations().mined(shards, marks, ALL) == whole
@@ -102,7 +103,7 @@ def test_real_text_has_collocations_for_every_kind_of_vocabulary(shared_data: Pa
         directory = tmp_path / kind
         directory.mkdir()
         there = shards_of(lines, directory, type=kind, vocab_size=2000, sample_megabytes=0.2)
-        tokenizer = Tokenizer.load(there.directory)
+        tokenizer = load_tokenizer(there.directory)
         mined = texts_of(Collocations().mined(there, WordMarks.of(tokenizer), ALL), tokenizer)
         mined = [text.strip().lower() for text in mined]
         assert len(mined) > 10
@@ -165,7 +166,7 @@ def test_lexicon_entries_that_never_match_are_counted(
 ) -> None:
     path = tmp_path / "names.txt"
     path.write_text("Hong Kong\nGrand Prix Racing\nsao tome\nhong kong\nΩ\nzygote\n", encoding="utf-8")
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     with caplog.at_level(logging.WARNING):
         prepared = MaskedLM(units=Phrases(lexicon=str(path))).prepared(tokenizer, shards)
     assert f"{path}: 2 of 6 entries never match in the corpus, such as 'sao tome'" in caplog.text
@@ -192,7 +193,7 @@ def test_lexicon_entries_that_never_match_are_counted(
 def test_an_empty_lexicon_is_a_fault_of_the_data(shards: TokenShards, tmp_path: Path) -> None:
     path = tmp_path / "names.txt"
     path.write_text("\n\n", encoding="utf-8")
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     with pytest.raises(DataError, match=r"names\.txt: holds no phrase"):
         MaskedLM(units=Phrases(lexicon=str(path))).prepared(tokenizer, shards)
     with pytest.raises(DataError, match="no such file"):
@@ -200,7 +201,7 @@ def test_an_empty_lexicon_is_a_fault_of_the_data(shards: TokenShards, tmp_path: 
 
 
 def test_a_corpus_without_collocations_is_told(shards: TokenShards, caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     units = Phrases(collocations=Collocations(min_count=10_000))
     with caplog.at_level(logging.WARNING):
         prepared = units.prepared(tokenizer, shards)

@@ -27,7 +27,7 @@ from bertkit.probes.head_syntax import (
 from bertkit.probes.texts import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers.common import Notes
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.models.oracle import Case, all_cases, ask_oracle, make_inputs, make_twins
 from tests.probes.test_states import as_sentences
 from tests.probes.tiny_models import TEXTS, tiny_causal_model, tiny_model, tiny_tokenizer
@@ -75,7 +75,7 @@ def test_maps_of_a_real_checkpoint_equal_those_of_transformers() -> None:
     directory = Path(minilm.__file__).parent / "model"
     oracle = transformers.AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
     model, _ = load_model(directory)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = load_tokenizer(directory)
     texts = ["The keys to the cabinet are on the table.", "Naïve, isn't it?", "word " * 60]
     sentences = list(TextEncoder.of(model, tokenizer).encode(Sentence(text, text) for text in texts))
     for number, maps_Ann in by_number(list(attention_maps(model, sentences))).items():

@@ -34,7 +34,8 @@ from bertkit.tasks.augmentation.words import CutText
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
 from bertkit.text.masked import MaskedText
-from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer import TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 
 NOUNS = ("cat", "dog", "king", "garden", "river")
@@ -210,7 +211,7 @@ def test_labels_are_kept_or_left_to_the_teacher(tagged: str, masked_lm: Path) ->
 
 
 def test_a_mask_is_the_tokenizers_own_and_a_written_one_is_text(masked_lm: Path) -> None:
-    tokenizer = Tokenizer.load(masked_lm)
+    tokenizer = load_tokenizer(masked_lm)
     encoder = SequenceEncoder(tokenizer, max_tokens=40)
     plain, written, masked = encoder.ids(["the red cat", "the [MASK] cat", MaskedText(("the ", " cat"))])
     assert masked == [plain[0], tokenizer.mask_id, plain[2]]
@@ -221,7 +222,7 @@ def test_a_mask_is_the_tokenizers_own_and_a_written_one_is_text(masked_lm: Path)
 def likeliest(directory: Path, text: str, number: int, most: int) -> list[str]:
     """By one padded batch of one sentence, the softmax over the whole vocabulary, and a sorted list."""
     model, _ = load_model(directory)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = load_tokenizer(directory)
     ids = tokenizer.encode_batch([text])[0]
     masked = [*ids[:number], tokenizer.mask_id, *ids[number + 1 :]]
     whole = [tokenizer.cls_id, *masked, tokenizer.sep_id, *ids, tokenizer.sep_id]
@@ -435,6 +436,6 @@ def test_wrong_settings_and_models_are_refused(masked_lm: Path, tmp_path: Path) 
     with pytest.raises(DataError, match=r"augmentation\.tags: .*absent.*: no such file"):
         Masking(tags=str(tmp_path / "absent")).reads(offline=True)
     model, _ = load_model(masked_lm, heads=())
-    save_model(model, Tokenizer.load(masked_lm), tmp_path / "headless")
+    save_model(model, load_tokenizer(masked_lm), tmp_path / "headless")
     with pytest.raises(DataError, match="no masked-LM head"):
         MaskedLMWords(model=str(tmp_path / "headless")).augmented(singles(1))

@@ -12,6 +12,7 @@ from tokenizers import processors
 
 from bertkit.errors import UsageError
 from bertkit.tasks.encoding import SequenceEncoder, cut_longer, windows
+from bertkit.text.tokenizer_files import save_tokenizer
 from tests.tasks.tiny_task import tiny_tokenizer
 
 FIRST, SECOND = "the cat is fine", "a cold list of words"
@@ -21,7 +22,7 @@ FIRST, SECOND = "the cat is fine", "a cold list of words"
 def test_sequences_are_those_of_transformers(tmp_path: Path, pair: str | None) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = tiny_tokenizer()
-    tokenizer.save(tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
     oracle = transformers.AutoTokenizer.from_pretrained(tmp_path)(FIRST, pair, return_token_type_ids=True)
     encoder = SequenceEncoder(tokenizer, max_tokens=40)
     parts = encoder.ids([FIRST] if pair is None else [FIRST, pair])

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.text.corpora import AWKWARD
 from tests.text.test_sentencepiece import NASTY
 
@@ -69,7 +70,7 @@ def test_ids_equal_the_hubs_class(
     name: str, original: Callable[[Path], Any], shared_data: Path, real_lines: list[str]
 ) -> None:
     directory = shared_data / "vocabularies" / name
-    assert_ids_equal(Tokenizer.load(directory), original(directory), [*real_lines, *nasty_lines()])
+    assert_ids_equal(load_tokenizer(directory), original(directory), [*real_lines, *nasty_lines()])
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased"])
@@ -80,12 +81,12 @@ def test_ids_equal_the_original_rules_in_python(name: str, shared_data: Path, re
     original = legacy.BertTokenizerLegacy(str(path), do_lower_case="uncased" in name)
     lines = [line for line in [*real_lines[:SLOW_LINES], *nasty_lines()] if unicodedata.is_normalized("NFC", line)]
     assert len(lines) > SLOW_LINES
-    assert_ids_equal(Tokenizer.load(path), original, lines)
+    assert_ids_equal(load_tokenizer(path), original, lines)
 
 
 def test_words_of_101_to_200_characters_are_cut_where_the_hubs_class_gives_up(shared_data: Path) -> None:
     directory = shared_data / "vocabularies" / "bert-base-uncased"
-    tokenizer, original = Tokenizer.load(directory), bert(directory)
+    tokenizer, original = load_tokenizer(directory), bert(directory)
     for length, ours_gives_up, theirs_gives_up in ((100, False, False), (101, False, True), (201, True, True)):
         word = "x" * length
         assert (tokenizer.encode_batch([word])[0] == [tokenizer.unk_id]) == ours_gives_up
@@ -95,6 +96,6 @@ def test_words_of_101_to_200_characters_are_cut_where_the_hubs_class_gives_up(sh
 def test_a_last_sigma_is_lower_cased_like_any_other(shared_data: Path) -> None:
     legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
     path = shared_data / "vocabularies" / "bert-base-uncased" / "vocab.txt"
-    tokenizer, original = Tokenizer.load(path), legacy.BertTokenizerLegacy(str(path))
+    tokenizer, original = load_tokenizer(path), legacy.BertTokenizerLegacy(str(path))
     assert tokenizer.encode_batch(["ΟΔΟΣ"]) == tokenizer.encode_batch(["οδοσ"])
     assert original.encode("ΟΔΟΣ", add_special_tokens=False) == tokenizer.encode_batch(["οδος"])[0]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bertkit.text import plain_encoder
 from bertkit.text.plain_encoder import PlainEncoder
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from tests.text.corpora import AWKWARD, english
 
@@ -74,7 +75,7 @@ def test_further_steps_of_cutting_are_kept() -> None:
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "roberta", "gpt2"])
 def test_real_text_under_published_vocabularies(shared_data: Path, name: str) -> None:
-    tokenizer = Tokenizer.load(shared_data / "vocabularies" / name)
+    tokenizer = load_tokenizer(shared_data / "vocabularies" / name)
     texts = (shared_data / "text" / "wikitext2-valid.txt").read_text(encoding="utf-8").split("\n")[:600]
     texts += [text.strip() for text in texts]
     assert PlainEncoder(tokenizer.backend)._cutting == ("bert" if name.startswith("bert") else "before-space")

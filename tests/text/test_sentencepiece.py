@@ -12,7 +12,7 @@ import pytest
 
 from bertkit.errors import DataError
 from bertkit.text.sentencepiece import STYLES, load_sentencepiece, read_sentencepiece
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer, save_tokenizer
 
 NASTY = [
     "",
@@ -109,8 +109,8 @@ def test_the_family_is_told_by_the_pieces_where_nothing_else_says_it(model_file:
 
 def test_tokenizers_files_come_out_of_it(model_file: Path, tmp_path: Path) -> None:
     tokenizer = load_sentencepiece(model_file, {})
-    tokenizer.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
+    again = load_tokenizer(tmp_path)
     assert again.encode_batch(NASTY) == tokenizer.encode_batch(NASTY)
     assert (again.pad_id, again.unk_id, again.cls_id, again.sep_id, again.mask_id) == (0, 1, 2, 3, 4)
 
@@ -147,12 +147,12 @@ def test_a_model_directory_with_a_sentencepiece_file_has_a_tokenizer(
     (tmp_path / "config.json").write_text(json.dumps(config))
     expected = load_sentencepiece(model_file, {"model_type": style})
     for source in (tmp_path, tmp_path / name):
-        assert Tokenizer.load(source).fingerprint == expected.fingerprint
+        assert load_tokenizer(source).fingerprint == expected.fingerprint
 
 
 def test_the_tokenizers_settings_say_how_a_sentencepiece_model_is_used(model_file: Path, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(model_file.read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False, "keep_accents": True}))
-    tokenizer = Tokenizer.load(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     assert not tokenizer.lowercases
-    assert tokenizer.encode_batch(["Äpfel"]) != Tokenizer.load(model_file).encode_batch(["Äpfel"])
+    assert tokenizer.encode_batch(["Äpfel"]) != load_tokenizer(model_file).encode_batch(["Äpfel"])

@@ -13,6 +13,7 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer, save_tokenizer
 from bertkit.text.vocabulary import SPECIAL_TOKENS, train_tokenizer
 from tests.text.corpora import AWKWARD, english
 
@@ -63,7 +64,7 @@ def test_every_character_of_the_text_has_a_piece(kind: str) -> None:
 def test_transformers_gives_the_same_ids_and_types(kind: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = learnt(kind)
-    tokenizer.save(tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     other = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = AWKWARD + english(20, seed=1)
@@ -81,7 +82,7 @@ def test_a_published_vocabulary_gives_the_ids_of_the_original_rules(shared_data:
     transformers = pytest.importorskip("transformers")
     name = "bert-base-uncased" if lowercase else "bert-base-cased"
     path = shared_data / "vocabularies" / name / "vocab.txt"
-    tokenizer = Tokenizer.load(path)
+    tokenizer = load_tokenizer(path)
     other = transformers.BertTokenizer(str(path), do_lower_case=lowercase)
     text = (shared_data / "text" / "wikitext2-test.txt").read_text(encoding="utf-8").split("\n")[:400]
     assert tokenizer.lowercases == lowercase
@@ -97,12 +98,12 @@ def test_words_of_up_to_200_characters_are_cut_into_pieces() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_saving_loading_and_pickling_keep_everything(kind: str, tmp_path: Path) -> None:
     tokenizer = learnt(kind)
-    tokenizer.save(tmp_path / "first")
-    loaded = Tokenizer.load(tmp_path / "first")
-    loaded.save(tmp_path / "second")
+    save_tokenizer(tokenizer, tmp_path / "first")
+    loaded = load_tokenizer(tmp_path / "first")
+    save_tokenizer(loaded, tmp_path / "second")
     for path in (tmp_path / "first").iterdir():
         assert (tmp_path / "second" / path.name).read_bytes() == path.read_bytes()
-    for other in (loaded, Tokenizer.load(tmp_path / "first" / "tokenizer.json"), pickle.loads(pickle.dumps(tokenizer))):
+    for other in (loaded, load_tokenizer(tmp_path / "first" / "tokenizer.json"), pickle.loads(pickle.dumps(tokenizer))):
         assert other.fingerprint == tokenizer.fingerprint
         assert other.roles == tokenizer.roles
         assert other.encode_batch(AWKWARD) == tokenizer.encode_batch(AWKWARD)
@@ -144,14 +145,14 @@ def test_no_text_is_refused() -> None:
 
 
 def test_a_missing_role_is_named_when_it_is_asked_for(shared_data: Path) -> None:
-    tokenizer = Tokenizer.load(shared_data / "vocabularies" / "gpt2")
+    tokenizer = load_tokenizer(shared_data / "vocabularies" / "gpt2")
     assert tokenizer.vocab_size == 50257
     with pytest.raises(DataError, match="no mask token"):
         _ = tokenizer.mask_id
 
 
 def test_robertas_files_load_with_their_own_special_tokens(shared_data: Path) -> None:
-    tokenizer = Tokenizer.load(shared_data / "vocabularies" / "roberta")
+    tokenizer = load_tokenizer(shared_data / "vocabularies" / "roberta")
     assert [tokenizer.token(i) for i in tokenizer.encode_batch(["Hello world<mask>"])[0]] == [
         "Hello", "Ġworld", "<mask>",
     ]  # fmt: skip
@@ -171,10 +172,10 @@ def test_robertas_files_load_with_their_own_special_tokens(shared_data: Path) ->
 def test_damaged_tokenizers_are_named(tmp_path: Path, name: str, content: str, fault: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=fault):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["no/such/path", "./absent", "absent.json", "no-such-model-anywhere"])
 def test_an_absent_tokenizer_is_a_data_fault(name: str) -> None:
     with pytest.raises(DataError, match=r"not found|no such file"):
-        Tokenizer.load(name, offline=True)
+        load_tokenizer(name, offline=True)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig, TokenizerType
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.text.words import WordMarks
 from tests.text.corpora import english
@@ -58,7 +59,7 @@ def test_words_of_real_text_never_hold_a_space_and_mix_signs_and_letters_only_in
 
 def test_the_first_word_of_a_segment_begins_a_word_in_robertas_vocabulary(shared_data: Path) -> None:
     """It has no mark there, for nothing stands before it."""
-    tokenizer = Tokenizer.load(shared_data / "vocabularies" / "roberta" / "vocab.json")
+    tokenizer = load_tokenizer(shared_data / "vocabularies" / "roberta" / "vocab.json")
     assert words(tokenizer, ["It rained.", "The ground was wet."]) == [
         *("It", "rained", "."),
         *("The", "ground", "was", "wet", "."),

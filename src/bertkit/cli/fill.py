@@ -11,6 +11,7 @@ import typer
 
 from bertkit.cli.common import Model, command_app, model_or_default, result, story
 from bertkit.cli.shared import Common, with_options
+from bertkit.text.tokenizer_files import load_tokenizer
 
 app = command_app()
 
@@ -29,12 +30,11 @@ def fill(
     """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
     from bertkit.jobs.fill import fill_masks
     from bertkit.models.hub import find_model, load_pretraining_model
-    from bertkit.text.tokenizer import Tokenizer
 
     directory = find_model(model_or_default(model), offline=common.offline)
     loaded, report = load_pretraining_model(directory)
     story.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
-    filled = fill_masks(loaded, Tokenizer.load(directory), texts, top=top)
+    filled = fill_masks(loaded, load_tokenizer(directory), texts, top=top)
     if common.as_json:
         result(filled, as_json=True)
         return

@@ -26,7 +26,7 @@ from bertkit.files import read_json, write_json
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.sources import Corpus, Position
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
-from bertkit.text.tokenizer_files import TOKENIZER_FILES
+from bertkit.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, save_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def prepare_shards(
         DataError: the corpus is empty or cannot be read, or the shards in `out` are damaged.
     """
     progress = progress or silent_progress
-    given = Tokenizer.load(config.path, offline=offline) if config.path is not None else None
+    given = load_tokenizer(config.path, offline=offline) if config.path is not None else None
     identity = shards_identity(corpus, config, given, shard_tokens)
     directory = Path(out) if out is not None else cache / "shards" / identity[:32]
     with _locked(directory, cache):
@@ -196,7 +196,7 @@ def _tokenizer(
     if given is not None:
         tokenizer = given
     elif read_json(directory / PROGRESS)["stage"] == "tokens":
-        return Tokenizer.load(directory), _names(directory)
+        return load_tokenizer(directory), _names(directory)
     else:
         text = list(sample_text(corpus, config.sample_megabytes, progress))
         if not text:
@@ -209,7 +209,7 @@ def _tokenizer(
                 f"{tokenizer.vocab_size:,}",
                 f"{config.vocab_size:,}",
             )
-    tokenizer.save(directory)
+    save_tokenizer(tokenizer, directory)
     return tokenizer, _names(directory)
 
 

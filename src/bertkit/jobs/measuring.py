@@ -20,6 +20,7 @@ from bertkit.models.weight_files import weights_hash
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import Engine, resolve_engine
 
@@ -89,7 +90,7 @@ class Examined:
         directory = find_model(name, offline=offline)
         inner = encoder_directory(directory)
         model, _ = load_model(directory)
-        tokenizer = Tokenizer.load(inner)
+        tokenizer = load_tokenizer(inner)
         check_vocabulary(model, tokenizer, source=name)
         return cls(name, directory, model, tokenizer, weights_hash(inner), _training(directory))
 

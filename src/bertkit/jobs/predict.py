@@ -32,7 +32,7 @@ from bertkit.tasks.examples import Example, TaggedExample
 from bertkit.tasks.readers.glue import GLUE_COLUMNS
 from bertkit.tasks.readers.hub import HUB_LAYOUTS
 from bertkit.tasks.span import THRESHOLD, Span
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import Engine
 from bertkit.training.finetune import predict
 
@@ -118,7 +118,7 @@ class Predictor:
             raise DataError(f"{name}: lacks weights of its head: {', '.join(sorted(report.drawn_anew)[:3])}")
         if isinstance(task, Span):
             task.may_be_impossible |= THRESHOLD in model.extras
-        tokenizer = Tokenizer.load(directory, offline=offline)
+        tokenizer = load_tokenizer(directory, offline=offline)
         check_vocabulary(model, tokenizer, source=name)
         if max_length is not None and max_length > config.max_tokens:
             raise UsageError(f"--max-length {max_length}: {name} reads at most {config.max_tokens} tokens")

@@ -32,6 +32,7 @@ from bertkit.models.registry import FAMILIES
 from bertkit.models.weight_files import SAFETENSORS, find_weights, read_weights
 from bertkit.models.weights import WeightReport, load_weights
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import save_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,9 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
 
 def write_tokenizer(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -> None:
     """Write the tokenizer's files, which say how long a text the model reads, and whether it tells segments apart."""
-    tokenizer.save(directory, max_tokens=model.encoder.max_tokens, token_types=model.encoder.config.reads_token_types)
+    save_tokenizer(
+        tokenizer, directory, max_tokens=model.encoder.max_tokens, token_types=model.encoder.config.reads_token_types
+    )
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:

@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -85,29 +84,6 @@ class Tokenizer:
         self.roles = {role: roles[role] for role in ROLES if backend.token_to_id(roles.get(role, "")) is not None}
         self.lowercases = lowercases
         self._encoder: PlainEncoder | None = None
-
-    @classmethod
-    def load(cls, path_or_hub_id: str | Path, *, offline: bool = False) -> Tokenizer:
-        """Load a directory, a tokenizer.json, a vocab.txt, or a Hub id.
-
-        Raises:
-            DataError: nothing there, files damaged, or a Hub id that is neither cached nor reachable.
-        """
-        from bertkit.text.tokenizer_files import load_tokenizer  # that module builds objects of this class
-
-        return load_tokenizer(path_or_hub_id, offline=offline)
-
-    def save(self, directory: str | Path, *, max_tokens: int = 512, token_types: bool = True) -> None:
-        """Write the files that `transformers.AutoTokenizer` loads; equal tokenizers write equal bytes.
-
-        Args:
-            directory: made where it is not there.
-            max_tokens: of the longest text that the model reads, special tokens included.
-            token_types: whether the model tells segments apart.
-        """
-        from bertkit.text.tokenizer_files import save_tokenizer
-
-        save_tokenizer(self, Path(directory), max_tokens=max_tokens, token_types=token_types)
 
     @property
     def vocab_size(self) -> int:

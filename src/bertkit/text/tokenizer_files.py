@@ -37,8 +37,19 @@ READ_FIRST = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json", *SENT
 HUB_FILES = (*TOKENIZER_FILES, "vocab.json", "merges.txt", "config.json", *SENTENCEPIECE_FILES)
 
 
-def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_tokens: int = 512, token_types: bool = True) -> None:
-    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece, vocab.txt."""
+def save_tokenizer(
+    tokenizer: Tokenizer, directory: str | Path, *, max_tokens: int = 512, token_types: bool = True
+) -> None:
+    """Write the files that `transformers.AutoTokenizer` loads; equal tokenizers write equal bytes.
+
+    They are tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece, vocab.txt.
+
+    Args:
+        directory: made where it is not there.
+        max_tokens: of the longest text that the model reads, special tokens included.
+        token_types: whether the model tells segments apart.
+    """
+    directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     is_wordpiece = isinstance(tokenizer.backend.model, models.WordPiece)
     tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}

@@ -29,7 +29,7 @@ from bertkit.tasks.base import TaskBatch
 from bertkit.tasks.classification import MultiLabelClassification, TextSettings
 from bertkit.tasks.readers import Columns
 from bertkit.tasks.tagging import FIRST, Tagging, TaggingSettings
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.distillation import reading_of
 from bertkit.training.finetune import EpochOrder
 from tests.jobs.stopping import stopping_at
@@ -236,7 +236,7 @@ def test_answers_are_those_of_these_weights_settings_tokens_and_precision(place:
     teacher, _ = load_model(place.teacher)
     other, _ = load_model(place.teacher)
     other.encoder.config = other.encoder.config.model_copy(update={"hidden_act": "relu"})
-    tokenizer, wanted = Tokenizer.load(place.teacher), Wanted(logits=True)
+    tokenizer, wanted = load_tokenizer(place.teacher), Wanted(logits=True)
     first = {"weights": "a", "tokenizer": tokenizer, "wanted": wanted, "precision": "fp32"}
     others = [
         answers_identity([other], **first),
@@ -255,7 +255,7 @@ def test_a_control_is_the_same_student_fine_tuned(place: Place, every_term: str,
     """To the bit: without its teacher, a student is a model like any other."""
     control = place.run(every_term, control=True, run_dir=tmp_path / "control")
     teacher, _ = load_model(place.teacher)
-    save_model(student_of(teacher, [1]), Tokenizer.load(place.teacher), tmp_path / "student")
+    save_model(student_of(teacher, [1]), load_tokenizer(place.teacher), tmp_path / "student")
     request = FinetuneRequest(
         task=place.task, model=str(tmp_path / "student"), overrides=SETTINGS, run_dir=tmp_path / "plain"
     )
@@ -470,7 +470,7 @@ def test_several_teachers_speak_by_the_mean_of_their_logits(place: Place, tmp_pa
     with torch.no_grad():
         model.get_parameter(f"{HEAD}.output.weight").neg_()
         model.get_parameter(f"{HEAD}.output.bias").neg_()
-    save_model(model, Tokenizer.load(mirror), mirror)
+    save_model(model, load_tokenizer(mirror), mirror)
     calm = str(place.calm)
     alone = place.run(recipe, *settings, teachers=[calm, calm], run_dir=tmp_path / "same")
     assert lines_of(alone)[0]["loss"] == pytest.approx(0.0, abs=1e-9)

@@ -22,7 +22,8 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
-from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer import TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer, save_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.cost import training_flops
 from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, write_classroom
@@ -201,7 +202,7 @@ def test_a_student_that_goes_on_keeps_its_own_vocabulary(
     given, _ = load_model(finished.run.path / "model")
     for name, parameter in given.named_parameters():
         assert torch.equal(training.model.get_parameter(name), parameter)
-    assert training.tokenizer.fingerprint == Tokenizer.load(finished.run.path / "model").fingerprint
+    assert training.tokenizer.fingerprint == load_tokenizer(finished.run.path / "model").fingerprint
 
 
 @pytest.mark.parametrize(
@@ -255,9 +256,9 @@ def test_teachers_that_cannot_read_two_vocabularies_are_refused(classroom: Class
     other = write_model(electra, classroom.text, tmp_path / "electra")
     bytewise = write_model(config, classroom.text, tmp_path / "bytewise")
     text = classroom.text.read_text().split("\n")
-    train_tokenizer(TokenizerConfig(type="byte-bpe", vocab_size=290), text).save(bytewise)
+    save_tokenizer(train_tokenizer(TokenizerConfig(type="byte-bpe", vocab_size=290), text), bytewise)
     cased = write_model(config, classroom.text, tmp_path / "cased")
-    train_tokenizer(TokenizerConfig(vocab_size=90, min_frequency=1, lowercase=False), text).save(cased)
+    save_tokenizer(train_tokenizer(TokenizerConfig(vocab_size=90, min_frequency=1, lowercase=False), text), cased)
     path = f"tokenizer={json.dumps({'path': str(classroom.teacher)})}"
     small = write_model(config, classroom.text, tmp_path / "small")
     contents = json.loads((small / "config.json").read_text())

@@ -24,6 +24,7 @@ from bertkit.models.roberta import RobertaConfig
 from bertkit.models.sentence import load_sentence_model
 from bertkit.models.xlnet import XlnetConfig
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from tests.models.oracle import Case, all_cases, make_inputs, make_oracle, oracle_logits
 from tests.models.test_families import read_back
@@ -233,7 +234,7 @@ def test_a_sentence_encoder_keeps_its_steps(tmp_path: Path) -> None:
 
 def test_the_probe_has_one_token_the_longest_text_and_pairs(tmp_path: Path) -> None:
     model, _ = load_model(small_model(tmp_path))
-    rows = [row for batch in probe_batches(model, Tokenizer.load(tmp_path)) for row in batch]
+    rows = [row for batch in probe_batches(model, load_tokenizer(tmp_path)) for row in batch]
     lengths = [len(row.ids) for row in rows]
     assert (min(lengths), max(lengths)) == (1, model.encoder.max_tokens)
     assert any(0 < row.first < len(row.ids) for row in rows)

@@ -18,7 +18,7 @@ from bertkit.models.roberta import RobertaConfig
 from bertkit.progress import silent_progress
 from bertkit.recipe.load import load_recipe
 from bertkit.recipe.stages import stages_of
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.jobs.tiny_run import write_model, write_text
 
 SIZES: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_a_model_goes_on_with_its_own_tokenizer(home: Path) -> None:
     finished = trained(request(home, "bert", run="own"))
     before, after = (load_file(path / "model.safetensors") for path in (home / "bert", finished.run.model))
     assert before[WORDS].shape == after[WORDS].shape
-    assert Tokenizer.load(finished.run.model).fingerprint == Tokenizer.load(home / "bert").fingerprint
+    assert load_tokenizer(finished.run.model).fingerprint == load_tokenizer(home / "bert").fingerprint
 
 
 @pytest.mark.parametrize("new_pieces", ["mean", "random"])
@@ -91,7 +91,7 @@ def test_a_new_vocabulary_is_learnt_told_and_begins_with_the_shared_rows(
     with caplog.at_level(logging.INFO, logger="bertkit"):
         wanted = request(home, "bert", NEW_VOCABULARY, frozen, f"new_pieces={new_pieces}", run=new_pieces)
         finished = trained(wanted)
-    old, new = Tokenizer.load(home / "bert"), Tokenizer.load(finished.run.model)
+    old, new = load_tokenizer(home / "bert"), load_tokenizer(finished.run.model)
     assert new.vocab_size == 112 != old.vocab_size
     (told,) = [record.getMessage() for record in caplog.records if "new vocabulary of" in record.getMessage()]
     pieces = new.backend.get_vocab()

@@ -18,6 +18,7 @@ from bertkit.jobs.pretraining.launch import Finished, PretrainRequest, requested
 from bertkit.jobs.pretraining.plan import pretraining_plan
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.jobs.stopping import stopping_at
 from tests.jobs.tiny_run import write_text
 
@@ -227,11 +228,10 @@ def test_a_stage_can_train_the_generator_alone(finished: tuple[Path, dict[str, A
 def first_weights(request: PretrainRequest) -> dict[str, torch.Tensor]:
     """The first weights of a run."""
     from bertkit.objectives.forward import pretraining_model
-    from bertkit.text.tokenizer import Tokenizer
 
     recipe = requested_recipe(request)
     assert request.run_dir is not None
-    tokenizer = Tokenizer.load(request.run_dir / "model")
+    tokenizer = load_tokenizer(request.run_dir / "model")
     model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size, pad_id=tokenizer.pad_id)
     model.initialise(recipe.seed)
     return dict(model.named_parameters())

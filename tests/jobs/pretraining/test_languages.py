@@ -16,7 +16,7 @@ from bertkit.jobs.pretraining.launch import PretrainRequest, requested_recipe, r
 from bertkit.progress import silent_progress
 from bertkit.recipe.load import load_recipe
 from bertkit.recipe.stages import stages_of
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.jobs.tiny_run import write_text
 
 SMALL = [
@@ -66,7 +66,7 @@ def test_stopped_and_resumed_a_run_over_languages_ends_with_the_same_model(home:
     # Whoever looks at the batches sees those of the training.
     recipe = load_recipe(str(straight.path / "recipe.yaml"))
     (stage,) = stages_of(recipe)
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     batches = stage_batches(stage, shards, tokenizer, cache=home / "cache")
     texts = [tokenizer.decode(one.ids_T.tolist()) for step in range(4) for one in batches.samples(step).split(1)]
     german = ["Der" in text or "liest" in text for text in texts]

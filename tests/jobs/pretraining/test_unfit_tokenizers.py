@@ -11,6 +11,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import save_tokenizer
 from tests.jobs.tiny_run import NOUNS, VERBS, write_recipe
 
 WORDS = ("the", "a", ".", *NOUNS, *VERBS)
@@ -23,7 +24,7 @@ def write_tokenizer(directory: Path, *roles: str) -> Path:
     backend = Backend(models.WordLevel(pieces, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens([AddedToken(token, special=True) for token in names.values()])
-    Tokenizer(backend, names).save(directory)
+    save_tokenizer(Tokenizer(backend, names), directory)
     return directory
 
 

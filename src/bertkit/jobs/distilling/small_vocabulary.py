@@ -35,6 +35,7 @@ from bertkit.recipe.distill_text import DistillTextRecipe
 from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
 from bertkit.training.engine import resolve_engine
 
@@ -155,7 +156,7 @@ def load_dual_teacher(directory: Path) -> HeadedModel:
     _, contents = read_config(encoder_directory(directory))
     refuse_quantised(directory, contents)
     teacher, _ = load_model(directory)
-    check_vocabulary(teacher, Tokenizer.load(directory), source=str(directory))
+    check_vocabulary(teacher, load_tokenizer(directory), source=str(directory))
     check_teacher(teacher, source=str(directory))
     return teacher
 

@@ -25,6 +25,7 @@ from bertkit.models.labels import Labels
 from bertkit.models.weight_files import weights_hash
 from bertkit.tasks.spec import TaskSpec
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def find_teachers(names: Sequence[str], spec: TaskSpec, *, offline: bool = False
             log.warning("teacher: %s was fine-tuned on %s, not on %s", name, tasks, spec.name)
         configs.append(config)
         labels.append(Labels.from_hub(contents))
-        tokenizers.append(Tokenizer.load(directory, offline=offline))
+        tokenizers.append(load_tokenizer(directory, offline=offline))
         if spec.kind == "regression" and labels[-1].count != 1:
             raise DataError(
                 f"teacher: {name}: has {labels[-1].count} outputs; {spec.name} is a regression, which has 1"

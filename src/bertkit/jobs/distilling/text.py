@@ -59,7 +59,7 @@ from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import count_parameters
 
 
@@ -120,9 +120,9 @@ class TextLaunch(Launch):
                 run,
                 cache=self.request.cache,
                 teacher=load_dual_teacher(directory),
-                teacher_tokenizer=Tokenizer.load(directory),
+                teacher_tokenizer=load_tokenizer(directory),
             )
-        check_tokenizer(Tokenizer.load(shards.directory), Tokenizer.load(directory), source=recipe.teacher)
+        check_tokenizer(load_tokenizer(shards.directory), load_tokenizer(directory), source=recipe.teacher)
         return TextDistillation(
             recipe,
             shards,
@@ -234,7 +234,7 @@ def _tokenizer_override(tree: Located, name: str, directory: Path, *, offline: b
         if path is None:
             raise UsageError("tokenizer: a student reads what its teacher reads; leave `tokenizer` out of the recipe")
         if path != name:
-            check_tokenizer(Tokenizer.load(path, offline=offline), Tokenizer.load(directory), source=str(path))
+            check_tokenizer(load_tokenizer(path, offline=offline), load_tokenizer(directory), source=str(path))
     return [f"tokenizer={json.dumps({'path': name})}"]
 
 
@@ -253,7 +253,7 @@ def _with_own_vocabulary(
     request: DistillTextRequest, tree: Located, config: EncoderConfig, directory: Path, name: str
 ) -> list[str]:
     """Overrides: what the student begins as, and how its words are learnt where they are not that model's."""
-    words = vocabulary_overrides(_mapping(tree, "tokenizer"), Tokenizer.load(directory), source=name)
+    words = vocabulary_overrides(_mapping(tree, "tokenizer"), load_tokenizer(directory), source=name)
     if request.student is None:
         return [*_model_override(tree, config, as_deep=True), *words]
     return ["student=null", *starting_from(replace(request, init=request.student))]

@@ -34,6 +34,7 @@ from bertkit.recipe.distill_text import DistillTextRecipe
 from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import count_parameters, step_flops
 from bertkit.training.step import evaluate
 
@@ -216,7 +217,7 @@ def load_teacher(recipe: DistillTextRecipe, directory: Path) -> HeadedModel:
         DataError: words are compared, and it has no masked LM's head, or its tokenizer does not fit its table.
     """
     teacher, _ = load_model(directory)
-    check_vocabulary(teacher, Tokenizer.load(directory), source=str(directory))
+    check_vocabulary(teacher, load_tokenizer(directory), source=str(directory))
     asked = [
         each.term for stage in stages_of(recipe) for each in stage.recipe.objectives if isinstance(each, DistilledWords)
     ]

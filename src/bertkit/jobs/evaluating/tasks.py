@@ -43,7 +43,7 @@ from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import find_runs, newest_unfinished
 from bertkit.tasks.base import Scores
 from bertkit.tasks.readers import load_split
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def evaluate_tasks(
         log.warning("%s is left out: %s", name, reason)
     fingerprints = {
         "data": digest(sorted(value for task in planned for value in task.files.values())),
-        "tokenizer": Tokenizer.load(directory, offline=wanted.request.offline).fingerprint,
+        "tokenizer": load_tokenizer(directory, offline=wanted.request.offline).fingerprint,
         "model": weights_hash(directory),
     }
     run, is_done = _run_directory(wanted, planned, fingerprints)

@@ -33,7 +33,7 @@ from bertkit.models.quantised import is_quantised, quantise
 from bertkit.models.sentence import load_sentence_model
 from bertkit.models.weights import WeightReport
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.text.tokenizer_files import READ_FIRST
+from bertkit.text.tokenizer_files import READ_FIRST, load_tokenizer
 
 Format = Literal["hf", "int8", "onnx", "onnx-int8"]
 RECORD = "export.json"
@@ -103,7 +103,7 @@ def read_source(name: str, directory: Path) -> Source:
     model, report = load_model(directory)
     tokenizer = None
     if any((inner / file).is_file() for file in READ_FIRST):
-        tokenizer = Tokenizer.load(inner)
+        tokenizer = load_tokenizer(inner)
         check_vocabulary(model, tokenizer, source=name)
     return Source(name, directory, str(inner.relative_to(directory)), model, tokenizer, report)
 
@@ -197,7 +197,7 @@ def _write_model(
         agreement.faults.append(f"weights are missing or left over: {', '.join(odd[:3])}")
     if again.head_names != source.model.head_names:
         agreement.faults.append(f"heads are {again.head_names}, the source's {source.model.head_names}")
-    if source.tokenizer is not None and Tokenizer.load(staging / source.inner).encode_batch(
+    if source.tokenizer is not None and load_tokenizer(staging / source.inner).encode_batch(
         TEXTS
     ) != source.tokenizer.encode_batch(TEXTS):
         agreement.faults.append("the tokenizer gives other ids")

@@ -41,6 +41,7 @@ from bertkit.tasks.readers.columns import NOT_IOB2
 from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     directory = head_directory(encoder_directory(find_model(recipe.model, offline=offline)), spec.name)
     config, contents = read_config(directory)
     preparation.check_start(directory, contents)
-    tokenizer = Tokenizer.load(directory, offline=offline)
+    tokenizer = load_tokenizer(directory, offline=offline)
     names = ("train", *watched, *recipe.data.predict)
     splits = {name: load_examples(recipe, name, offline=offline) for name in dict.fromkeys(names)}
     train = fewer(splits.pop("train"), recipe.data.train_examples, recipe.seed)

@@ -35,7 +35,7 @@ from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
 from bertkit.settings import Settings
 from bertkit.text.sources import open_corpus
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def run_pretraining(
                 command=request.command,
                 fingerprints={
                     "data": shards.fingerprint,
-                    "tokenizer": Tokenizer.load(shards.directory).fingerprint,
+                    "tokenizer": load_tokenizer(shards.directory).fingerprint,
                     **models,
                 },
             ),

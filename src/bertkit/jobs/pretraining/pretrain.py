@@ -45,7 +45,7 @@ from bertkit.recipe.stages import Stage, stages_of
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.figures import draw_curves
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import training_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.step import StepOutcome, Stepper
@@ -81,7 +81,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
         super().__init__(run, resolve_engine(recipe.engine))
         self.recipe = recipe
         self.shards = shards
-        self.tokenizer = Tokenizer.load(shards.directory)
+        self.tokenizer = load_tokenizer(shards.directory)
         self.vocabulary = Vocabulary.of(self.tokenizer)
         self.steps = recipe.optimisation.steps
         self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
@@ -216,7 +216,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
         if init is not None:
             directory, first = find_model(init), self.stages[0].stage.recipe.model
             loaded, _ = load_pretraining_model(directory, heads=heads_of(objectives))
-            tokenizer = Tokenizer.load(directory)
+            tokenizer = load_tokenizer(directory)
             check_vocabulary(loaded, tokenizer, source=str(directory))
             model, remade = with_vocabulary(
                 continued(loaded, first),

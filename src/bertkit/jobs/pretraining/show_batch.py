@@ -25,6 +25,7 @@ from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RECORD, RunDirectory
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 
 _IN_PLACE = ("masked_lm", "word_order")
 """Objectives that predict the token that stood where their state is."""
@@ -95,7 +96,7 @@ def show_batch(request: PretrainRequest, *, step: int, sequences: int, progress:
     if not 1 <= step <= steps:
         raise UsageError(f"--step {step}: {recipe.name} has steps 1 to {steps:,}")
     stage = next(each for each in stages_of(recipe) if step <= each.end_step)
-    tokenizer = Tokenizer.load(shards.directory)
+    tokenizer = load_tokenizer(shards.directory)
     samples = stage_batches(stage, shards, tokenizer, cache=request.cache).samples(step - 1 - stage.first_step)
     in_all = int(samples.lengths_B.size)
     few = next(samples.split(int(samples.cu_seqlens_B1[min(sequences, in_all)])))

@@ -25,6 +25,7 @@ from bertkit.recipe.stages import stages_of
 from bertkit.run.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 
 ALL = "all"
 _WEIGHTS = "weights"
@@ -165,7 +166,7 @@ def _tokenizer_of(run: RunDirectory) -> Tokenizer:
     shards = run.record.get("shards")
     for directory in (run.model, Path(shards) if shards else None):
         if directory is not None and directory.is_dir():
-            return Tokenizer.load(directory)
+            return load_tokenizer(directory)
     raise DataError(
         f"{run.path}: the run is not finished and its token shards are gone, so that its tokenizer is not known; go on"
         f" with `bertkit pretrain --resume {run.path}`"

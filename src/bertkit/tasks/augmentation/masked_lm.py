@@ -42,6 +42,7 @@ from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
 from bertkit.text.lexicon import read_lexicon
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.word_vectors import WordVectors, read_word_vectors
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class MaskedLMWords(Augmentation):
         vectors = None
         if self.word_vectors is not None:
             vectors = read_word_vectors(Path(self.word_vectors).expanduser(), most_words=self.vector_words)
-        tokenizer = Tokenizer.load(directory, offline=surroundings.offline)
+        tokenizer = load_tokenizer(directory, offline=surroundings.offline)
         proposer = Proposer(model.to(surroundings.device), tokenizer, self.candidates, device=surroundings.device)
         stop_words = FUNCTION_WORDS
         if self.stop_words is not None:
@@ -94,7 +95,7 @@ class MaskedLMWords(Augmentation):
 
     def reads(self, *, offline: bool) -> dict[str, str]:
         directory = self._directory(offline=offline)
-        tokenizer = Tokenizer.load(directory, offline=offline)
+        tokenizer = load_tokenizer(directory, offline=offline)
         files = {"word_vectors": self.word_vectors, "stop_words": self.stop_words}
         own = {name: content_hash(path, name) for name, path in files.items() if path is not None}
         return {"model": f"{weights_hash(directory)} {tokenizer.fingerprint}", **own}
