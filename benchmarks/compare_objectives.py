@@ -3,14 +3,15 @@
 The encoder is the quickstart's (ModernBERT layers) at 256 x 4, because it leaves the unigram plateau well within the
 budget; where an objective tells two segments apart, the separator alone does it, since this encoder has no segment
 embeddings. Steps follow from the budget: an objective that costs more a step takes fewer. Each finished run is then
-asked what it knows: BLiMP by pseudo-log-likelihood, a linear probe of parts of speech, and two short fine-tunes.
+asked what it knows: masked words of other text, the same windows and masks for all; BLiMP by pseudo-log-likelihood; a
+linear probe of parts of speech; two short fine-tunes.
 
     python -m benchmarks.compare_objectives train masked_lm 0 --data TEXT --out DIR    about 20 CPU minutes
     python -m benchmarks.compare_objectives score masked_lm 0 --tasks DATA --out DIR   about 8
     python -m benchmarks.compare_objectives table --out DIR                            table and figure into DIR
 
-DATA is a folder with `blimp/`, `glue/` and `ud-english-ewt/`. What was broken off goes on; what is finished is not
-repeated. OUT/ARM-SEED is the run, OUT/ARM-SEED.json what it scored.
+DATA is a folder with `text/wikipedia-dev.txt.xz`, `blimp/`, `glue/` and `ud-english-ewt/`. What was broken off goes on;
+what is finished is not repeated. OUT/ARM-SEED is the run, OUT/ARM-SEED.json what it scored.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import resource
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ from sklearn.preprocessing import StandardScaler
 
 from bertkit.cli.common import cache_root
 from bertkit.data.batch import PackedBatch
-from bertkit.jobs.evaluating.base import EvalRequest
+from bertkit.jobs.evaluating.base import EvalRequest, Evaluated
 from bertkit.jobs.evaluating.blimp import BlimpSettings, evaluate_blimp
+from bertkit.jobs.evaluating.mlm import MlmSettings, evaluate_mlm
 from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
 from bertkit.jobs.pretraining.batches import stage_batches
 from bertkit.jobs.pretraining.launch import PretrainRequest, open_shards, run_pretraining
@@ -84,7 +86,10 @@ FINETUNES = {
 PRIMARY = {"sst2": "accuracy", "mrpc": "f1"}
 BLIMP_PAIRS = 50
 PROBE_SENTENCES = 2000
-COLUMNS = ("accuracy", "blimp", "pos", "sst2", "mrpc")
+MASKED_WINDOWS = 1024
+COLUMNS = ("held_out", "masked", "blimp", "pos", "sst2", "mrpc")
+"""`held_out` is the accuracy of the objective's own first term on the run's held-out text, under its own masking;
+`masked` that of 15% masked pieces of other text, which a left-to-right model cannot be asked for."""
 
 
 def main() -> None:
@@ -152,6 +157,7 @@ def score(arm: str, seed: int, tasks: Path, out: Path) -> None:
     scores["pos"] = tagging_probe(run, tasks, causal=causal)
     # The generator of replaced-token detection is the masked LM there; the model itself has no words to give.
     speaker = run / "generator" if arm == "replaced_token" else run
+    scores["masked"] = None if causal else masked(speaker, tasks, out / f"{arm}-{seed}-masked")
     scores["blimp"] = blimp(speaker, tasks, out / f"{arm}-{seed}-blimp", causal=causal)
     for task, overrides in FINETUNES.items():
         scores[task] = fine_tuned(run, task, overrides, seed, tasks, out / "finetuned" / f"{arm}-{seed}-{task}")
@@ -177,14 +183,25 @@ def fine_tuned(model: Path, task: str, overrides: Sequence[str], seed: int, task
     return float(outcome.results["tasks"][task][PRIMARY[task]]["mean"])
 
 
+def masked(model: Path, tasks: Path, run: Path) -> float:
+    """Accuracy on masked pieces of text that no run has learnt from."""
+    settings = MlmSettings(sequences=MASKED_WINDOWS, pseudo_sequences=0)
+    sources = [str(tasks / "text" / "wikipedia-dev.txt.xz")]
+    return average(run, lambda request: evaluate_mlm(request, sources, settings), model)
+
+
 def blimp(model: Path, tasks: Path, run: Path, *, causal: bool) -> float:
     """Preference for the grammatical sentence over all paradigms, ties counted half."""
     settings = BlimpSettings(pairs=BLIMP_PAIRS, rule="encoder_left_to_right" if causal else None)
-    if (run / "results.json").is_file():
-        return float(json.loads((run / "results.json").read_text())["average"])
-    shutil.rmtree(run, ignore_errors=True)  # of a measurement that was broken off nothing is kept
-    request = EvalRequest(str(model), run_dir=run, command=["compare_objectives"])
-    return float(evaluate_blimp(request, tasks / "blimp", settings).results["average"])
+    return average(run, lambda request: evaluate_blimp(request, tasks / "blimp", settings), model)
+
+
+def average(run: Path, evaluate: Callable[[EvalRequest], Evaluated], model: Path) -> float:
+    """Of a measurement, which is not repeated; of one that was broken off nothing is kept."""
+    if not (run / "results.json").is_file():
+        shutil.rmtree(run, ignore_errors=True)
+        evaluate(EvalRequest(str(model), run_dir=run, command=["compare_objectives"]))
+    return float(json.loads((run / "results.json").read_text())["average"])
 
 
 def tagging_probe(run: Path, tasks: Path, *, causal: bool) -> float:
@@ -242,46 +259,56 @@ def table(out: Path) -> None:
     """Mean and spread by arm, as Markdown and as a figure."""
     rows = [json.loads(path.read_text()) for path in sorted(out.glob("*-[0-9].json"))]
     print("| objective | seeds | steps | tokens | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (4 + len(COLUMNS)))
-    figures: dict[str, dict[str, tuple[float, float]]] = {}
+    figures: dict[str, dict[str, tuple[float, float] | None]] = {}
     for arm in ARMS:
         own = [row for row in rows if row["arm"] == arm]
         if not own:
             continue
         figures[arm] = {column: spread([value_of(row, column) for row in own]) for column in COLUMNS}
-        cells = [f"{mean:.1%} ± {deviation:.1%}" for mean, deviation in figures[arm].values()]
+        cells = ["–" if cell is None else f"{cell[0]:.1%} ± {cell[1]:.1%}" for cell in figures[arm].values()]
         tokens = statistics.mean(row["tokens"] for row in own) / 1e6
         print(f"| {arm} | {len(own)} | {own[0]['steps']:,} | {tokens:.2f} M | " + " | ".join(cells) + " |")
     draw(figures, out)
 
 
-def value_of(row: dict[str, Any], column: str) -> float:
-    """A column of a run's row; `accuracy` is that of its first term on held-out text."""
-    if column != "accuracy":
-        return float(row[column])
+def value_of(row: dict[str, Any], column: str) -> float | None:
+    """A column of a run's row; None where the run cannot be asked for it."""
+    if column != "held_out":
+        return None if row[column] is None else float(row[column])
     held_out = row["held_out"]
     term = "masked_lm" if "accuracy/masked_lm" in held_out else "causal_lm"
     return float(held_out[f"accuracy/{term}"])
 
 
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; 0 for a single value."""
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+def spread(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """Mean and sample standard deviation, 0 for a single value; None where there are no values."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return statistics.mean(known), statistics.stdev(known) if len(known) > 1 else 0.0
 
 
-def draw(figures: dict[str, dict[str, tuple[float, float]]], out: Path) -> None:
+def draw(figures: dict[str, dict[str, tuple[float, float] | None]], out: Path) -> None:
     """One panel a column, one row an objective: mean and standard deviation over seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(COLUMNS), figsize=(13, 0.4 * len(figures) + 1.4), sharey=True)
+    figure, axes = pyplot.subplots(1, len(COLUMNS), figsize=(15, 0.4 * len(figures) + 1.4), sharey=True)
     arms = list(figures)[::-1]
     for axis, column in zip(axes, COLUMNS, strict=True):
-        means, deviations = zip(*(figures[arm][column] for arm in arms), strict=True)
-        axis.errorbar(means, range(len(arms)), xerr=deviations, fmt="o", color="black", capsize=3)
+        cells = [(number, cell) for number, arm in enumerate(arms) if (cell := figures[arm][column]) is not None]
+        axis.errorbar(
+            [100 * mean for _, (mean, _) in cells],
+            [number for number, _ in cells],
+            xerr=[100 * deviation for _, (_, deviation) in cells],
+            fmt="o",
+            color="black",
+            capsize=3,
+        )
         axis.set_yticks(range(len(arms)), arms)
-        axis.set_xlabel(f"{column} (fraction)")
+        axis.set_xlabel(f"{column} (%)")
         axis.grid(color="0.9")
     figure.tight_layout()
     for suffix in ("png", "svg"):
