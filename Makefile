@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test lint types tests bench clean
+.PHONY: help setup quickstart test lint types tests lines bench clean
 
 help: ## List the targets
 	@awk -F ': .*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ types: $(STAMP)
 # Two processes with one thread each: sums come out the same however many cores there are.
 tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+lines: $(STAMP) ## Write the lines on which functions stand into the links of docs/objectives.md
+	$(BIN)/python -m tests.objectives.page_lines
 
 bench: $(STAMP) ## Measure speed, memory and agreement on this machine, on text that it has (some 20 minutes)
 	@set -e; for name in pretrain_speed tokenize_speed tokenize_memory agreement; do \
