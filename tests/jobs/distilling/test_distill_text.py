@@ -22,7 +22,7 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.progress import silent_progress
-from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, write_classroom
+from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, assert_transformers_agrees, write_classroom
 from tests.jobs.stopping import stopping_at
 from tests.jobs.tiny_run import write_model
 
@@ -45,17 +45,7 @@ def job(classroom: Classroom, directory: Path, *overrides: str, **changes: objec
 
 
 def test_transformers_loads_the_student_with_equal_logits(finished: Finished) -> None:
-    transformers = pytest.importorskip("transformers")
-    directory = finished.run.path / "model"
-    oracle, report = transformers.DistilBertForMaskedLM.from_pretrained(directory, output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    encoded = tokenizer("The cat reads a [MASK].", return_tensors="pt")
-    expected = oracle.eval()(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits[0]
-    student, _ = load_model(directory)
-    found = student.masked_lm_logits(student.eval()(PackedBatch.from_ids(encoded["input_ids"].tolist())))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert_transformers_agrees(finished.run.path / "model", "DistilBertForMaskedLM")
 
 
 def test_steps_are_those_of_a_plain_loop_over_transformers(classroom: Classroom, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertkit.data.batch import PackedBatch
 from bertkit.distill.dual_teacher import teacher_of
 from bertkit.distill.projections import projections_of
 from bertkit.errors import DataError, StoppedError, UsageError
@@ -26,7 +25,7 @@ from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer, save_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.cost import training_flops
-from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, write_classroom
+from tests.jobs.distilling.tiny_teacher import SIZES, Classroom, assert_transformers_agrees, write_classroom
 from tests.jobs.stopping import stopping_at
 from tests.jobs.tiny_run import write_model
 
@@ -76,18 +75,7 @@ def job(classroom: Classroom, directory: Path, *overrides: str, **changes: objec
 
 
 def test_transformers_loads_the_student_with_equal_logits(finished: Finished) -> None:
-    transformers = pytest.importorskip("transformers")
-    directory = finished.run.path / "model"
-    oracle, report = transformers.BertForMaskedLM.from_pretrained(directory, output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    encoded = tokenizer("The cat reads a [MASK].", return_tensors="pt")
-    expected = oracle.eval()(**encoded).logits[0]
-    student, _ = load_model(directory)
-    found = student.masked_lm_logits(student.eval()(PackedBatch.from_ids(encoded["input_ids"].tolist())))
-    assert found.shape[1] == len(tokenizer) == 60
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert_transformers_agrees(finished.run.path / "model", "BertForMaskedLM")
 
 
 def test_the_student_is_as_deep_as_its_teacher_and_has_a_vocabulary_of_its_own(

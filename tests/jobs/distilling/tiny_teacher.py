@@ -6,10 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+import torch
+
+from bertkit.data.batch import PackedBatch
 from bertkit.jobs.distilling.text import DistillTextRequest, TextLaunch, distill_text
 from bertkit.jobs.pretraining.launch import Finished, open_shards
 from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.models.bert import BertConfig
+from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from tests.jobs.tiny_run import write_model, write_text
@@ -90,3 +95,19 @@ def write_classroom(directory: Path, recipe: str = RECIPE) -> Classroom:
     path.write_text(recipe, encoding="utf-8")
     teacher = write_model(BertConfig(num_hidden_layers=4, **SIZES), text, directory / "teacher")
     return Classroom(directory, path, text, teacher)
+
+
+def assert_transformers_agrees(student: Path, architecture: str) -> None:
+    """`transformers` loads a finished student as this class, whole, and its logits are bertkit's."""
+    transformers = pytest.importorskip("transformers")
+    oracle, report = transformers.AutoModelForMaskedLM.from_pretrained(student, output_loading_info=True)
+    assert type(oracle).__name__ == architecture
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(student)
+    encoded = tokenizer("The cat reads a [MASK].", return_tensors="pt")
+    expected_TV = oracle.eval()(**encoded).logits[0]
+    model, _ = load_model(student)
+    found_TV = model.masked_lm_logits(model.eval()(PackedBatch.from_ids(encoded["input_ids"].tolist())))
+    assert found_TV.shape[1] == len(tokenizer)
+    torch.testing.assert_close(found_TV, expected_TV, rtol=1e-5, atol=1e-5)
