@@ -11,7 +11,6 @@ import typer
 
 from bertkit.cli.common import Model, command_app, model_or_default, result, story
 from bertkit.cli.shared import Common, with_options
-from bertkit.text.tokenizer_files import load_tokenizer
 
 app = command_app()
 
@@ -30,6 +29,7 @@ def fill(
     """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
     from bertkit.jobs.fill import fill_masks
     from bertkit.models.hub import find_model, load_pretraining_model
+    from bertkit.text.tokenizer_files import load_tokenizer
 
     directory = find_model(model_or_default(model), offline=common.offline)
     loaded, report = load_pretraining_model(directory)
