@@ -37,7 +37,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.jobs.evaluating.base import EvalRequest, Evaluated
 from bertkit.jobs.evaluating.blimp import BlimpSettings, evaluate_blimp
 from bertkit.jobs.evaluating.mlm import MlmSettings, evaluate_mlm
-from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import finetune
 from bertkit.jobs.pretraining.batches import stage_batches
 from bertkit.jobs.pretraining.launch import PretrainRequest, open_shards, run_pretraining
 from bertkit.models.hub import find_model, load_model

@@ -26,7 +26,8 @@ from typing import Any
 
 from bertkit.cli.common import cache_root
 from bertkit.files import read_json
-from bertkit.jobs.distilling.suite import DistillRequest, distill
+from bertkit.jobs.distilling.request import DistillRequest
+from bertkit.jobs.finetuning.suite import finetune
 from bertkit.progress import silent_progress
 
 SEEDS = (0, 1, 2)
@@ -77,7 +78,7 @@ def train(setting: str, arm: str, *, teacher: Path, tasks: Path, out: Path) -> d
         cache=cache_root(),
         progress=silent_progress,
     )
-    return distill(request, progress=silent_progress).results
+    return finetune(request, progress=silent_progress).results
 
 
 def table(teachers: Sequence[Path], out: Path) -> str:

@@ -22,7 +22,8 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
 from numpy.typing import NDArray
 
-from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import finetune
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress

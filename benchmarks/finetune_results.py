@@ -32,7 +32,8 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, PeerSpan, PeerTagging, PeerTask, minilm
 
 from bertkit.files import write_json
-from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import finetune
 from bertkit.metrics.base import Scores
 from bertkit.progress import silent_progress
 from bertkit.recipe.finetune import OwnTask, own_spec

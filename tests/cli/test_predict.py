@@ -17,7 +17,8 @@ import torch
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
-from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import finetune
 from bertkit.jobs.measuring import MeasureRequest
 from bertkit.jobs.predict import FIRST_WINDOW, Predictor, windows_of
 from bertkit.progress import silent_progress

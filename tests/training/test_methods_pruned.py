@@ -16,7 +16,7 @@ from bertkit.errors import UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.finetuning.data import prepare
 from bertkit.jobs.finetuning.learner import Learner
-from bertkit.jobs.finetuning.suite import FinetuneOutcome, requested_recipe
+from bertkit.jobs.finetuning.suite import FinetuneOutcome
 from bertkit.jobs.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
@@ -55,7 +55,7 @@ def finished(place: Place) -> FinetuneOutcome:
 
 @pytest.fixture
 def learner(place: Place) -> Learner:
-    recipe = requested_recipe(place.request())
+    recipe = place.request().requested()
     return Learner(recipe, prepare(recipe), seed=0)
 
 

@@ -132,9 +132,9 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -
 
 
 def _distil_on_task(shared: Mapping[str, Any], names: list[str], own: OwnData, common: Training) -> None:
-    from bertkit.jobs.distilling.suite import DistillRequest
-    from bertkit.jobs.distilling.suite import distill as run_distillation
+    from bertkit.jobs.distilling.request import DistillRequest
     from bertkit.jobs.finetuning.plan import finetuning_plan
+    from bertkit.jobs.finetuning.suite import finetune
 
     shorthand = {
         "seed": common.seed,
@@ -148,7 +148,7 @@ def _distil_on_task(shared: Mapping[str, Any], names: list[str], own: OwnData, c
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return
-    outcome = run_distillation(request, progress=story.progress, begun=keep_log)
+    outcome = finetune(request, progress=story.progress, begun=keep_log)
     tell_scores(outcome)
     _tell_teacher(outcome.results)
     common.finish(outcome.run, outcome.results)

@@ -167,7 +167,7 @@ def finetune(
     `bertkit finetune --task rte,mrpc,stsb --data-dir glue`, `bertkit finetune --task rte --model MNLI-RUN`.
     """
     from bertkit.jobs.finetuning.plan import finetuning_plan
-    from bertkit.jobs.finetuning.suite import FinetuneRequest
+    from bertkit.jobs.finetuning.request import FinetuneRequest
     from bertkit.jobs.finetuning.suite import finetune as run_finetuning
 
     shorthand = {

@@ -17,10 +17,11 @@ from bertkit.distill.student import student_of
 from bertkit.distill.terms import Wanted
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.distilling.suite import DistillRequest, distill
+from bertkit.jobs.distilling.request import DistillRequest
 from bertkit.jobs.distilling.teachers import answers_identity
 from bertkit.jobs.finetuning.plan import finetuning_plan
-from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import FinetuneOutcome, finetune
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
@@ -81,7 +82,7 @@ class Place:
         return DistillRequest(overrides=[*SETTINGS, *overrides], **given)
 
     def run(self, recipe: str, *overrides: str, **fields: Any) -> FinetuneOutcome:
-        return distill(self.request(recipe, *overrides, **fields), progress=silent_progress)
+        return finetune(self.request(recipe, *overrides, **fields), progress=silent_progress)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +212,7 @@ def test_a_stop_and_a_resume_give_the_same_model_to_the_bit(
     run = place.directory / "stopped"
     with stopping_at(5), pytest.raises(StoppedError, match=r"at step 5 .*`bertkit distill --resume"):
         place.run(logits_only, run_dir=run)
-    resumed = distill(
+    resumed = finetune(
         DistillRequest(resume=str(run), runs_root=place.directory / "runs", cache=place.directory / "cache"),
         progress=silent_progress,
     )
@@ -375,7 +376,7 @@ def test_every_kind_of_task_can_be_imitated(kind: str, tmp_path: Path) -> None:
         run_dir=tmp_path / "student",
         **shared,
     )
-    outcome = distill(request, progress=silent_progress)
+    outcome = finetune(request, progress=silent_progress)
     assert lines_of(outcome)[0]["loss"] == pytest.approx(0.0, abs=1e-6)
     assert outcome.results["teacher"]["splits"]["dev"] == pytest.approx(taught.results["splits"]["dev"], rel=1e-4)
     shares = outcome.results["retained"]["dev"].values()

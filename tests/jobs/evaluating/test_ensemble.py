@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from bertkit.errors import DataError, UsageError
 from bertkit.jobs.evaluating.base import Evaluated
 from bertkit.jobs.evaluating.ensemble import COMBINED, EnsembleRequest, evaluate_ensemble, mean
-from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import FinetuneOutcome, finetune
 from bertkit.progress import silent_progress
 from bertkit.recipe.finetune import OwnTask
 from bertkit.run.directory import RunDirectory

@@ -14,7 +14,8 @@ from bertkit.jobs.evaluating.base import EvalRequest, Evaluated
 from bertkit.jobs.evaluating.plan import TaskEvaluation
 from bertkit.jobs.evaluating.score import score_file
 from bertkit.jobs.evaluating.tasks import evaluate_tasks
-from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import finetune
 from bertkit.jobs.measuring import MeasureRequest
 from bertkit.jobs.predict import Predictor
 from bertkit.progress import silent_progress

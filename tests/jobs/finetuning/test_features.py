@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from bertkit.errors import StoppedError, UsageError
-from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import FinetuneOutcome, finetune
 from bertkit.jobs.predict import Predictor
 from bertkit.models.bert import BertStack
 from bertkit.models.feature_lstm import FeatureLstm

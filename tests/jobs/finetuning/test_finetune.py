@@ -13,7 +13,8 @@ import torch
 
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import FinetuneOutcome, finetune
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.recipe.finetune import FinetuneRecipe, OwnTask, changed

@@ -15,8 +15,9 @@ import torch
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.finetuning.multitask import task_seed
+from bertkit.jobs.finetuning.request import FinetuneRequest
 from bertkit.jobs.finetuning.start import recipe_of
-from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune
+from bertkit.jobs.finetuning.suite import FinetuneOutcome, finetune
 from bertkit.jobs.predict import Predictor
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels

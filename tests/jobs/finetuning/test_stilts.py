@@ -15,7 +15,8 @@ from torch import Tensor
 from bertkit.errors import DataError
 from bertkit.jobs.finetuning.data import Prepared, prepare
 from bertkit.jobs.finetuning.learner import Learner
-from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, finetune, requested_recipe
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import FinetuneOutcome, finetune
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
@@ -58,7 +59,7 @@ class Place:
 
     def start(self, task: OwnTask, model: Path, *overrides: str) -> tuple[Prepared, dict[str, Tensor]]:
         """What a fine-tuning begins with, before its first step."""
-        recipe = requested_recipe(self.request(task, model, *overrides))
+        recipe = self.request(task, model, *overrides).requested()
         prepared = prepare(recipe)
         return prepared, Learner(recipe, prepared, seed=0).model.state_dict()
 

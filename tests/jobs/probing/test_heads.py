@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.finetuning.suite import FinetuneRequest, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest
+from bertkit.jobs.finetuning.suite import finetune
 from bertkit.jobs.measuring import MeasureRequest
 from bertkit.jobs.predict import Predictor
 from bertkit.jobs.probing.base import Probed

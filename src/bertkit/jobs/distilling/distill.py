@@ -2,7 +2,7 @@
 
 Hinton et al. 2015, arXiv:1503.02531; PKD, TinyBERT, DistilBERT's second step and pre-trained distillation are recipes.
 Fine-tuning has the loop; here the student begins, the teacher is asked once for each training example, and the
-student's score is laid beside the teacher's. suite.py runs several of these.
+student's score is laid beside the teacher's. finetuning/suite.py runs several of these.
 """
 
 from __future__ import annotations

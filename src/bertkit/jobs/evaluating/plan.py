@@ -18,7 +18,7 @@ from bertkit.files import sha256_of
 from bertkit.jobs.evaluating.base import EvalRequest
 from bertkit.jobs.evaluating.own_head import HeadChoice, HeadUse, head_use
 from bertkit.jobs.finetuning.data import watched_splits
-from bertkit.jobs.finetuning.suite import FinetuneRequest, requested_recipe
+from bertkit.jobs.finetuning.request import FinetuneRequest
 from bertkit.models.hub import read_config
 from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.recipe.hashing import what_hash
@@ -205,7 +205,7 @@ def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> Fi
 
 def _recipe(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse, seed: int) -> FinetuneRecipe:
     request = finetune_request(wanted, spec, use)
-    return requested_recipe(replace(request, overrides=[*request.overrides, f"seed={seed}"]))
+    return replace(request, overrides=[*request.overrides, f"seed={seed}"]).requested()
 
 
 def digest(value: Any) -> str:

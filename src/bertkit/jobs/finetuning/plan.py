@@ -15,7 +15,7 @@ import torch
 from bertkit.jobs.finetuning.data import Prepared
 from bertkit.jobs.finetuning.members import members
 from bertkit.jobs.finetuning.multitask import joined
-from bertkit.jobs.finetuning.suite import FinetuneRequest, requested_recipe
+from bertkit.jobs.finetuning.request import FinetuneRequest
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.recipe.hashing import what_hash
@@ -38,7 +38,7 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
     encoder as it is costs less. What a teacher is asked is not counted. Settings of a grid are taken to cost what their
     own epochs and batch make of the same sequences.
     """
-    recipe = requested_recipe(request)
+    recipe = request.requested()
     parts = [_Part.of(request.prepare(each)) for each in recipe.alone]
     engine = recipe.engine.resolve()
     model = joined([part.model for part in parts])

@@ -13,29 +13,19 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json
-from bertkit.jobs.finetuning.data import Prepared, prepare
-from bertkit.jobs.finetuning.finetune import Finetuning
+from bertkit.jobs.finetuning.data import Prepared
 from bertkit.jobs.finetuning.members import Member, members, suite_results
 from bertkit.jobs.finetuning.multitask import joint_fingerprints
+from bertkit.jobs.finetuning.request import FinetuneRequest
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
-from bertkit.recipe.finetune import (
-    AnyRecipe,
-    FinetuneRecipe,
-    OwnTask,
-    TaskEntry,
-    changed,
-    load_finetune_recipe,
-    load_own_task,
-    own_spec,
-    resolved,
-)
+from bertkit.recipe.finetune import FinetuneRecipe, changed
 from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
@@ -51,112 +41,6 @@ BEFORE = "before"
 """The name of a run that goes before another, in whose directory it lies."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class FinetuneRequest:
-    """What the user asked for.
-
-    Attributes:
-        recipe: name or path; None where task and model say it all.
-        task: a published task, a task YAML, or the user's own data, in place of the recipe's; several: all of them
-            with one encoder.
-        model: to start from, in place of the recipe's.
-        data_dir: where the task's files lie, in place of the recipe's.
-        overrides: KEY=VALUE, on top of all that; keys may be short (`lr`).
-        seeds: one run for each; empty for the recipe's.
-        grid: the values to try of each key.
-        resume: a run's or a suite's name or path, `bertkit.run.NEWEST`, or None for a new one.
-        runs_root: where runs lie.
-        run_dir: exactly where a new run or suite goes.
-        offline: ask no network.
-        max_minutes: stop after so long, with a checkpoint.
-        command: the command line, for the record.
-        default_model: to start from where nothing names one.
-    """
-
-    recipe: str | None = None
-    task: TaskEntry | Sequence[TaskEntry] | None = None
-    model: str | None = None
-    data_dir: str | None = None
-    overrides: Sequence[str] = ()
-    seeds: Sequence[int] = ()
-    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    resume: str | None = None
-    runs_root: Path = Path("runs")
-    run_dir: Path | None = None
-    offline: bool = False
-    max_minutes: float | None = None
-    command: Sequence[str] = ()
-    default_model: str | None = None
-
-    kind: ClassVar[str] = "finetune"
-    """What its runs are called in run.json, and the command that makes them."""
-
-    @property
-    def names_nothing(self) -> bool:
-        """Whether neither a recipe nor a task is given."""
-        return self.recipe is None and self.task is None
-
-    def load(self, name: str) -> FinetuneRecipe:
-        """The recipe of that name or path."""
-        return load_finetune_recipe(name)
-
-    def requested(self) -> FinetuneRecipe:
-        """The recipe with everything that the command line changes in it, resolved.
-
-        Raises:
-            UsageError: all faults at once.
-        """
-        given = _entries(self.task)
-        if self.recipe is not None:
-            recipe = self.load(self.recipe)
-        elif not given:
-            raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
-        else:
-            recipe = FinetuneRecipe(name=_name_of(given, self.model or self.default_model))
-        update = {} if self.model is None else {"model": absolute(self.model)}
-        recipe = changed(self.with_data(recipe).model_copy(update=update), list(self.overrides))
-        if recipe.model is None and self.default_model is not None:
-            recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
-        return resolved(recipe)
-
-    def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
-        """The recipe with the task and the folder that the command line names."""
-        given = _entries(self.task)
-        update: dict[str, Any] = {"task": given[0] if len(given) == 1 else given} if given else {}
-        if self.data_dir is not None:
-            update["data"] = recipe.data.model_copy(update={"directory": absolute(self.data_dir)})
-        return recipe.model_copy(update=update)
-
-    def before(self, recipe: FinetuneRecipe) -> FinetuneRecipe | None:
-        """The recipe of a run that goes before, and from whose model this one starts; None where there is none."""
-        return None
-
-    def draws_data(self, recipe: FinetuneRecipe) -> bool:
-        """Whether what is read depends on the seed, as a sample of the examples does."""
-        return recipe.data.train_examples is not None
-
-    def prepare(self, recipe: FinetuneRecipe) -> Prepared:
-        """What one task of the recipe reads."""
-        return prepare(recipe, offline=self.offline)
-
-    def training(
-        self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
-    ) -> Finetuning:
-        """The run itself.
-
-        Args:
-            recipe: resolved.
-            prepared: what its tasks read.
-            run: where it is written.
-            start: the model of the run before.
-        """
-        return Finetuning(recipe, prepared, run)
-
-    def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What a suite's results.json says besides, of the runs of the setting that was chosen."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -217,7 +101,7 @@ def finetune(
             log.info("%s is done already", run.path)
             return FinetuneOutcome(run, run.results, (run,))
         return _train(recipe, data, run, request, progress, begun)
-    recipe = requested_recipe(request)
+    recipe = request.requested()
     if len(request.seeds) > 1 or request.grid:
         return _Suite(request, data, progress, begun).start(recipe)
     recipe = changed(recipe, [f"seed={seed}" for seed in request.seeds])
@@ -225,11 +109,6 @@ def finetune(
         request.runs_root, _identity(recipe, joint_fingerprints(data.of(recipe)), request), request.run_dir
     )
     return _train(recipe, data, run, request, progress, begun)
-
-
-def requested_recipe(request: FinetuneRequest) -> FinetuneRecipe:
-    """The recipe with everything that the command line changes in it, resolved; see `FinetuneRequest.requested`."""
-    return request.requested()
 
 
 def _train(
@@ -423,7 +302,7 @@ def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneReci
     if request.names_nothing:
         wanted = changed(recorded, list(request.overrides))
     else:
-        wanted = requested_recipe(request)
+        wanted = request.requested()
         wanted = changed(wanted, [f"seed={seed}" for seed in request.seeds[:1]])
     require_same_result(recorded, wanted, run.path)
     return recorded.model_copy(update={"engine": wanted.engine})
@@ -435,40 +314,7 @@ def _run_to_resume(request: FinetuneRequest) -> RunDirectory:
     def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
         if request.names_nothing:
             return runs
-        name = requested_recipe(request).name
+        name = request.requested().name
         return [run for run in runs if run.record["recipe"] == name]
 
     return run_to_resume(request.resume, request.runs_root, request.kind, run_dir=request.run_dir, fitting=fitting)
-
-
-def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, ...]:
-    """The tasks that a request names, files with their full paths."""
-    if given is None:
-        return ()
-    entries = (given,) if isinstance(given, str | OwnTask) else tuple(given)
-    read = [
-        load_own_task(Path(each)) if isinstance(each, str) and each.endswith((".yaml", ".yml")) else each
-        for each in entries
-    ]
-    return tuple(_absolute_files(each) if isinstance(each, OwnTask) else each for each in read)
-
-
-def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
-    """A recipe's name where none is given: the tasks', or the training file's, and the model's."""
-    first = "+".join(own_spec(each).name if isinstance(each, OwnTask) else each for each in tasks)
-    last = "" if model is None else Path(model.rstrip("/")).name.partition("@")[0]
-    if last == "model":
-        last = Path(model or "").resolve().parent.name
-    name = "-".join(part for part in (first, last) if part)
-    return "".join(each if each.isalnum() or each in "_.+-" else "-" for each in name)
-
-
-def _absolute_files(task: OwnTask) -> OwnTask:
-    files = {split: getattr(task, split) for split in ("train", "dev", "test")}
-    found = {split: str(Path(file).expanduser().absolute()) for split, file in files.items() if file is not None}
-    return task.model_copy(update=found)
-
-
-def absolute(path: str) -> str:
-    """A directory's full path, so that the recorded recipe runs from anywhere; a Hub id as it is."""
-    return str(Path(path).expanduser().absolute()) if Path(path).expanduser().exists() else path

@@ -1,12 +1,12 @@
-"""From a command line to runs that distil on a task: one, or several seeds and settings with a choice among them.
+"""What a user asks of distillation on a task, and the recipe that it comes to.
 
-Nothing here follows a paper. All of it is fine-tuning's (finetuning/suite.py): seeds, grid, resuming, the choice. Here
-is what a request of `bertkit distill` adds: teachers, a student, a control, and a run that goes before.
+Nothing here follows a paper. It is fine-tuning's request (finetuning/request.py) with teachers, a student, a control
+and a run that goes before; finetuning/suite.py carries it out, seeds, grid, resuming and the choice included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from bertkit.jobs.distilling.data import Taught, prepare_distillation
 from bertkit.jobs.distilling.distill import Distilling, share
 from bertkit.jobs.finetuning.data import Prepared
 from bertkit.jobs.finetuning.finetune import Finetuning
-from bertkit.jobs.finetuning.suite import FinetuneOutcome, FinetuneRequest, absolute, finetune
+from bertkit.jobs.finetuning.request import FinetuneRequest, absolute
 from bertkit.metrics.statistics import summarise
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.progress import Progress, silent_progress
@@ -105,13 +105,6 @@ class DistillRequest(FinetuneRequest):
             for split, own in first["teacher"]["splits"].items()
         }
         return {**{key: first[key] for key in ("teacher", "student", "control")}, "retained": retained}
-
-
-def distill(
-    request: DistillRequest, *, progress: Progress, begun: Callable[[RunDirectory], None] = lambda run: None
-) -> FinetuneOutcome:
-    """Start or resume a run, or a suite of runs, and see it to its end; see `finetune`."""
-    return finetune(request, progress=progress, begun=begun)
 
 
 def _mean_share(scores: Sequence[float | None], teacher: float | None) -> float | None:
