@@ -40,7 +40,8 @@ from bertkit.jobs.evaluating.mlm import MlmSettings, evaluate_mlm
 from bertkit.jobs.finetuning.request import FinetuneRequest
 from bertkit.jobs.finetuning.suite import finetune
 from bertkit.jobs.pretraining.batches import stage_batches
-from bertkit.jobs.pretraining.launch import PretrainRequest, open_shards, run_pretraining
+from bertkit.jobs.pretraining.launch import open_shards, run_pretraining
+from bertkit.jobs.pretraining.request import PretrainRequest
 from bertkit.models.hub import find_model, load_model
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.forward import pretraining_model

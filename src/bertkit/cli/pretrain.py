@@ -32,8 +32,9 @@ def pretrain(
 
     Examples: `bertkit pretrain quickstart`, `bertkit pretrain bert-tiny --data my.txt`, `bertkit pretrain --resume`.
     """
-    from bertkit.jobs.pretraining.launch import PretrainRequest, requested_recipe, run_pretraining
+    from bertkit.jobs.pretraining.launch import run_pretraining
     from bertkit.jobs.pretraining.plan import pretraining_plan
+    from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
     request = PretrainRequest(

@@ -48,7 +48,7 @@ def show_batch(
     common: Common,
 ) -> None:
     """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`."""
-    from bertkit.jobs.pretraining.launch import PretrainRequest
+    from bertkit.jobs.pretraining.request import PretrainRequest
     from bertkit.jobs.pretraining.show_batch import show_batch as batch_of
 
     request = PretrainRequest(

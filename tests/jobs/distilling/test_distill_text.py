@@ -16,7 +16,8 @@ from bertkit.distill.losses import cosine_distance, soft_targets
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.distilling.text import TextLaunch, distill_text_plan
 from bertkit.jobs.distilling.text_student import TextDistillation
-from bertkit.jobs.pretraining.launch import Finished, PretrainRequest
+from bertkit.jobs.pretraining.launch import Finished
+from bertkit.jobs.pretraining.request import PretrainRequest
 from bertkit.jobs.pretraining.show_batch import show_batch, shown
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model

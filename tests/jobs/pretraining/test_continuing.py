@@ -12,7 +12,8 @@ import pytest
 from safetensors.torch import load_file
 
 from bertkit.errors import DataError, StoppedError, UsageError
-from bertkit.jobs.pretraining.launch import Finished, PretrainRequest, requested_recipe, run_pretraining, shortened
+from bertkit.jobs.pretraining.launch import Finished, run_pretraining
+from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe, shortened
 from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.progress import silent_progress

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.jobs.pretraining import pretrain
-from bertkit.jobs.pretraining.launch import Finished, PretrainRequest, requested_recipe, run_pretraining
+from bertkit.jobs.pretraining.launch import Finished, run_pretraining
 from bertkit.jobs.pretraining.plan import pretraining_plan
+from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer

@@ -9,7 +9,8 @@ import pytest
 
 from bertkit.errors import StoppedError
 from bertkit.files import sha256_of
-from bertkit.jobs.pretraining.launch import PretrainRequest, run_pretraining
+from bertkit.jobs.pretraining.launch import run_pretraining
+from bertkit.jobs.pretraining.request import PretrainRequest
 from bertkit.progress import silent_progress
 from bertkit.run.checkpoint import load_newest_checkpoint
 from bertkit.run.directory import RunDirectory

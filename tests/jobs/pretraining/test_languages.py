@@ -12,7 +12,8 @@ from bertkit.data.languages import LANGUAGES
 from bertkit.data.shards import TokenShards
 from bertkit.errors import StoppedError, UsageError
 from bertkit.jobs.pretraining.batches import stage_batches
-from bertkit.jobs.pretraining.launch import PretrainRequest, requested_recipe, run_pretraining
+from bertkit.jobs.pretraining.launch import run_pretraining
+from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
 from bertkit.progress import silent_progress
 from bertkit.recipe.load import load_recipe
 from bertkit.recipe.stages import stages_of

@@ -11,7 +11,8 @@ import pytest
 
 from bertkit.errors import DataError, StoppedError
 from bertkit.files import sha256_of
-from bertkit.jobs.pretraining.launch import PretrainRequest, requested_recipe, run_pretraining
+from bertkit.jobs.pretraining.launch import run_pretraining
+from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
 from bertkit.progress import silent_progress
 from bertkit.recipe.contents import with_contents
 from bertkit.recipe.hashing import what_hash

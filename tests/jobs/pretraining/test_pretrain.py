@@ -21,7 +21,8 @@ SENTENCE = "The cat reads a [MASK]."
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A directory with a recipe, its text and a finished run."""
-    from bertkit.jobs.pretraining.launch import PretrainRequest, run_pretraining
+    from bertkit.jobs.pretraining.launch import run_pretraining
+    from bertkit.jobs.pretraining.request import PretrainRequest
     from bertkit.progress import silent_progress
 
     directory = tmp_path_factory.mktemp("pretrain")

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.jobs.pretraining.launch import PretrainRequest, requested_recipe, run_pretraining
+from bertkit.jobs.pretraining.launch import run_pretraining
+from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
 from bertkit.progress import silent_progress
 from bertkit.recipe.load import load_recipe
 from bertkit.recipe.stages import stages_of

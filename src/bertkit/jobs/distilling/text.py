@@ -34,17 +34,10 @@ from bertkit.jobs.distilling.text_student import (
     load_teacher,
     teacher_flops,
 )
-from bertkit.jobs.pretraining.launch import (
-    Finished,
-    Launch,
-    PretrainRequest,
-    completed,
-    run_pretraining,
-    source_overrides,
-    starting_from,
-)
+from bertkit.jobs.pretraining.launch import Finished, Launch, run_pretraining
 from bertkit.jobs.pretraining.plan import pretraining_plan
 from bertkit.jobs.pretraining.pretrain import Pretraining
+from bertkit.jobs.pretraining.request import PretrainRequest, completed, source_overrides, starting_from
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory
 from bertkit.models.hub import find_model, read_config

@@ -1,6 +1,7 @@
-"""From a command line to a run: which recipe, which corpus, which directory; new, or going on with an old one.
+"""From a request to a run: which corpus, which directory; new, or going on with an old one.
 
-Own design (contract: `pretrain`). Sibling pretrain.py does the work once all this is decided.
+Own design (contract: `pretrain`). Sibling request.py holds what is asked, pretrain.py does the work once all this is
+decided.
 """
 
 from __future__ import annotations
@@ -8,69 +9,30 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import TokenShards, is_shards
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError
 from bertkit.jobs.pretraining.pretrain import Pretraining
-from bertkit.models.continuing import continuing_config
+from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe, shortened
 from bertkit.models.hub import find_model, read_config, refuse_quantised
-from bertkit.models.registry import AnyEncoderConfig
 from bertkit.models.weight_files import weights_hash
 from bertkit.progress import Progress
 from bertkit.recipe.contents import with_contents
 from bertkit.recipe.dump import dump_recipe
-from bertkit.recipe.faults import validate
 from bertkit.recipe.hashing import require_same_result, what_hash
-from bertkit.recipe.load import load_recipe
-from bertkit.recipe.resolve import load_as, resolve_recipe, with_overrides
-from bertkit.recipe.schema import INIT_TO_BE_GIVEN, Recipe
-from bertkit.recipe.stages import stages_of
-from bertkit.recipe.tree import Located
+from bertkit.recipe.resolve import load_as, with_overrides
+from bertkit.recipe.schema import Recipe
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
-from bertkit.settings import Settings
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PretrainRequest:
-    """What the user asked for.
-
-    Attributes:
-        recipe: name or path; None to take the resumed run's.
-        overrides: KEY=VALUE, on top of the recipe.
-        sources: text in place of the recipe's; empty for the recipe's own.
-        max_steps: end after this many updates, the schedule with them.
-        init: a model to start from.
-        resume: a run's name or path, `bertkit.run.NEWEST`, or None for a new run.
-        runs_root: where runs lie.
-        run_dir: exactly where a new run goes.
-        cache: where shards and plans are kept.
-        offline: ask no network.
-        max_minutes: stop after so long, with a checkpoint.
-        command: the command line, for the record.
-    """
-
-    recipe: str | None
-    overrides: Sequence[str] = ()
-    sources: Sequence[str] = ()
-    max_steps: int | None = None
-    init: str | None = None
-    resume: str | None = None
-    runs_root: Path = Path("runs")
-    run_dir: Path | None = None
-    cache: Path = field(default_factory=lambda: Path("~/.cache/bertkit").expanduser())
-    offline: bool = False
-    max_minutes: float | None = None
-    command: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -185,52 +147,6 @@ def _start_hash(directory: Path) -> str:
     return weights_hash(directory)
 
 
-def requested_recipe(request: PretrainRequest) -> Recipe:
-    """The recipe with everything that the command line changes in it."""
-    if request.recipe is None:
-        raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
-    # What is said on the command line goes before what the initial model brings along.
-    overrides = [*starting_from(request), *request.overrides]
-    overrides += source_overrides(request.sources)
-    recipe = load_recipe(request.recipe, overrides)
-    if recipe.init == INIT_TO_BE_GIVEN:
-        raise UsageError(
-            f"init: recipe {recipe.name} goes on from a model of yours; give --init MODEL, a model or run directory or"
-            " a Hub id"
-        )
-    return completed(recipe, request.max_steps)
-
-
-def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
-    """The recipe with its length and its files' hashes; every stage is checked before anything is done."""
-    recipe = with_contents(shortened(recipe, max_steps))
-    stages_of(recipe)
-    return recipe
-
-
-def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
-    """The recipe with at most so many steps; warm-up and stages shrink in proportion."""
-    optimisation = recipe.optimisation
-    if max_steps is None or max_steps >= optimisation.steps:
-        return recipe
-
-    def shorter(settings: dict[str, Any], key: str) -> dict[str, Any]:
-        if not settings.get(key):
-            return settings
-        least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # it has no rate without
-        return {**settings, key: max(least, settings[key] * max_steps // optimisation.steps)}
-
-    schedule = shorter(optimisation.schedule.model_dump(mode="json"), "warmup_steps")
-    stages = [stage.model_dump(mode="json") for stage in optimisation.stages]
-    for stage in stages:
-        stage["set"] = shorter(stage["set"], "optimisation.schedule.warmup_steps")
-        if isinstance(own := stage["set"].get("optimisation.schedule"), dict):
-            stage["set"]["optimisation.schedule"] = shorter(own, "warmup_steps")
-    log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, schedule["warmup_steps"])
-    changed = {"steps": max_steps, "schedule": schedule, "stages": stages}
-    return with_overrides(recipe, [f"optimisation.{key}={json.dumps(value)}" for key, value in changed.items()])
-
-
 def open_shards(recipe: Recipe, *, cache: Path, offline: bool, progress: Progress) -> TokenShards:
     """The recipe's corpus as shards: those given, or those of its text, made now where the cache has none."""
     sources = recipe.data.sources
@@ -276,50 +192,3 @@ def _run_to_resume(way: Launch) -> RunDirectory:
 
     kind = way.schema.model_fields["kind"].default
     return run_to_resume(request.resume, request.runs_root, kind, run_dir=request.run_dir, fitting=fitting)
-
-
-class _ModelNoun(Settings):
-    """A recipe of which only the model is of interest."""
-
-    model: AnyEncoderConfig
-
-
-def starting_from(request: PretrainRequest) -> list[str]:
-    """Overrides that make a recipe go on from the model of `--init`: its sizes and its tokenizer.
-
-    The recipe's tokenizer is kept where the command line changes it, and where a recipe that leaves the model to be
-    given has one: then the model gets a new vocabulary.
-
-    Raises:
-        UsageError: the recipe is for a family that the model cannot be converted to.
-        DataError: the model cannot be trained.
-    """
-    if request.init is None:
-        return []
-    assert request.recipe is not None
-    directory = find_model(request.init, offline=request.offline)
-    config, contents = read_config(directory)
-    refuse_quantised(directory, contents)
-    tree = resolve_recipe(request.recipe, request.overrides)
-    given, model = tree.child("init"), tree.child("model")
-    any_model = given is not None and given.value == INIT_TO_BE_GIVEN
-    if not any_model and model is not None:
-        config = continuing_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
-    name = str(directory.resolve()) if Path(request.init).exists() else request.init
-    overrides = [f"init={json.dumps(name)}", f"model={json.dumps(config.model_dump(mode='json'))}"]
-    changed = any(override.partition("=")[0].strip().partition(".")[0] == "tokenizer" for override in request.overrides)
-    if not changed and not (any_model and tree.child("tokenizer") is not None):
-        overrides.append(f"tokenizer={json.dumps({'path': name})}")
-    return overrides
-
-
-def source_overrides(sources: Sequence[str]) -> list[str]:
-    """Overrides that put text in place of the recipe's; none where there is none."""
-    if not sources:
-        return []
-    return [f"data.sources={json.dumps([_absolute(source) for source in sources])}", "data.languages={}"]
-
-
-def _absolute(source: str) -> str:
-    """A file's or directory's full path, so that the recorded recipe runs from anywhere; other sources as they are."""
-    return source if source.startswith(("hub:", "builtin:")) else str(Path(source).expanduser().absolute())

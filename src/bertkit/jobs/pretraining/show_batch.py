@@ -16,7 +16,8 @@ from bertkit.data.samples import Samples
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.jobs.pretraining.batches import stage_batches
-from bertkit.jobs.pretraining.launch import PretrainRequest, open_shards, requested_recipe
+from bertkit.jobs.pretraining.launch import open_shards
+from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
 from bertkit.objectives.mixed_vocabulary import MixedVocabulary
 from bertkit.progress import Progress
 from bertkit.recipe.load import load_any
