@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.cli.common import cache_root
-from bertkit.jobs.distilling.text import DistillTextRequest, distill_text
+from bertkit.jobs.distilling.text_request import DistillTextRequest
+from bertkit.jobs.pretraining.launch import run_pretraining
 from bertkit.progress import silent_progress
 
 COMMON = [
@@ -90,7 +91,7 @@ def train(options: argparse.Namespace) -> None:
             cache=cache_root(),
             command=command,
         )
-    distill_text(request, progress=silent_progress)
+    run_pretraining(request, progress=silent_progress)
     minutes = resource.getrusage(resource.RUSAGE_SELF).ru_utime / 60
     print(f"{run}: {minutes:.1f} CPU minutes", flush=True)
 

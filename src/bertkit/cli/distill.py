@@ -118,7 +118,9 @@ def distill(
 
 def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -> None:
     from bertkit.cli.pretrain import tell_held_out
-    from bertkit.jobs.distilling.text import DistillTextRequest, distill_text, distill_text_plan
+    from bertkit.jobs.distilling.text_plan import distill_text_plan
+    from bertkit.jobs.distilling.text_request import DistillTextRequest
+    from bertkit.jobs.pretraining.launch import run_pretraining
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
     overrides = [*(common.overrides or ()), *as_overrides(shorthand)]
@@ -126,7 +128,7 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -
     if common.plan:
         common.finish_plan(distill_text_plan(request))
         return
-    finished = distill_text(request, progress=story.progress, begun=keep_log)
+    finished = run_pretraining(request, progress=story.progress, begun=keep_log)
     tell_held_out(finished.results)
     common.finish(finished.run, finished.results)
 

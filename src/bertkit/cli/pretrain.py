@@ -34,7 +34,7 @@ def pretrain(
     """
     from bertkit.jobs.pretraining.launch import run_pretraining
     from bertkit.jobs.pretraining.plan import pretraining_plan
-    from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
+    from bertkit.jobs.pretraining.request import PretrainRequest
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
     request = PretrainRequest(
@@ -52,7 +52,7 @@ def pretrain(
         command=sys.argv,
     )
     if common.plan:
-        common.finish_plan(pretraining_plan(requested_recipe(request)))
+        common.finish_plan(pretraining_plan(request.requested()))
         return
     finished = run_pretraining(request, progress=story.progress, begun=keep_log)
     tell_held_out(finished.results)

@@ -14,7 +14,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.distill.answers import KeptWords
 from bertkit.distill.losses import cosine_distance, soft_targets
 from bertkit.errors import DataError, StoppedError, UsageError
-from bertkit.jobs.distilling.text import TextLaunch, distill_text_plan
+from bertkit.jobs.distilling.text_plan import distill_text_plan
 from bertkit.jobs.distilling.text_student import TextDistillation
 from bertkit.jobs.pretraining.launch import Finished
 from bertkit.jobs.pretraining.request import PretrainRequest
@@ -187,9 +187,9 @@ def test_the_control_is_the_same_student_without_the_teachers_terms(classroom: C
     assert {name for name in control.results["held_out"] if name.startswith("loss/")} == {"loss/masked_lm"}
     assert "control: true" in (control.run.path / "recipe.yaml").read_text()
     assert control.run.record["what_hash"] != finished.run.record["what_hash"]
-    alone = TextLaunch(classroom.request("none", *TINYBERT, control=True)).requested()
+    alone = classroom.request("none", *TINYBERT, control=True).requested()
     assert [each.term for each in alone.objectives] == ["masked_lm"]
-    phases = TextLaunch(classroom.request("none", *PHASES, control=True)).requested()
+    phases = classroom.request("none", *PHASES, control=True).requested()
     assert not phases.optimisation.stages
 
 
@@ -213,7 +213,7 @@ def test_a_plan_counts_the_teachers_part_and_shows_the_layers(classroom: Classro
 
 def test_a_model_without_a_family_is_the_teachers_with_fewer_layers(classroom: Classroom) -> None:
     for overrides, layers in (((), 2), (("student.layers=[0, 1, 3]",), 3), (("student.layers=null",), 2)):
-        recipe = TextLaunch(classroom.request("none", "model={hidden_dropout_prob: 0.3}", *overrides)).requested()
+        recipe = classroom.request("none", "model={hidden_dropout_prob: 0.3}", *overrides).requested()
         settings = recipe.model.model_dump()
         assert (settings["family"], settings["num_hidden_layers"]) == ("bert", layers)
         assert (settings["hidden_size"], settings["hidden_dropout_prob"]) == (24, 0.3)
@@ -228,7 +228,7 @@ def test_what_is_set_layer_by_layer_goes_with_the_layers(classroom: Classroom, t
     )
 
     def of_student(*overrides: str) -> list[str]:
-        recipe = TextLaunch(replace(request, overrides=[*request.overrides, *overrides])).requested()
+        recipe = replace(request, overrides=[*request.overrides, *overrides]).requested()
         return list(recipe.model.model_dump()["layer_types"])
 
     full, sliding = kinds[:2]
@@ -286,7 +286,7 @@ def test_a_missing_or_second_teacher_and_one_that_says_no_words_are_refused(
 ) -> None:
     for teachers, message in (((), "give --teacher MODEL"), (("a", "b"), "--teacher: 2 teachers")):
         with pytest.raises(UsageError, match=message):
-            TextLaunch(classroom.request("none", teachers=teachers)).requested()
+            classroom.request("none", teachers=teachers).requested()
     silent = write_model(BertConfig(num_hidden_layers=4, **SIZES), classroom.text, tmp_path / "silent", heads=())
     with pytest.raises(DataError, match=r"soft_targets compares words, and this teacher has no masked LM's head"):
         job(classroom, tmp_path, "student.head=false", teachers=[str(silent)])
@@ -297,7 +297,7 @@ def test_another_tokenizer_and_a_changed_teacher_are_refused(classroom: Classroo
     (tmp_path / "text.txt").write_text("quite another lot of words, so that the pieces differ\n" * 9)
     other = write_model(config, tmp_path / "text.txt", tmp_path / "other")
     with pytest.raises(DataError, match="a student reads what its teacher reads"):
-        TextLaunch(classroom.request("none", f"tokenizer.path={other}")).requested()
+        classroom.request("none", f"tokenizer.path={other}").requested()
     run = tmp_path / "run"
     with pytest.raises(StoppedError):
         classroom.run("run", run_dir=run, max_minutes=0.0)
@@ -333,7 +333,7 @@ def test_a_store_that_keeps_all_words_or_has_no_room_changes_nothing(classroom: 
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
     with pytest.raises(UsageError, match="attention maps grow"):
-        TextLaunch(classroom.request("none", *TINYBERT, "teacher_store={}")).requested()
+        classroom.request("none", *TINYBERT, "teacher_store={}").requested()
 
 
 def test_a_students_batch_is_shown_as_it_was_read(classroom: Classroom, finished: Finished, tmp_path: Path) -> None:

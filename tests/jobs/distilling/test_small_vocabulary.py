@@ -14,7 +14,7 @@ from bertkit.distill.dual_teacher import teacher_of
 from bertkit.distill.projections import projections_of
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.distilling.small_vocabulary import DualTraining
-from bertkit.jobs.distilling.text import distill_text_plan
+from bertkit.jobs.distilling.text_plan import distill_text_plan
 from bertkit.jobs.pretraining.launch import Finished
 from bertkit.jobs.pretraining.request import PretrainRequest
 from bertkit.jobs.pretraining.show_batch import show_batch

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.jobs.distilling.text import DistillTextRequest, TextLaunch, distill_text
-from bertkit.jobs.pretraining.launch import Finished, open_shards
+from bertkit.jobs.distilling.text_request import DistillTextRequest
+from bertkit.jobs.pretraining.launch import Finished, open_shards, run_pretraining
 from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model
@@ -72,7 +72,7 @@ class Classroom:
         return replace(request, **changes)
 
     def run(self, name: str, *overrides: str, **changes: object) -> Finished:
-        return distill_text(self.request(name, *overrides, **changes), progress=silent_progress)
+        return run_pretraining(self.request(name, *overrides, **changes), progress=silent_progress)
 
     def resume(self, directory: Path) -> Finished:
         """Go on with a run that was stopped."""
@@ -81,10 +81,10 @@ class Classroom:
 
     def job(self, directory: Path, kind: type[Job], *overrides: str, **changes: object) -> Job:
         """What a request would train, which is of this kind."""
-        launch = TextLaunch(self.request("none", *overrides, **changes))
-        recipe = launch.requested()
+        request = self.request("none", *overrides, **changes)
+        recipe = request.requested()
         shards = open_shards(recipe, cache=self.directory / "cache", offline=True, progress=silent_progress)
-        training = launch.training(recipe, shards, RunDirectory(directory, {}))
+        training = request.training(recipe, shards, RunDirectory(directory, {}))
         assert isinstance(training, kind)
         return training
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.jobs.pretraining.launch import Finished, run_pretraining
-from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe, shortened
+from bertkit.jobs.pretraining.request import PretrainRequest, shortened
 from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.progress import silent_progress
@@ -71,11 +71,11 @@ def trained(wanted: PretrainRequest) -> Finished:
 
 def test_a_recipe_without_its_model_says_how_to_give_one(home: Path) -> None:
     with pytest.raises(UsageError, match=r"domain-adapt.*--init MODEL"):
-        requested_recipe(request(home, None))
+        request(home, None).requested()
 
 
 def test_a_model_goes_on_with_its_own_tokenizer(home: Path) -> None:
-    recipe = requested_recipe(request(home, "bert"))
+    recipe = request(home, "bert").requested()
     assert recipe.model == BertConfig(**SIZES)
     assert recipe.tokenizer.path == str(home / "bert")
     finished = trained(request(home, "bert", run="own"))
@@ -112,10 +112,10 @@ def test_a_new_vocabulary_is_learnt_told_and_begins_with_the_shared_rows(
 def test_a_recipe_of_ones_own_may_name_the_vocabulary(home: Path) -> None:
     path = home / "science.yaml"
     path.write_text(f"extends: domain-adapt\n{NEW_VOCABULARY.replace('=', ': ')}\n")
-    recipe = requested_recipe(request(home, "bert", recipe=str(path)))
+    recipe = request(home, "bert", recipe=str(path)).requested()
     assert (recipe.tokenizer.path, recipe.tokenizer.vocab_size) == (None, 112)
     # A recipe that begins from nothing learns its vocabulary for itself, not for a model that is given.
-    assert requested_recipe(request(home, "bert", recipe="bert")).tokenizer.path == str(home / "bert")
+    assert request(home, "bert", recipe="bert").requested().tokenizer.path == str(home / "bert")
 
 
 def test_stopped_and_resumed_a_new_vocabulary_gives_the_model_of_the_straight_run(home: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_model_that_changed_since_the_run_began_is_noticed(home: Path) -> None
 def test_roberta_goes_on_as_a_longformer_with_its_own_sizes(home: Path) -> None:
     window, positions = "model.attention_window=6", "model.max_position_embeddings=200"
     wanted = request(home, "roberta", window, positions, "data.sequence_length=150", recipe="longformer", run="long")
-    recipe = requested_recipe(wanted)
+    recipe = wanted.requested()
     assert recipe.model.model_dump() | {"family": "longformer", **SIZES, "max_position_embeddings": 200} == (
         recipe.model.model_dump()
     )
@@ -152,14 +152,14 @@ def test_roberta_goes_on_as_a_longformer_with_its_own_sizes(home: Path) -> None:
 
 def test_a_model_of_another_family_is_refused_with_the_conversions_there_are(home: Path) -> None:
     with pytest.raises(UsageError, match=r"'bert'.*'longformer'.*known conversions.*roberta to longformer"):
-        requested_recipe(request(home, "bert", recipe="longformer"))
+        request(home, "bert", recipe="longformer").requested()
     with pytest.raises(UsageError, match=r"'roberta'.*'bert'.*domain-adapt"):
-        requested_recipe(request(home, "roberta", recipe="bert"))
-    assert requested_recipe(request(home, "roberta")).model == RobertaConfig(**SIZES)
+        request(home, "roberta", recipe="bert").requested()
+    assert request(home, "roberta").requested().model == RobertaConfig(**SIZES)
 
 
 def test_the_command_line_goes_before_the_model_that_is_given(home: Path) -> None:
-    recipe = requested_recipe(request(home, "bert", "model.hidden_dropout_prob=0.25"))
+    recipe = request(home, "bert", "model.hidden_dropout_prob=0.25").requested()
     assert recipe.model == BertConfig(**SIZES, hidden_dropout_prob=0.25)
     with pytest.raises(UsageError, match=r"init: .*num_hidden_layers 2 \(recipe: 3\)"):
         trained(request(home, "bert", "model.num_hidden_layers=3", run="deeper"))

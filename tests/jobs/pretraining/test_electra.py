@@ -16,7 +16,7 @@ from bertkit.errors import StoppedError, UsageError
 from bertkit.jobs.pretraining import pretrain
 from bertkit.jobs.pretraining.launch import Finished, run_pretraining
 from bertkit.jobs.pretraining.plan import pretraining_plan
-from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
+from bertkit.jobs.pretraining.request import PretrainRequest
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -230,7 +230,7 @@ def first_weights(request: PretrainRequest) -> dict[str, torch.Tensor]:
     """The first weights of a run."""
     from bertkit.objectives.forward import pretraining_model
 
-    recipe = requested_recipe(request)
+    recipe = request.requested()
     assert request.run_dir is not None
     tokenizer = load_tokenizer(request.run_dir / "model")
     model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size, pad_id=tokenizer.pad_id)
@@ -249,19 +249,17 @@ def test_the_plan_counts_both_models(finished: tuple[Path, dict[str, Any]]) -> N
     names = last_weights(directory / "run")
     words = next(iter(names[WORDS].shape))
     request = request_of(directory, "planned", overrides=[f"tokenizer.vocab_size={words}"])
-    plan = pretraining_plan(requested_recipe(request))
+    plan = pretraining_plan(request.requested())
     assert plan["parameters"]["total"] == sum(tensor.numel() for tensor in names.values())
     assert plan["parameters"]["backbone"] == sum(
         tensor.numel() for name, tensor in names.items() if name.startswith("encoder.")
     )
     smaller = pretraining_plan(
-        requested_recipe(
-            request_of(
-                directory,
-                "planned",
-                overrides=[f"tokenizer.vocab_size={words}", "objective.replaced_token.generator_size=0.25"],
-            )
-        )
+        request_of(
+            directory,
+            "planned",
+            overrides=[f"tokenizer.vocab_size={words}", "objective.replaced_token.generator_size=0.25"],
+        ).requested()
     )
     assert smaller["flops"] < plan["flops"]
     assert smaller["memory_mb"] < plan["memory_mb"]

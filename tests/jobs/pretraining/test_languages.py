@@ -13,7 +13,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import StoppedError, UsageError
 from bertkit.jobs.pretraining.batches import stage_batches
 from bertkit.jobs.pretraining.launch import run_pretraining
-from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
+from bertkit.jobs.pretraining.request import PretrainRequest
 from bertkit.progress import silent_progress
 from bertkit.recipe.load import load_recipe
 from bertkit.recipe.stages import stages_of
@@ -76,7 +76,7 @@ def test_stopped_and_resumed_a_run_over_languages_ends_with_the_same_model(home:
 
 
 def test_text_of_the_command_line_stands_in_place_of_the_languages(home: Path) -> None:
-    recipe = requested_recipe(request(home, "one", sources=[str(home / "en.txt")]))
+    recipe = request(home, "one", sources=[str(home / "en.txt")]).requested()
     assert recipe.data.languages == {}
     assert recipe.data.sources == [str(home / "en.txt")]
 
@@ -88,4 +88,4 @@ def test_stages_read_the_same_text(home: Path, change: dict[str, Any]) -> None:
     stages = [{"share": 0.5}, {"share": 0.5, "set": change}]
     overrides = [*SMALL, f"optimisation.stages={json.dumps(stages)}"]
     with pytest.raises(UsageError, match=rf"stages\.1\.set: {next(iter(change))} cannot change.*--init"):
-        requested_recipe(request(home, "stages", overrides=overrides))
+        request(home, "stages", overrides=overrides).requested()

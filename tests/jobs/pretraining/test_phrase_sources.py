@@ -12,7 +12,7 @@ import pytest
 from bertkit.errors import DataError, StoppedError
 from bertkit.files import sha256_of
 from bertkit.jobs.pretraining.launch import run_pretraining
-from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
+from bertkit.jobs.pretraining.request import PretrainRequest
 from bertkit.progress import silent_progress
 from bertkit.recipe.contents import with_contents
 from bertkit.recipe.hashing import what_hash
@@ -78,10 +78,10 @@ def test_a_changed_lexicon_is_refused_under_resume_and_named(lexicon: Path, tmp_
 def test_the_content_of_a_lexicon_decides_the_hash_and_its_path_is_checked_against_it(
     lexicon: Path, tmp_path: Path
 ) -> None:
-    first = requested_recipe(request(tmp_path))
-    assert what_hash(first) == what_hash(requested_recipe(request(tmp_path)))
+    first = request(tmp_path).requested()
+    assert what_hash(first) == what_hash(request(tmp_path).requested())
     lexicon.write_text("a tensor\n", encoding="utf-8")
-    second = requested_recipe(request(tmp_path))
+    second = request(tmp_path).requested()
     assert what_hash(first) != what_hash(second)
     assert with_contents(first) == first
     assert with_contents(first, anew=True) == second
@@ -96,7 +96,7 @@ def test_a_stage_s_lexicon_has_its_hash_too(lexicon: Path, tmp_path: Path) -> No
     dotted = f"{{share: 0.4, set: {{objective.masked_lm.units.lexicon: {other}}}}}"
     whole = f"{{share: 0.3, set: {{objective.masked_lm.units: {{name: phrases, lexicon: {other}}}}}}}"
     none = "{share: 0.3, set: {objective.masked_lm.units: {name: words}}}"
-    recipe = requested_recipe(request(tmp_path, overrides=[f"optimisation.stages=[{dotted}, {whole}, {none}]"]))
+    recipe = request(tmp_path, overrides=[f"optimisation.stages=[{dotted}, {whole}, {none}]"]).requested()
     units = [stage.recipe.objectives[0].model_dump()["units"] for stage in stages_of(recipe)]
     assert [each.get("lexicon_sha256") for each in units] == [sha256_of(other), sha256_of(other), None]
     assert recipe.objectives[0].model_dump()["units"]["lexicon_sha256"] == sha256_of(lexicon)

@@ -13,7 +13,7 @@ from torch import Tensor
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.pretraining.launch import run_pretraining
-from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
+from bertkit.jobs.pretraining.request import PretrainRequest
 from bertkit.progress import silent_progress
 from bertkit.recipe.load import load_recipe
 from bertkit.recipe.stages import stages_of
@@ -167,7 +167,7 @@ FAULTS = [
 @pytest.mark.parametrize(("changes", "told"), FAULTS, ids=[changes[0] for changes, _ in FAULTS])
 def test_a_recipe_that_has_no_second_stage_to_offer_is_told(changes: list[str], told: str, home: Path) -> None:
     with pytest.raises(UsageError, match=told):
-        requested_recipe(request(home, "faulty", overrides=changes))
+        request(home, "faulty", overrides=changes).requested()
 
 
 def test_the_shipped_recipe_is_the_base_models_but_for_the_stages() -> None:

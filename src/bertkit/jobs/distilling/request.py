@@ -1,4 +1,4 @@
-"""What a user asks of distillation on a task, and the recipe that it comes to.
+"""What a user asks of distillation on a task, and what it comes to: a recipe, its data, and what trains.
 
 Nothing here follows a paper. It is fine-tuning's request (finetuning/request.py) with teachers, a student, a control
 and a run that goes before; finetuning/suite.py carries it out, seeds, grid, resuming and the choice included.

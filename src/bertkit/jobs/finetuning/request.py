@@ -1,4 +1,4 @@
-"""What a user asks of fine-tuning, and the recipe that it comes to.
+"""What a user asks of fine-tuning, and what it comes to: a recipe, its data, and what trains.
 
 Nothing here follows a paper. Distillation on a task asks for more (DistillRequest); suite.py carries a request out.
 """

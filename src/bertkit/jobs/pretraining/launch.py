@@ -11,16 +11,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.errors import DataError
-from bertkit.jobs.pretraining.pretrain import Pretraining
-from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe, shortened
-from bertkit.models.hub import find_model, read_config, refuse_quantised
-from bertkit.models.weight_files import weights_hash
+from bertkit.jobs.pretraining.request import PretrainRequest, shortened
 from bertkit.progress import Progress
 from bertkit.recipe.contents import with_contents
 from bertkit.recipe.dump import dump_recipe
@@ -43,39 +40,11 @@ class Finished:
     results: dict[str, Any]
 
 
-class Launch:
-    """From a request to what trains: pretraining's way. Distillation on text has its own, in
-    distilling/text.py.
-
-    Attributes:
-        request: what the user asked for.
-    """
-
-    schema: ClassVar[type[Recipe]] = Recipe
-    """What a recipe of this kind may hold."""
-
-    def __init__(self, request: PretrainRequest) -> None:
-        self.request = request
-
-    def requested(self) -> Recipe:
-        """The recipe with everything that the command line changes in it."""
-        return requested_recipe(self.request)
-
-    def fingerprints(self, recipe: Recipe) -> dict[str, str]:
-        """Hashes of further models, which the run's record keeps and a resume compares."""
-        return {}
-
-    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
-        """The run itself."""
-        return Pretraining(recipe, shards, run, cache=self.request.cache)
-
-
 def run_pretraining(
     request: PretrainRequest,
     *,
     progress: Progress,
     begun: Callable[[RunDirectory], None] = lambda run: None,
-    launch: Callable[[PretrainRequest], Launch] = Launch,
 ) -> Finished:
     """Start or resume a run and train it to its end.
 
@@ -83,21 +52,18 @@ def run_pretraining(
         request: what the user asked for.
         progress: the display.
         begun: called with the run's directory before the training starts.
-        launch: what kind of pretraining.
 
     Raises:
         UsageError: a faulty recipe, or a resume whose recipe decides on another result.
         DataError: text, model, shards or checkpoints at fault.
         StoppedError, DivergedError: see `Pretraining.train`.
     """
-    way = launch(request)
-    recipe, run = _resumed(way) if request.resume is not None else (way.requested(), None)
+    recipe, run = _resumed(request) if request.resume is not None else (request.requested(), None)
     if run is not None and run.status == "done" and run.results is not None:
         log.info("%s is done already", run.path)
         return Finished(run, run.results)
-    start_hash = None if recipe.init is None else _start_hash(find_model(recipe.init, offline=request.offline))
+    models = request.fingerprints(recipe)
     shards = open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
-    models = {"model": start_hash, **way.fingerprints(recipe)}
     if run is None:
         run = RunDirectory.create(
             request.runs_root,
@@ -131,20 +97,9 @@ def run_pretraining(
     with run.recording(request.command):
         run.write_environment()
         run.update(shards=str(shards.directory.resolve()))
-        training = way.training(recipe, shards, run)
+        training = request.training(recipe, shards, run)
         results = training.train(progress=progress, max_minutes=request.max_minutes)
     return Finished(run, results)
-
-
-def _start_hash(directory: Path) -> str:
-    """Hash of the weights that a run goes on from.
-
-    Raises:
-        DataError: it cannot be trained.
-    """
-    _, contents = read_config(directory)
-    refuse_quantised(directory, contents)
-    return weights_hash(directory)
 
 
 def open_shards(recipe: Recipe, *, cache: Path, offline: bool, progress: Progress) -> TokenShards:
@@ -159,36 +114,34 @@ def open_shards(recipe: Recipe, *, cache: Path, offline: bool, progress: Progres
     return prepare_shards(corpus, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)
 
 
-def _resumed(way: Launch) -> tuple[Recipe, RunDirectory]:
+def _resumed(request: PretrainRequest) -> tuple[Recipe, RunDirectory]:
     """The run to go on with, and its recipe with the engine of the request.
 
     Raises:
         UsageError: there is no such run, or the request decides on another result; the differing keys are listed.
     """
-    request = way.request
-    run = _run_to_resume(way)
-    recorded = load_as(way.schema, str(run.path / "recipe.yaml"))
+    run = _run_to_resume(request)
+    recorded = load_as(request.schema, str(run.path / "recipe.yaml"))
     if request.recipe is None:
         wanted = shortened(with_overrides(recorded, list(request.overrides)), request.max_steps)
         wanted = with_contents(wanted, anew=True)
     else:
-        wanted = way.requested()
+        wanted = request.requested()
     # A run of before there were hashes of files has none to compare with.
     require_same_result(with_contents(recorded), wanted, run.path)
     return with_overrides(recorded, [f"engine={json.dumps(wanted.engine.model_dump(mode='json'))}"]), run
 
 
-def _run_to_resume(way: Launch) -> RunDirectory:
-    request = way.request
+def _run_to_resume(request: PretrainRequest) -> RunDirectory:
     assert request.resume is not None
 
     def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
         if request.recipe is None:
             return runs
-        wanted = way.requested()
+        wanted = request.requested()
         same = [run for run in runs if run.record["what_hash"] == what_hash(wanted)]
         # A run of this recipe under another hash is offered too, so that its differing keys are named.
         return same or [run for run in runs if run.record["recipe"] == wanted.name]
 
-    kind = way.schema.model_fields["kind"].default
+    kind = request.schema.model_fields["kind"].default
     return run_to_resume(request.resume, request.runs_root, kind, run_dir=request.run_dir, fitting=fitting)

@@ -1,4 +1,4 @@
-"""What a user asks of pretraining, and the recipe that it comes to.
+"""What a user asks of pretraining, and what it comes to: a recipe, and what trains.
 
 Own design (contract: `pretrain`). Distillation on text asks for more (DistillTextRequest); launch.py makes a run of it.
 """
@@ -10,12 +10,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
+from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.models.continuing import continuing_config
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.registry import AnyEncoderConfig
+from bertkit.models.weight_files import weights_hash
 from bertkit.recipe.contents import with_contents
 from bertkit.recipe.faults import validate
 from bertkit.recipe.load import load_recipe
@@ -23,6 +26,7 @@ from bertkit.recipe.resolve import resolve_recipe, with_overrides
 from bertkit.recipe.schema import INIT_TO_BE_GIVEN, Recipe
 from bertkit.recipe.stages import stages_of
 from bertkit.recipe.tree import Located
+from bertkit.run.directory import RunDirectory
 from bertkit.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -60,21 +64,51 @@ class PretrainRequest:
     max_minutes: float | None = None
     command: Sequence[str] = ()
 
+    schema: ClassVar[type[Recipe]] = Recipe
+    """What a recipe of this kind may hold."""
 
-def requested_recipe(request: PretrainRequest) -> Recipe:
-    """The recipe with everything that the command line changes in it."""
-    if request.recipe is None:
-        raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
-    # What is said on the command line goes before what the initial model brings along.
-    overrides = [*starting_from(request), *request.overrides]
-    overrides += source_overrides(request.sources)
-    recipe = load_recipe(request.recipe, overrides)
-    if recipe.init == INIT_TO_BE_GIVEN:
-        raise UsageError(
-            f"init: recipe {recipe.name} goes on from a model of yours; give --init MODEL, a model or run directory or"
-            " a Hub id"
-        )
-    return completed(recipe, request.max_steps)
+    def requested(self) -> Recipe:
+        """The recipe with everything that the command line changes in it.
+
+        Raises:
+            UsageError: all faults at once.
+            DataError: the initial model is at fault.
+        """
+        if self.recipe is None:
+            raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
+        # What is said on the command line goes before what the initial model brings along.
+        overrides = [*starting_from(self), *self.overrides]
+        overrides += source_overrides(self.sources)
+        recipe = load_recipe(self.recipe, overrides)
+        if recipe.init == INIT_TO_BE_GIVEN:
+            raise UsageError(
+                f"init: recipe {recipe.name} goes on from a model of yours; give --init MODEL, a model or run directory"
+                " or a Hub id"
+            )
+        return completed(recipe, self.max_steps)
+
+    def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
+        """Hashes of the models that a run reads, which its record keeps and a resume compares.
+
+        Raises:
+            DataError: the model to go on from is not there, or cannot be trained.
+        """
+        return {"model": None if recipe.init is None else _start_hash(find_model(recipe.init, offline=self.offline))}
+
+    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
+        """The run itself."""
+        return Pretraining(recipe, shards, run, cache=self.cache)
+
+
+def _start_hash(directory: Path) -> str:
+    """Hash of the weights that a run goes on from.
+
+    Raises:
+        DataError: it cannot be trained.
+    """
+    _, contents = read_config(directory)
+    refuse_quantised(directory, contents)
+    return weights_hash(directory)
 
 
 def completed(recipe: Recipe, max_steps: int | None) -> Recipe:

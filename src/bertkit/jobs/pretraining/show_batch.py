@@ -17,7 +17,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.jobs.pretraining.batches import stage_batches
 from bertkit.jobs.pretraining.launch import open_shards
-from bertkit.jobs.pretraining.request import PretrainRequest, requested_recipe
+from bertkit.jobs.pretraining.request import PretrainRequest
 from bertkit.objectives.mixed_vocabulary import MixedVocabulary
 from bertkit.progress import Progress
 from bertkit.recipe.load import load_any
@@ -115,7 +115,7 @@ def _recipe_and_shards(request: PretrainRequest, progress: Progress) -> tuple[Re
     assert request.recipe is not None
     directory = Path(request.recipe)
     if not (directory / RECORD).is_file():
-        recipe = requested_recipe(request)
+        recipe = request.requested()
         return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
     run = RunDirectory.open(directory)
     recipe = _recipe_on_text(run)

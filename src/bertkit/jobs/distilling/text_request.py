@@ -1,15 +1,15 @@
-"""Distillation on text: a student's pretraining beside its teacher.
+"""What a user asks of distillation on text, and what it comes to: a student's pretraining beside its teacher.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108; Jiao et al. 2019, TinyBERT, arXiv:1909.10351, section 3.1; Sun et al.
-2020, MobileBERT, arXiv:2004.02984, section 3.4; Zhao et al. 2019, arXiv:1909.11687v1. As pretraining's launch.py: from
-a command line to a recipe that fits its teacher, and to a run. Siblings text_student.py and, for a student with a
-vocabulary of its own, small_vocabulary.py do the work once all this is decided.
+2020, MobileBERT, arXiv:2004.02984, section 3.4; Zhao et al. 2019, arXiv:1909.11687v1. It is pretraining's request
+(pretraining/request.py) with a teacher that the recipe must fit; pretraining/launch.py makes a run of it. Siblings
+text_student.py and, for a student with a vocabulary of its own, small_vocabulary.py do the work.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast, get_args
@@ -21,21 +21,15 @@ from bertkit.errors import UsageError
 from bertkit.jobs.distilling.small_vocabulary import (
     DualTraining,
     check_dual,
-    lesson_rows,
     load_dual_teacher,
-    teacher_costs,
     vocabulary_overrides,
 )
 from bertkit.jobs.distilling.text_student import (
     TextDistillation,
     check_tokenizer,
     copied_layers,
-    layer_rows,
     load_teacher,
-    teacher_flops,
 )
-from bertkit.jobs.pretraining.launch import Finished, Launch, run_pretraining
-from bertkit.jobs.pretraining.plan import pretraining_plan
 from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.jobs.pretraining.request import PretrainRequest, completed, source_overrides, starting_from
 from bertkit.models.encoder import EncoderConfig
@@ -43,9 +37,8 @@ from bertkit.models.find import encoder_directory
 from bertkit.models.hub import find_model, read_config
 from bertkit.models.pruning import with_layers
 from bertkit.models.weight_files import weights_hash
-from bertkit.objectives.distillation import distilled_among, wanted_of, word_rows
+from bertkit.objectives.distillation import distilled_among, wanted_of
 from bertkit.objectives.mixed_vocabulary import MixedVocabulary
-from bertkit.progress import Progress
 from bertkit.recipe.distill_text import TO_BE_GIVEN, DistillTextRecipe, with_phases
 from bertkit.recipe.resolve import load_as, resolve_recipe
 from bertkit.recipe.schema import Recipe
@@ -53,7 +46,6 @@ from bertkit.recipe.stages import stages_of
 from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer_files import load_tokenizer
-from bertkit.training.cost import count_parameters
 
 
 @dataclass(frozen=True)
@@ -70,48 +62,47 @@ class DistillTextRequest(PretrainRequest):
     student: str | None = None
     control: bool = False
 
-
-class TextLaunch(Launch):
-    """From a request to a student's training."""
-
     schema: ClassVar[type[Recipe]] = DistillTextRecipe
 
     def requested(self) -> DistillTextRecipe:
-        """The recipe with everything that the command line changes in it, checked against its teacher."""
-        request = self.request
-        assert isinstance(request, DistillTextRequest)
-        if request.recipe is None:
+        """The recipe with everything that the command line changes in it, checked against its teacher.
+
+        Raises:
+            UsageError: all faults at once.
+            DataError: a model or the tokenizer is at fault.
+        """
+        if self.recipe is None:
             raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
-        tree = resolve_recipe(request.recipe, request.overrides)
-        teacher = _teacher_name(request, tree)
-        directory = find_model(teacher, offline=request.offline)
+        tree = resolve_recipe(self.recipe, self.overrides)
+        teacher = _teacher_name(self, tree)
+        directory = find_model(teacher, offline=self.offline)
         config, _ = read_config(encoder_directory(directory))
         name = str(directory.resolve()) if Path(teacher).expanduser().exists() else teacher
         beginning = _with_own_vocabulary if _has_own_vocabulary(tree) else _with_its_teachers_vocabulary
-        ours = [f"teacher={json.dumps(name)}", *beginning(request, tree, config, directory, name)]
-        if request.control:
+        ours = [f"teacher={json.dumps(name)}", *beginning(self, tree, config, directory, name)]
+        if self.control:
             ours.append("control=true")
-        ours += source_overrides(request.sources)
-        recipe = load_as(DistillTextRecipe, request.recipe, [*request.overrides, *ours])
+        ours += source_overrides(self.sources)
+        recipe = load_as(DistillTextRecipe, self.recipe, [*self.overrides, *ours])
         sizes = Sizes.told_by(recipe.model, config)
-        recipe = _completed(with_phases(recipe, sizes), request.max_steps)
+        recipe = _completed(with_phases(recipe, sizes), self.max_steps)
         check_fit(recipe, config)
         return recipe
 
-    def fingerprints(self, recipe: Recipe) -> dict[str, str]:
+    def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
         assert isinstance(recipe, DistillTextRecipe)
-        directory = encoder_directory(find_model(recipe.teacher, offline=self.request.offline))
-        return {"teacher": weights_hash(directory)}
+        directory = encoder_directory(find_model(recipe.teacher, offline=self.offline))
+        return {**super().fingerprints(recipe), "teacher": weights_hash(directory)}
 
     def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
         assert isinstance(recipe, DistillTextRecipe)
-        directory = find_model(recipe.teacher, offline=self.request.offline)
+        directory = find_model(recipe.teacher, offline=self.offline)
         if recipe.has_own_vocabulary:
             return DualTraining(
                 recipe,
                 shards,
                 run,
-                cache=self.request.cache,
+                cache=self.cache,
                 teacher=load_dual_teacher(directory),
                 teacher_tokenizer=load_tokenizer(directory),
             )
@@ -120,54 +111,10 @@ class TextLaunch(Launch):
             recipe,
             shards,
             run,
-            cache=self.request.cache,
+            cache=self.cache,
             teacher=load_teacher(recipe, directory),
-            teacher_hash=self.fingerprints(recipe)["teacher"],
+            teacher_hash=weights_hash(encoder_directory(directory)),
         )
-
-
-def distill_text(
-    request: DistillTextRequest,
-    *,
-    progress: Progress,
-    begun: Callable[[RunDirectory], None] = lambda run: None,
-) -> Finished:
-    """Start or resume a run and train its student to the end: see `run_pretraining`, whose errors it has, too."""
-    return run_pretraining(request, progress=progress, begun=begun, launch=TextLaunch)
-
-
-def distill_text_plan(request: DistillTextRequest) -> dict[str, Any]:
-    """What a run would cost, before it is begun: pretraining's document, and the teacher's part in it."""
-    recipe = TextLaunch(request).requested()
-    directory = find_model(recipe.teacher, offline=request.offline)
-    own = recipe.has_own_vocabulary
-    teacher = load_dual_teacher(directory) if own else load_teacher(recipe, directory)
-    plan = pretraining_plan(recipe, vocab_size=None if own else teacher.encoder.vocab_size)
-    sizes = Sizes.told_by(recipe.model, teacher.encoder.config)
-    training = teacher_costs(recipe, teacher)
-    asking = training["flops"]
-    for stage in stages_of(recipe):
-        if not distilled_among(stage.recipe.objectives):
-            continue
-        length, sequences = stage.recipe.data.sequence_length, stage.recipe.optimisation.batch_sequences
-        asking += (stage.end_step - stage.first_step) * teacher_flops(
-            teacher,
-            tokens=sequences * length,
-            squared_lengths=sequences * length**2,
-            rows=sequences * word_rows(stage.recipe.objectives, length),
-            sequences=sequences,
-        )
-    learning = plan["flops"]
-    rows = [*layer_rows(recipe, sizes), *lesson_rows(recipe)]
-    return {
-        **plan,
-        "teacher": {"model": recipe.teacher, "parameters": count_parameters(teacher).total, "flops": asking},
-        "flops": learning + asking,
-        "memory_mb": plan["memory_mb"] + training["memory_mb"],
-        "disk_mb": plan["disk_mb"] + training["disk_mb"],
-        "seconds": plan["seconds"] * (learning + asking) / learning,
-        "layers": [dict(zip(("stage", "term", "weight", "compares"), row, strict=True)) for row in rows],
-    }
 
 
 def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
