@@ -33,12 +33,12 @@ def lines_of(path: Path) -> Mapping[str, int]:
 
 
 def with_lines(page: str) -> str:
-    """The page with the lines as they are now; a link to what is not there stays as it is."""
+    """The page with the lines as they are now in the links into src; a link to what is not there stays as it is."""
 
     def renewed(link: re.Match[str]) -> str:
         name, target, _ = link.groups()
         path = (PAGE.parent / target).resolve()
-        line = lines_of(path).get(name) if path.suffix == ".py" and path.is_file() else None
+        line = lines_of(path).get(name) if path.is_relative_to(CHECKOUT / "src") and path.is_file() else None
         return link[0] if line is None else f"[{name}]({target}#L{line})"
 
     return LINK.sub(renewed, page)
