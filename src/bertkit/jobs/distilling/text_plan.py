@@ -8,17 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from bertkit.distill.terms import Sizes
-from bertkit.jobs.distilling.small_vocabulary import (
-    lesson_rows,
-    load_dual_teacher,
-    teacher_costs,
-)
+from bertkit.jobs.distilling.small_vocabulary import lesson_rows, load_dual_teacher, teacher_costs
 from bertkit.jobs.distilling.text_request import DistillTextRequest
-from bertkit.jobs.distilling.text_student import (
-    layer_rows,
-    load_teacher,
-    teacher_flops,
-)
+from bertkit.jobs.distilling.text_student import layer_rows, load_teacher, teacher_flops
 from bertkit.jobs.pretraining.plan import pretraining_plan
 from bertkit.models.hub import find_model
 from bertkit.objectives.distillation import distilled_among, word_rows

@@ -18,18 +18,8 @@ from bertkit.data.shards import TokenShards
 from bertkit.distill.layer_map import ChoiceName, chosen_layers
 from bertkit.distill.terms import Sizes
 from bertkit.errors import UsageError
-from bertkit.jobs.distilling.small_vocabulary import (
-    DualTraining,
-    check_dual,
-    load_dual_teacher,
-    vocabulary_overrides,
-)
-from bertkit.jobs.distilling.text_student import (
-    TextDistillation,
-    check_tokenizer,
-    copied_layers,
-    load_teacher,
-)
+from bertkit.jobs.distilling.small_vocabulary import DualTraining, check_dual, load_dual_teacher, vocabulary_overrides
+from bertkit.jobs.distilling.text_student import TextDistillation, check_tokenizer, copied_layers, load_teacher
 from bertkit.jobs.pretraining.pretrain import Pretraining
 from bertkit.jobs.pretraining.request import PretrainRequest, completed, source_overrides, starting_from
 from bertkit.models.encoder import EncoderConfig
@@ -71,9 +61,7 @@ class DistillTextRequest(PretrainRequest):
             UsageError: all faults at once.
             DataError: a model or the tokenizer is at fault.
         """
-        if self.recipe is None:
-            raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
-        tree = resolve_recipe(self.recipe, self.overrides)
+        tree = resolve_recipe(self.named, self.overrides)
         teacher = _teacher_name(self, tree)
         directory = find_model(teacher, offline=self.offline)
         config, _ = read_config(encoder_directory(directory))
@@ -83,7 +71,7 @@ class DistillTextRequest(PretrainRequest):
         if self.control:
             ours.append("control=true")
         ours += source_overrides(self.sources)
-        recipe = load_as(DistillTextRecipe, self.recipe, [*self.overrides, *ours])
+        recipe = load_as(DistillTextRecipe, self.named, [*self.overrides, *ours])
         sizes = Sizes.told_by(recipe.model, config)
         recipe = _completed(with_phases(recipe, sizes), self.max_steps)
         check_fit(recipe, config)

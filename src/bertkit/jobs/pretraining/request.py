@@ -67,6 +67,17 @@ class PretrainRequest:
     schema: ClassVar[type[Recipe]] = Recipe
     """What a recipe of this kind may hold."""
 
+    @property
+    def named(self) -> str:
+        """The recipe's name or path.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if self.recipe is None:
+            raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
+        return self.recipe
+
     def requested(self) -> Recipe:
         """The recipe with everything that the command line changes in it.
 
@@ -74,12 +85,11 @@ class PretrainRequest:
             UsageError: all faults at once.
             DataError: the initial model is at fault.
         """
-        if self.recipe is None:
-            raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
+        name = self.named
         # What is said on the command line goes before what the initial model brings along.
         overrides = [*starting_from(self), *self.overrides]
         overrides += source_overrides(self.sources)
-        recipe = load_recipe(self.recipe, overrides)
+        recipe = load_recipe(name, overrides)
         if recipe.init == INIT_TO_BE_GIVEN:
             raise UsageError(
                 f"init: recipe {recipe.name} goes on from a model of yours; give --init MODEL, a model or run directory"
@@ -159,11 +169,10 @@ def starting_from(request: PretrainRequest) -> list[str]:
     """
     if request.init is None:
         return []
-    assert request.recipe is not None
     directory = find_model(request.init, offline=request.offline)
     config, contents = read_config(directory)
     refuse_quantised(directory, contents)
-    tree = resolve_recipe(request.recipe, request.overrides)
+    tree = resolve_recipe(request.named, request.overrides)
     given, model = tree.child("init"), tree.child("model")
     any_model = given is not None and given.value == INIT_TO_BE_GIVEN
     if not any_model and model is not None:
