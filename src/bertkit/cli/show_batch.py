@@ -81,7 +81,7 @@ def _print(batch: ShownBatch) -> None:
 
 def _heading(number: int, sequence: ShownSequence) -> str:
     facts = [f"{len(sequence.tokens)} tokens", f"epoch {sequence.epoch}, sample {sequence.sample}"]
-    facts += [f"{term} = {label}" for term, label in sequence.labels.items()]
+    facts += [f"{term} = {label} ({sequence.label_names[term]})" for term, label in sequence.labels.items()]
     facts += ["left to right"] if sequence.causal else []
     return f"{number}: " + "; ".join(facts)
 

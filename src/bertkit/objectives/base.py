@@ -35,8 +35,8 @@ class Objective(Settings, ABC):
     term: ClassVar[str]
     """Its name in the recipe and in the metrics, and of its targets and labels in a batch."""
 
-    needs_label: ClassVar[bool] = False
-    """Whether the layout must make a label of this name for every sequence."""
+    label_names: ClassVar[tuple[str, ...]] = ()
+    """What the classes of the label are called that the layout must make for every sequence; empty: it needs none."""
 
     has_accuracy: ClassVar[bool] = True
     """Whether its predictions are right or wrong; a distance has a size only."""
@@ -52,7 +52,7 @@ class Objective(Settings, ABC):
     def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         """Why these data or this model cannot serve it: one sentence each, with the key and the remedy."""
         layout = data.layout
-        if self.needs_label and self.term not in layout.labels:
+        if self.label_names and self.term not in layout.labels:
             return [
                 f"objective.{self.term} needs a label that data.layout {layout.choice!r} does not make;"
                 " take another layout, such as segment-pair, or leave the objective out"

@@ -16,5 +16,6 @@ class NextSentence(PairRelation):
     """Binary classification of the pooled [CLS] state."""
 
     term: ClassVar[str] = "next_sentence"
+    label_names: ClassVar[tuple[str, ...]] = ("follows", "does not follow")
     relations: ClassVar[tuple[Relation, ...]] = (Relation.NEXT, Relation.RANDOM)
     layout_remedy: ClassVar[str] = "random_partner_probability: 0.5"

@@ -39,8 +39,6 @@ class PairRelation(Objective):
     layout_remedy: ClassVar[str]
     """Settings of a pair layout that give the paper's pairs."""
 
-    needs_label: ClassVar[bool] = True
-
     def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         faults = super().faults(data, model)
         if self.told_apart_by == "embeddings" and not model.reads_token_types:

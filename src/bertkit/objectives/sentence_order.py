@@ -21,5 +21,6 @@ class SentenceOrder(PairRelation):
     """Binary classification of the pooled [CLS] state."""
 
     term: ClassVar[str] = "sentence_order"
+    label_names: ClassVar[tuple[str, ...]] = ("in order", "not in order")
     relations: ClassVar[tuple[Relation, ...]] = (Relation.NEXT, Relation.PREVIOUS)
     layout_remedy: ClassVar[str] = "random_partner_probability: 0 and swap_probability: 0.5"

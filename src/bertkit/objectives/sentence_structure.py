@@ -20,5 +20,6 @@ class SentenceStructure(PairRelation):
     """Three-way classification of the pooled [CLS] state."""
 
     term: ClassVar[str] = "sentence_structure"
+    label_names: ClassVar[tuple[str, ...]] = ("next", "previous", "random")
     relations: ClassVar[tuple[Relation, ...]] = (Relation.NEXT, Relation.PREVIOUS, Relation.RANDOM)
     layout_remedy: ClassVar[str] = "random_partner_probability: 0.3333 and swap_probability: 0.5"

@@ -39,7 +39,7 @@ def test_undoing_what_is_told_gives_the_text_back(bertkit: Bertkit, home: Path) 
         first, second = (part.strip() for part in words.removeprefix("[CLS]").split("[SEP]")[:2])
         assert first in text
         assert second in text
-        assert sequence["labels"].keys() == {"next_sentence"}
+        assert sequence["labels"].keys() == sequence["label_names"].keys() == {"next_sentence"}
     assert {None, "masked"} <= changes <= {None, "masked", "replaced", "kept"}
 
 
@@ -72,7 +72,8 @@ def test_people_read_marks_and_originals(bertkit: Bertkit, home: Path) -> None:
         if token.get("change") == "masked"
     ]
     assert all(f"[MASK]({token['original']})" in done.stdout for token in tokens)
-    assert "next_sentence = " in done.stdout
+    assert "next_sentence = 0 (follows)" in done.stdout
+    assert "next_sentence = 1 (does not follow)" in done.stdout
 
 
 def test_a_step_beyond_the_run_is_refused(bertkit: Bertkit, home: Path) -> None:

@@ -8,6 +8,7 @@ Shapes: T packed tokens, B sequences, M predicted tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from bertkit.errors import UsageError
 from bertkit.jobs.pretraining.batches import stage_batches
 from bertkit.jobs.pretraining.launch import open_shards
 from bertkit.jobs.pretraining.request import PretrainRequest
+from bertkit.objectives.base import Objective
 from bertkit.objectives.mixed_vocabulary import MixedVocabulary
 from bertkit.progress import Progress
 from bertkit.recipe.load import load_any
@@ -51,12 +53,13 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class ShownSequence:
-    """One sequence of a batch: where its draws are addressed, its tokens, and its labels by objective."""
+    """One sequence of a batch: where its draws are addressed, its tokens, its labels and their names by objective."""
 
     epoch: int
     sample: int
     causal: bool
     labels: dict[str, int]
+    label_names: dict[str, str]
     tokens: list[ShownToken]
 
     def as_document(self) -> dict[str, Any]:
@@ -101,14 +104,8 @@ def show_batch(request: PretrainRequest, *, step: int, sequences: int, progress:
     samples = stage_batches(stage, shards, tokenizer, cache=request.cache).samples(step - 1 - stage.first_step)
     in_all = int(samples.lengths_B.size)
     few = next(samples.split(int(samples.cu_seqlens_B1[min(sequences, in_all)])))
-    wanted = {objective.term for objective in stage.recipe.objectives}
-    few = few.with_changes(labels={term: label_B for term, label_B in few.labels.items() if term in wanted})
-    return ShownBatch(recipe.name, step, stage.number, shown(few, tokenizer), in_all)
-
-
-def shown(samples: Samples, tokenizer: Tokenizer) -> list[ShownSequence]:
-    """Corrupted samples, in words."""
-    return [_sequence(one, tokenizer) for one in samples.split(1)]
+    shown = [_sequence(one, stage.recipe.objectives, tokenizer) for one in few.split(1)]
+    return ShownBatch(recipe.name, step, stage.number, shown, in_all)
 
 
 def _recipe_and_shards(request: PretrainRequest, progress: Progress) -> tuple[Recipe, TokenShards]:
@@ -139,16 +136,18 @@ def _recipe_on_text(run: RunDirectory) -> Recipe:
     return recipe
 
 
-def _sequence(one: Samples, tokenizer: Tokenizer) -> ShownSequence:
+def _sequence(one: Samples, objectives: Sequence[Objective], tokenizer: Tokenizer) -> ShownSequence:
     tokens = [ShownToken(tokenizer.token(token)) for token in one.ids_T.tolist()]
     for term, targets in sorted(one.targets.items(), key=lambda item: item[0] in _IN_PLACE):
         for index, target in zip(targets.index_M.tolist(), targets.id_M.tolist(), strict=True):
             tokens[index] = _with_target(tokens[index], term, target, int(one.ids_T[index]), tokenizer)
+    labels = {each.term: int(one.labels[each.term][0]) for each in objectives if each.label_names}
     return ShownSequence(
         epoch=int(one.epoch_B[0]),
         sample=int(one.sample_B[0]),
         causal=bool(one.causal_B is not None and one.causal_B[0]),
-        labels={term: int(label_B[0]) for term, label_B in one.labels.items()},
+        labels=labels,
+        label_names={each.term: each.label_names[labels[each.term]] for each in objectives if each.label_names},
         tokens=tokens,
     )
 
