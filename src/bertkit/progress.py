@@ -5,9 +5,11 @@ Own design: no layer below the command line knows of terminals; it hands in a di
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+Item = TypeVar("Item")
 
 
 class ProgressMeter(Protocol):
@@ -34,3 +36,11 @@ class _Silence:
 def silent_progress(label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
     """A display that shows nothing."""
     yield _Silence()
+
+
+def counted(items: Collection[Item], progress: Progress, label: str, *, unit: str) -> Iterator[Item]:
+    """The items, each counted on a display when the next one is asked for."""
+    with progress(label, total=len(items), unit=unit) as meter:
+        for done, item in enumerate(items, start=1):
+            yield item
+            meter.update(done)

@@ -24,6 +24,21 @@ class _StopAt(StopRequest):
         return "the test" if self.left <= 0 else None
 
 
+class _SignalledTooLate(StopRequest):
+    """A signal that comes when the last update is being made: the loop has no more step to stop before."""
+
+    reason = None
+    signal = "SIGTERM"
+
+
+@contextmanager
+def signalled_behind_the_last_step() -> Iterator[None]:
+    """Every run inside hears a signal when it has made all its updates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "StopRequest", _SignalledTooLate)
+        yield
+
+
 @contextmanager
 def stopping_at(updates: int) -> Iterator[None]:
     """Every run inside stops when it has made so many updates since it was begun or resumed."""

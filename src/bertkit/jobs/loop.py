@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -77,10 +78,11 @@ class TrainingLoop(ABC, Generic[Batch]):
             self._restore(checkpoint)
             log.info("going on from %s", checkpoint.path)
         self._announce()
+        self._progress = progress
         with (
             self._session(),
             closing(self._updates()) as updates,
-            StopRequest(max_minutes) as stop,
+            StopRequest(max_minutes) as self._asked,
             MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
             progress(self.recipe.name, total=self.steps, unit="steps") as meter,
         ):
@@ -96,8 +98,9 @@ class TrainingLoop(ABC, Generic[Batch]):
                     flops=self._flops(batches),
                 )
                 self._after_step(meter)
-                if stop.reason is not None and self.step < self.steps:
-                    self._stop(stop.reason)
+                reason = self._asked.reason
+                if reason is not None and self.step < self.steps:
+                    self._stop(reason)
                 watch.lap()
             return self._finish()
 
@@ -200,10 +203,23 @@ class TrainingLoop(ABC, Generic[Batch]):
 
     def _stop(self, reason: str) -> None:
         self._save_checkpoint()
-        raise StoppedError(
-            f"stopped by {reason} at step {self.step} of {self.steps}, checkpoint saved; go on with"
+        raise self._stopped(reason, f"at step {self.step} of {self.steps}")
+
+    def _stopped(self, reason: str, when: str) -> StoppedError:
+        return StoppedError(
+            f"stopped by {reason} {when}, checkpoint saved; go on with"
             f" `bertkit {self.recipe.kind} --resume {self.run.path}`"
         )
+
+    @contextmanager
+    def _closing_progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
+        """A display for what follows the last checkpoint: where a signal came, its next update stops the run."""
+        with self._progress(label, total, unit) as meter:
+            yield _StoppingMeter(meter, self._stop_if_signalled)
+
+    def _stop_if_signalled(self) -> None:
+        if self._asked.signal is not None:
+            raise self._stopped(self._asked.signal, "after the last step")
 
     def _weights(self) -> dict[str, Tensor]:
         """Each once: a state_dict repeats what is shared."""
@@ -234,6 +250,16 @@ class TrainingLoop(ABC, Generic[Batch]):
         self.step = int(checkpoint.state["step"])
         self.tokens = int(checkpoint.state["tokens"])
         self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
+
+
+@dataclass(frozen=True)
+class _StoppingMeter:
+    meter: ProgressMeter
+    heed: Callable[[], None]
+
+    def update(self, completed: int, note: str | None = None) -> None:
+        self.meter.update(completed, note)
+        self.heed()
 
 
 def restore_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -75,7 +75,9 @@ class EngineConfig(Settings):
     evaluate_every_steps: int = Field(1000, ge=1, description="Updates between two looks at the held-out text.")
     evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each look.")
     pseudo_perplexity_sequences: int = Field(
-        16, ge=0, description="Held-out sequences scored at the end with each token masked in turn."
+        16,
+        ge=0,
+        description="Held-out sequences scored at the end with tokens masked in turn: each, or 64 of a long one.",
     )
     save_every_steps: int = Field(1000, ge=1, description="Updates between two checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
+from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
 from bertkit.tasks.base import Features, Task, TaskBatch
 from bertkit.training.aims import Aim, TaskAim
@@ -216,16 +217,26 @@ def prediction_batches(features: Features, max_tokens: int) -> Iterator[NDArray[
 
 
 @torch.inference_mode()
-def predict(model: HeadedModel, task: Task, features: Features, engine: Engine) -> list[NDArray[Any]]:
-    """What the head gives for each item, in their order, without dropout."""
+def predict(
+    model: HeadedModel,
+    task: Task,
+    features: Features,
+    engine: Engine,
+    *,
+    progress: Progress = silent_progress,
+    label: str = "predictions",
+) -> list[NDArray[Any]]:
+    """What the head gives for each item, in their order, without dropout; `label` says on the display what they are."""
     model.eval()
     outputs: dict[int, NDArray[Any]] = {}
-    for items in prediction_batches(features, engine.micro_batch_tokens):
-        batch = features.batch(items).to(engine.device)
-        with engine.autocast():
-            hidden_TD = model.states(task.head, batch.packed)
-            found = task.decode(model, hidden_TD, batch)
-        outputs.update(zip(items.tolist(), found, strict=True))
+    with progress(label, total=features.num_items, unit="sequences") as meter:
+        for items in prediction_batches(features, engine.micro_batch_tokens):
+            batch = features.batch(items).to(engine.device)
+            with engine.autocast():
+                hidden_TD = model.states(task.head, batch.packed)
+                found = task.decode(model, hidden_TD, batch)
+            outputs.update(zip(items.tolist(), found, strict=True))
+            meter.update(len(outputs))
     return [outputs[item] for item in range(features.num_items)]
 
 

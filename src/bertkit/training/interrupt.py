@@ -37,10 +37,15 @@ class StopRequest:
             signal.signal(number, handler)
 
     @property
+    def signal(self) -> str | None:
+        """The name of the signal that came; None while there was none."""
+        return self._signal
+
+    @property
     def reason(self) -> str | None:
         """Why to stop; None while there is no reason."""
-        if self._signal is not None:
-            return self._signal
+        if self.signal is not None:
+            return self.signal
         if self._limit_seconds is not None and time.monotonic() - self._opened >= self._limit_seconds:
             return f"time limit of {self._limit_seconds / 60:g} minutes"
         return None

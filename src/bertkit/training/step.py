@@ -7,7 +7,7 @@ is computed. So the update is the same however the batch is cut. Serves every ob
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -149,7 +149,7 @@ def losses(
 def evaluate(
     model: PretrainingModel,
     objectives: Sequence[Objective],
-    batches: Sequence[PackedBatch],
+    batches: Iterable[PackedBatch],
     engine: Engine,
     guide: Guide | None = None,
 ) -> dict[str, TermTotal]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertkit.errors import StoppedError
+from bertkit.jobs.pretraining.launch import run_pretraining
+from bertkit.jobs.pretraining.request import PretrainRequest
+from bertkit.progress import silent_progress
+from tests.jobs.stopping import signalled_behind_the_last_step
 from tests.jobs.tiny_run import write_recipe
 
 KILLS = 12
@@ -113,3 +119,20 @@ def test_a_time_limit_stops_with_a_checkpoint(straight: Path) -> None:
     process = start(straight, "limited", "--max-minutes", "0.0001")
     assert finish(process) == 75
     assert (straight / "limited" / "checkpoints" / "step-00000001").is_dir()
+
+
+def test_a_signal_behind_the_last_step_stops_what_is_still_to_be_measured(straight: Path) -> None:
+    request = PretrainRequest(
+        str(straight / "tiny.yaml"),
+        sources=[str(straight / "text.txt")],
+        run_dir=straight / "late",
+        cache=straight / "cache",
+        command=["test"],
+    )
+    with signalled_behind_the_last_step(), pytest.raises(StoppedError, match=r"SIGTERM after the last step.*--resume"):
+        run_pretraining(request, progress=silent_progress)
+    assert json.loads((straight / "late" / "run.json").read_text())["status"] == "stopped"
+    assert not (straight / "late" / "results.json").exists()
+    assert finish(start(straight, "late", "--resume")) == 0
+    figures = [(straight / run / "results.json").read_bytes() for run in ("late", "straight")]
+    assert figures[0] == figures[1]

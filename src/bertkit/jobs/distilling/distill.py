@@ -222,7 +222,17 @@ class Distilling(Finetuning):
         if not found:
             models = [model.to(self.engine.device) for model in pupil.teachers]
             for split, encoded in self.taught.seen_by_teachers.items():
-                each = [predict(model, pupil.task, encoded.features, self.engine) for model in models]
+                each = [
+                    predict(
+                        model,
+                        pupil.task,
+                        encoded.features,
+                        self.engine,
+                        progress=self._progress,
+                        label=f"teacher, {split}",
+                    )
+                    for model in models
+                ]
                 outputs = [np.mean(own, axis=0) for own in zip(*each, strict=True)]
                 predictions = pupil.task.predictions(encoded.examples, encoded.features, outputs)
                 found[split] = pupil.task.score(predictions, encoded.examples)

@@ -29,7 +29,7 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.distillation import DistilledWords, Guide, add_maps, distilled_among, wanted_of, word_rows
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.progress import Progress
+from bertkit.progress import Progress, counted
 from bertkit.recipe.distill_text import DistillTextRecipe
 from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RunDirectory
@@ -202,7 +202,8 @@ class TextDistillation(Pretraining):
         last = self.stages[-1].held_out
         masked = [each for each in last.objectives if isinstance(each, MaskedLM)]
         if masked and MaskedLM.term in self.teacher.head_names:
-            total = evaluate(self.teacher, masked, last.batches, self.engine)[MaskedLM.term]
+            batches = counted(last.batches, self._closing_progress, "the teacher on held-out text", unit="batches")
+            total = evaluate(self.teacher, masked, batches, self.engine)[MaskedLM.term]
             results["teacher"] = {
                 "model": self.student_recipe.teacher,
                 "held_out": {"loss/masked_lm": total.mean, "accuracy/masked_lm": total.accuracy},

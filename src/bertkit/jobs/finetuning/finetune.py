@@ -154,8 +154,7 @@ class Finetuning(TrainingLoop[TaskBatch]):
     def _look(self) -> None:
         """Score the watched splits, and keep the weights where they are the best so far."""
         predictions = [
-            {split: learner.predictions(split, self.engine) for split in learner.prepared.watched}
-            for learner in self.learners
+            {split: self._predicted(learner, split) for split in learner.prepared.watched} for learner in self.learners
         ]
         scores = self._labelled([each.scores(own) for each, own in zip(self.learners, predictions, strict=True)])
         self.looks.append({"step": self.step, "epoch": self.step / self.order.steps_per_epoch, "scores": scores})
@@ -167,6 +166,9 @@ class Finetuning(TrainingLoop[TaskBatch]):
         elif self.best_look() is self.looks[-1]:
             self._chosen = predictions
             self.best_weights = {name: tensor.cpu().clone() for name, tensor in self._weights().items()}
+
+    def _predicted(self, learner: Learner, split: str) -> list[Prediction]:
+        return learner.predictions(split, self.engine, self._progress)
 
     def _labelled(self, by_task: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What each task has of its splits, by the names that the run has for them."""
@@ -204,7 +206,7 @@ class Finetuning(TrainingLoop[TaskBatch]):
         tuned: list[dict[str, Any]] = []
         for learner, chosen in zip(self.learners, self._chosen, strict=True):
             splits = learner.prepared.others
-            found = {split: chosen.get(split) or learner.predictions(split, self.engine) for split in splits}
+            found = {split: chosen.get(split) or self._predicted(learner, split) for split in splits}
             found, settings = learner.finish(found)
             for split, own in found.items():
                 write_predictions(self.run.path / "predictions" / f"{learner.name}-{split}.jsonl", own)

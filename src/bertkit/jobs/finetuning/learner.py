@@ -14,6 +14,7 @@ from bertkit.jobs.finetuning.data import Prepared
 from bertkit.metrics.statistics import degenerate
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
+from bertkit.progress import Progress
 from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.tasks.base import Prediction, Scores
 from bertkit.training.engine import Engine
@@ -74,10 +75,11 @@ class Learner:
         """What the run calls a split, or a metric, of this task."""
         return f"{self.prefix}{part}"
 
-    def predictions(self, split: str, engine: Engine) -> list[Prediction]:
+    def predictions(self, split: str, engine: Engine, progress: Progress) -> list[Prediction]:
         """Of all examples of the split, in their order."""
         encoded = self.prepared.others[split]
-        outputs = predict(self.model, self.task, encoded.features, engine)
+        label = f"{self.name}, {split}"
+        outputs = predict(self.model, self.task, encoded.features, engine, progress=progress, label=label)
         return self.task.predictions(encoded.examples, encoded.features, outputs)
 
     def scores(self, predictions: Mapping[str, list[Prediction]]) -> dict[str, Scores]:

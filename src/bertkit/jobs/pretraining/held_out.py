@@ -23,10 +23,13 @@ from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.distillation import Guide
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.progress import Progress, counted, silent_progress
 from bertkit.training.engine import Engine
 from bertkit.training.step import evaluate, weighted_loss
 
 _MAX_EXPONENT = 700.0
+_MASKED_IN_TURN = 64
+"""Tokens of a sequence that pseudo-perplexity asks for at most: all of 512 would be eight times the work."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,17 @@ class HeldOut:
         batches = tuple(PackedBatch.from_samples(part) for part in spoilt.split(micro_batch_tokens))
         return cls(samples, batches, tuple(objectives))
 
-    def figures(self, model: PretrainingModel, engine: Engine, guide: Guide | None = None) -> dict[str, Any]:
+    def figures(
+        self,
+        model: PretrainingModel,
+        engine: Engine,
+        guide: Guide | None = None,
+        *,
+        progress: Progress = silent_progress,
+    ) -> dict[str, Any]:
         """Loss, and by term: loss, accuracy and what else the objective reports; for the masked LM its perplexity."""
-        totals = evaluate(model, self.objectives, self.batches, engine, guide)
+        batches = counted(self.batches, progress, "held-out text", unit="batches")
+        totals = evaluate(model, self.objectives, batches, engine, guide)
         figures: dict[str, Any] = {"loss": weighted_loss(totals, self.objectives)}
         for objective in self.objectives:
             total = totals[objective.term]
@@ -82,12 +93,22 @@ class HeldOut:
         return float((target_id_M == int(token_counts_V.argmax())).double().mean())
 
     def pseudo_perplexity(
-        self, model: PretrainingModel, vocabulary: Vocabulary, engine: Engine, *, sequences: int
+        self,
+        model: PretrainingModel,
+        vocabulary: Vocabulary,
+        engine: Engine,
+        *,
+        sequences: int,
+        progress: Progress = silent_progress,
     ) -> float:
-        """exp of the mean negative log-likelihood of each ordinary token when it alone is masked."""
+        """exp of the mean negative log-likelihood of ordinary tokens, each when it alone is masked.
+
+        Of a long sequence 64 tokens are asked for, evenly spread.
+        """
         total, count = 0.0, 0
         objective = MaskedLM()
-        for one in list(self.samples.split(1))[:sequences]:
+        some = list(self.samples.split(1))[:sequences]
+        for one in counted(some, progress, "pseudo-perplexity", unit="sequences"):
             copies = _each_token_masked(one, vocabulary)
             batches = [PackedBatch.from_samples(part) for part in copies.split(engine.micro_batch_tokens)]
             term = evaluate(model, [objective], batches, engine)[objective.term]
@@ -96,8 +117,10 @@ class HeldOut:
 
 
 def _each_token_masked(one: Samples, vocabulary: Vocabulary) -> Samples:
-    """A copy of the sequence for each of its ordinary tokens, with that token masked."""
+    """A copy of the sequence for each of its ordinary tokens, or of some, with that token masked."""
     position_M = np.flatnonzero(~one.special_T)
+    if position_M.size > _MASKED_IN_TURN:
+        position_M = position_M[np.arange(_MASKED_IN_TURN) * position_M.size // _MASKED_IN_TURN]
     length, copies = one.ids_T.size, position_M.size
     target_index_M = np.arange(copies) * length + position_M
     ids_T = np.tile(one.ids_T, copies)

@@ -40,6 +40,7 @@ from bertkit.objectives.forward import (
     set_trained,
     take_over,
 )
+from bertkit.progress import Progress
 from bertkit.recipe.schema import Recipe
 from bertkit.recipe.stages import Stage, stages_of
 from bertkit.run.checkpoint import Checkpoint
@@ -88,6 +89,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
         self._use(self._new_model(self.stages[0].stage.recipe.model))
         self._check_growth()
         self.current = self.stages[0]
+        self._last_look: tuple[int, dict[str, Any]] = (-1, {})
 
     def _check_data(self) -> None:
         for stage_run in self.stages:
@@ -154,9 +156,13 @@ class Pretraining(TrainingLoop[PackedBatch]):
         return self.step in ends or self.step % self.recipe.engine.evaluate_every_steps == 0
 
     def _look(self) -> None:
-        figures = self.current.held_out.figures(self.model, self.engine, self._guide(self.current))
+        figures = self._figures(self.current, self._progress)
+        self._last_look = (self.step, figures)
         self._metrics.log(self.step, {f"held_out/{name}": value for name, value in figures.items()})
         log.info("step %d: held-out %s", self.step, _in_words(figures))
+
+    def _figures(self, stage_run: StageRun, progress: Progress) -> dict[str, Any]:
+        return stage_run.held_out.figures(self.model, self.engine, self._guide(stage_run), progress=progress)
 
     def _finish(self) -> dict[str, Any]:
         self._save_checkpoint()
@@ -181,7 +187,10 @@ class Pretraining(TrainingLoop[PackedBatch]):
 
     def _results(self) -> dict[str, Any]:
         last = self.stages[-1].held_out
-        held_out = last.figures(self.model, self.engine, self._guide(self.stages[-1]))
+        looked_at, figures = self._last_look
+        if looked_at != self.step:  # resumed behind the last step
+            figures = self._figures(self.stages[-1], self._closing_progress)
+        held_out = dict(figures)
         terms = {objective.term for objective in last.objectives}
         results: dict[str, Any] = {"held_out": held_out}
         if "masked_lm" in terms:
@@ -191,7 +200,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
             scored = self.recipe.engine.pseudo_perplexity_sequences
             if scored:
                 held_out["pseudo_perplexity"] = last.pseudo_perplexity(
-                    self.model, self.vocabulary, self.engine, sequences=scored
+                    self.model, self.vocabulary, self.engine, sequences=scored, progress=self._closing_progress
                 )
             results["examples"] = fill_masks(
                 masked_lm_of(self.model), self.tokenizer, self.recipe.engine.examples, device=self.engine.device
