@@ -71,6 +71,7 @@ class TrainingLoop(ABC, Generic[Batch]):
             DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
             DataError: the data do not suffice; the disk is full.
         """
+        self._progress = progress
         self._check_data()
         torch.manual_seed(self.recipe.seed)
         checkpoint = load_newest_checkpoint(self.run.checkpoints)
@@ -78,7 +79,6 @@ class TrainingLoop(ABC, Generic[Batch]):
             self._restore(checkpoint)
             log.info("going on from %s", checkpoint.path)
         self._announce()
-        self._progress = progress
         with (
             self._session(),
             closing(self._updates()) as updates,

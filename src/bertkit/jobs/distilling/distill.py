@@ -27,7 +27,6 @@ from bertkit.jobs.finetuning.data import Prepared
 from bertkit.jobs.finetuning.finetune import Finetuning
 from bertkit.jobs.finetuning.learner import Learner
 from bertkit.models.headed import HeadedModel
-from bertkit.progress import Progress
 from bertkit.recipe.distill import DistillRecipe
 from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.run.directory import RunDirectory
@@ -122,10 +121,6 @@ class Distilling(Finetuning):
         return (
             own if theirs is None or not self.distillation.terms else TaughtBatch.of(own, theirs.features.batch(items))
         )
-
-    def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
-        self._progress = progress
-        return super().train(progress=progress, max_minutes=max_minutes)
 
     @property
     def _as_taught(self) -> Features:
