@@ -127,7 +127,7 @@ def test_a_run_says_what_it_took_out_and_its_model_lacks_it(finished: FinetuneOu
 def test_its_model_is_read_again_and_predicts_the_same(finished: FinetuneOutcome) -> None:
     predictor = Predictor.load(str(finished.run.path), ENGINE)
     examples = [TextExample(str(i), text, None, None) for i, (text, _) in enumerate(reviews(DEV, 2))]
-    said = json_lines(finished.run.path / "predictions" / "train-dev.jsonl")
+    said = json_lines(finished.run.path / "predictions" / "stars-dev.jsonl")
     assert [each.prediction for each in predictor(examples)] == [each["prediction"] for each in said]
 
 

@@ -144,7 +144,7 @@ def test_the_result_is_int8_and_predicts_what_training_measured(place: Place, fi
     assert {tensor.dtype for name, tensor in tensors.items() if name.endswith("weight_int8")} == {torch.int8}
     assert not [name for name in tensors if name.endswith(("query.weight", "word_embeddings.weight"))]
     assert finished.results["splits"]["dev"]["accuracy"] > 0.8
-    lines = (finished.run.path / "predictions" / "train-dev.jsonl").read_text().splitlines()
+    lines = (finished.run.path / "predictions" / "stars-dev.jsonl").read_text().splitlines()
     predictor = Predictor.load(str(finished.run.path), CPU)
     examples = [TextExample(str(number), text, None, None) for number, (text, _) in enumerate(reviews(DEV, 2))]
     found = [each.prediction for each in predictor(examples)]

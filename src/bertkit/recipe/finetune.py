@@ -10,6 +10,7 @@ what such a recipe is to each of its tasks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -56,7 +57,10 @@ class OwnTask(Settings):
     """A user's own data in place of a published task."""
 
     name: str | None = Field(
-        None, pattern=r"^[\w.+-]+$", description="What results call it; the training file's name where left out."
+        None,
+        pattern=r"^[\w.+-]+$",
+        description="What results call it; where left out the training file's name without `train`, or, if that is all"
+        " of it, the label's column or the kind.",
     )
     kind: Kind = Field("classification", description="What is predicted.")
     train: str = Field(description="File of the training examples, a table or the kind's own format.")
@@ -213,7 +217,7 @@ SEVERAL_TASKS = FinetuneDefaults(
 
 def own_spec(task: OwnTask) -> TaskSpec:
     """A user's own data as a task."""
-    name = task.name or Path(task.train).name.partition(".")[0]
+    name = task.name or _name_of(task)
     metrics = task.metrics or _OWN_METRICS[task.kind]
     return TaskSpec(
         name=name,
@@ -230,6 +234,13 @@ def own_spec(task: OwnTask) -> TaskSpec:
         settings=_OWN_SETTINGS,
         paper="the user's own data",
     )
+
+
+def _name_of(task: OwnTask) -> str:
+    """`train` alone names no task, and beside a score it would read as the split that was measured."""
+    words = re.split(r"[\W_]+", Path(task.train).name.partition(".")[0])
+    rest = [word for word in words if word and word.lower() not in ("train", "training")]
+    return "-".join(rest) or re.sub(r"[^\w+-]+", "-", task.columns.named_label or task.kind)
 
 
 def files_of(task: OwnTask) -> dict[str, str]:

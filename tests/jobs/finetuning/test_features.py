@@ -53,7 +53,7 @@ def encoder_weights(model: Path, prefix: str = "") -> dict[str, torch.Tensor]:
 
 
 def dev_probabilities(outcome: FinetuneOutcome) -> list[list[float]]:
-    lines = json_lines(outcome.run.path / "predictions" / "train-dev.jsonl")
+    lines = json_lines(outcome.run.path / "predictions" / "stars-dev.jsonl")
     return [list(line["scores"].values()) for line in lines]
 
 
@@ -81,7 +81,7 @@ def test_its_model_is_read_again_and_predicts_the_same(tagged: FinetuneOutcome) 
     assert isinstance(model.encoder, FeatureLstm)
     assert not report.drawn_anew
     predictor = Predictor.load(str(tagged.run.path), FinetuneEngine(device="cpu", precision="fp32").resolve())
-    said = json_lines(tagged.run.path / "predictions" / "tagging-train-dev.jsonl")
+    said = json_lines(tagged.run.path / "predictions" / "tagging-dev.jsonl")
     dev = json_lines(tagged.run.path.parent / "tagging-dev.jsonl")
     examples = [TaggedExample(str(i), tuple(line["words"]), None, i) for i, line in enumerate(dev)]
     assert len(examples) == DEV

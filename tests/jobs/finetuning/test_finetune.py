@@ -71,7 +71,7 @@ def test_it_learns_what_the_words_say(finished: FinetuneOutcome) -> None:
     results = finished.results
     assert results["splits"]["dev"]["accuracy"] > 0.9
     assert results["degenerate"] is None
-    assert results["tasks"]["train"]["accuracy"]["seeds"] == [results["splits"]["dev"]["accuracy"]]
+    assert results["tasks"]["stars"]["accuracy"]["seeds"] == [results["splits"]["dev"]["accuracy"]]
     assert [look["epoch"] for look in results["looks"]] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert results["examples"] == {"train": TRAIN, "dev": DEV}
     assert finished.run.record["steps"] == 35
@@ -89,7 +89,7 @@ def test_the_result_is_a_model_of_transformers_with_the_same_predictions(finishe
     texts = [text for text, _ in reviews(DEV, 2)]
     with torch.no_grad():
         logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
-    lines = (finished.run.path / "predictions" / "train-dev.jsonl").read_text().splitlines()
+    lines = (finished.run.path / "predictions" / "stars-dev.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     probabilities = [[line["scores"]["bad"], line["scores"]["good"]] for line in found]
     np.testing.assert_allclose(probabilities, torch.softmax(logits, -1).numpy(), atol=1e-5)
@@ -160,8 +160,8 @@ def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: Finetune
     resumed = place.run(resume=str(run_dir))
     assert weights(resumed) == weights(finished)
     assert resumed.results == finished.results
-    assert sha256_of(resumed.run.path / "predictions" / "train-dev.jsonl") == sha256_of(
-        finished.run.path / "predictions" / "train-dev.jsonl"
+    assert sha256_of(resumed.run.path / "predictions" / "stars-dev.jsonl") == sha256_of(
+        finished.run.path / "predictions" / "stars-dev.jsonl"
     )
     assert not list(resumed.run.checkpoints.glob("*"))
 
@@ -223,7 +223,7 @@ def test_a_label_of_dev_that_train_lacks_is_refused(place: Place, tmp_path: Path
 
 def test_seeds_are_summarised_and_not_repeated(place: Place, finished: FinetuneOutcome) -> None:
     suite = place.run(seeds=[0, 1, 2], run_dir=place.directory / "runs" / "seeds")
-    summary = suite.results["tasks"]["train"]["accuracy"]
+    summary = suite.results["tasks"]["stars"]["accuracy"]
     scores = [run.results["splits"]["dev"]["accuracy"] for run in suite.runs if run.results]
     assert summary["seeds"] == scores
     assert summary["mean"] == pytest.approx(np.mean(scores))
@@ -247,7 +247,7 @@ def test_a_grid_is_chosen_from_on_dev_and_the_choice_recorded(place: Place) -> N
     chosen = suite.results["chosen"]
     assert chosen["setting"] == {"lr": "6e-3", "epochs": "5"}
     best = max(each["scores"]["accuracy"]["mean"] for each in suite.results["settings"])
-    assert suite.results["tasks"]["train"]["accuracy"]["mean"] == best
+    assert suite.results["tasks"]["stars"]["accuracy"]["mean"] == best
     assert Path(chosen["run"]).is_dir()
     assert suite.results["degenerate"] >= 1
     with pytest.raises(UsageError, match="learning_rate"):
@@ -353,7 +353,7 @@ def test_every_kind_learns_and_writes_a_model_that_predicts_the_same_again(
     assert ("null_score_threshold" in config) == (kind == "span")
     again = place.run("optimisation.max_steps=1", "lr=1e-12", *extra, task=task, model=str(outcome.run.path))
     assert again.results["splits"]["dev"] == scores
-    name = f"{kind}-train-dev.jsonl"
+    name = f"{kind}-dev.jsonl"
     lines = [json.loads(line) for line in (again.run.path / "predictions" / name).read_text().splitlines()]
     assert len(lines) == DEV
     assert {"id", "prediction"} <= lines[0].keys()

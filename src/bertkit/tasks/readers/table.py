@@ -48,6 +48,11 @@ class Columns(Settings):
     id: str | None = Field(None, description="The ids; a column `id` where there is one, else rows counted from 0.")
     separator: str = Field("|", min_length=1, description="What parts the names of a multi-label column of text.")
 
+    @property
+    def named_label(self) -> str | None:
+        """The label's column where it is called otherwise than by default."""
+        return None if self.label == type(self).model_fields["label"].default else self.label
+
 
 def read_table(
     path: Path,
