@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -193,8 +194,8 @@ class FeatureWriter:
         starts = np.cumsum([0, *(len(ids) for ids in self._ids)], dtype=np.int64)
         total = int(starts[-1])
         return Features(
-            ids_T=np.fromiter((i for ids in self._ids for i in ids), dtype=np.int32, count=total),
-            token_types_T=np.fromiter((i for types in self._types for i in types), dtype=np.int8, count=total),
+            ids_T=np.fromiter(chain.from_iterable(self._ids), dtype=np.int32, count=total),
+            token_types_T=np.fromiter(chain.from_iterable(self._types), dtype=np.int8, count=total),
             starts_S1=starts,
             item_starts_I1=np.asarray(self._item_starts, dtype=np.int64),
             example_I=np.asarray(self._examples, dtype=np.int64),

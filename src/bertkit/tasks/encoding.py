@@ -64,12 +64,19 @@ class Template:
 
     def fill(self, *parts: Sequence[int]) -> tuple[Ids, list[int]]:
         """Ids and types of a sequence with these parts."""
-        ids = [i for i, _ in self.frames[0]]
-        types = [kind for _, kind in self.frames[0]]
-        for part, kind, frame in zip(parts, self.types, self.frames[1:], strict=True):
-            ids += [*part, *(i for i, _ in frame)]
-            types += [*([kind] * len(part)), *(frame_kind for _, frame_kind in frame)]
+        (first_ids, first_types), *others = self._lists
+        ids, types = first_ids.copy(), first_types.copy()
+        for part, kind, (frame_ids, frame_types) in zip(parts, self.types, others, strict=True):
+            ids += part
+            ids += frame_ids
+            types += [kind] * len(part)
+            types += frame_types
         return ids, types
+
+    @cached_property
+    def _lists(self) -> list[tuple[list[int], list[int]]]:
+        """Ids and types of each frame."""
+        return [([i for i, _ in frame], [kind for _, kind in frame]) for frame in self.frames]
 
 
 class SequenceEncoder:

@@ -152,6 +152,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     preparation.check_start(directory, contents)
     tokenizer = load_tokenizer(directory, offline=offline)
     names = ("train", *watched, *recipe.data.predict)
+    log.info("reading %s: %s", spec.name, ", ".join(dict.fromkeys(names)))
     splits = {name: load_examples(recipe, name, offline=offline) for name in dict.fromkeys(names)}
     train = fewer(splits.pop("train"), recipe.data.train_examples, recipe.seed)
     for name, split in {"train": train, **splits}.items():

@@ -79,6 +79,7 @@ def read_texts(path: Path, kind: Kind, columns: Columns) -> Split:
             field count, a row without a label where others have one, or a file without rows.
     """
     notes = Notes()
+    tabs = _kind(path) == ".tsv"
     examples: list[TextExample] = []
     unlabelled = ""
     for row, (where, record) in enumerate(table_rows(path)):
@@ -91,7 +92,7 @@ def read_texts(path: Path, kind: Kind, columns: Columns) -> Split:
         value = None if columns.label is None else field(record, columns.label, where)
         label = None if is_absent(value, kind) else _label(value, kind, columns.separator, f"{where}, {columns.label}")
         unlabelled = unlabelled or (where if label is None else "")
-        if _kind(path) == ".tsv" and any(len(each) > 1 and each[0] == each[-1] == '"' for each in texts):
+        if tabs and any(len(each) > 1 and each[0] == each[-1] == '"' for each in texts):
             notes.add(QUOTED, name)
         examples.append(TextExample(name, texts[0], texts[1] if columns.text_pair else None, label))
     check_labelled([each.label for each in examples], unlabelled, columns)
