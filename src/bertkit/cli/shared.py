@@ -34,6 +34,7 @@ from bertkit.cli.common import (
     Seed,
     SetOption,
     Verbose,
+    duration,
     option,
     result,
     runs_root,
@@ -139,13 +140,24 @@ class Training(Common):
 
     def finish_plan(self, document: dict[str, Any]) -> None:
         """What would run, on stdout: the document, or a line for each of its fields."""
-        from bertkit.jobs.pretraining.plan import plan_in_words
-
         if self.as_json:
             result(document, as_json=True)
             return
-        for name, value in plan_in_words(document):
+        for name, value in _plan_in_words(document):
             result(f"{name:<12}{value}")
+
+
+def _plan_in_words(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("recipe", f"{plan['recipe']} ({plan['what_hash'][:8]})"),
+        ("parameters", f"{plan['parameters']['total']:,} ({plan['parameters']['backbone']:,} without heads)"),
+        ("steps", f"{plan['steps']:,}"),
+        ("tokens", f"{plan['tokens']:,}"),
+        ("FLOPs", f"{plan['flops']:.3g}"),
+        ("memory", f"{plan['memory_mb']:,.0f} MB"),
+        ("disk", f"{plan['disk_mb']:,.0f} MB"),
+        ("time here", duration(plan["seconds"])),
+    ]
 
 
 def as_overrides(settings: Mapping[str, object]) -> list[str]:

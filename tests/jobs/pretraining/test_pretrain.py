@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,9 @@ def test_plan_costs_nothing_and_names_everything(
     # Six times the parameters that multiply, times the tokens, within the attention's and the head's share.
     assert 0.9 < plan["flops"] / (6 * 85e6 * plan["tokens"]) < 1.3
     assert all(plan[key] > 0 for key in ("memory_mb", "disk_mb", "seconds"))
+    told = bertkit("pretrain", "bert", "--plan").stdout.splitlines()
+    assert "parameters  110,106,428 (109,482,240 without heads)" in told
+    assert re.fullmatch(r"time here   \d+ d \d+ h", told[-1])
     assert list(tmp_path.iterdir()) == []
 
 

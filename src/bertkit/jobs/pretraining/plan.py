@@ -85,19 +85,3 @@ def _predictions(objectives: Sequence[Objective], length: int) -> dict[str, floa
             if HEAD_KINDS[head] == "vocabulary":
                 counts[head] += objective.expected_count(length)
     return counts
-
-
-def plan_in_words(plan: dict[str, Any]) -> list[tuple[str, str]]:
-    """The plan as rows of a table for people."""
-    days, seconds = divmod(plan["seconds"], 86_400)
-    hours, seconds = divmod(seconds, 3600)
-    return [
-        ("recipe", f"{plan['recipe']} ({plan['what_hash'][:8]})"),
-        ("parameters", f"{plan['parameters']['total']:,} ({plan['parameters']['backbone']:,} without heads)"),
-        ("steps", f"{plan['steps']:,}"),
-        ("tokens", f"{plan['tokens']:,}"),
-        ("FLOPs", f"{plan['flops']:.3g}"),
-        ("memory", f"{plan['memory_mb']:,.0f} MB"),
-        ("disk", f"{plan['disk_mb']:,.0f} MB"),
-        ("time here", f"{days:,.0f} d {hours:.0f} h {seconds / 60:.0f} min"),
-    ]
