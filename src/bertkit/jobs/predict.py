@@ -24,6 +24,7 @@ from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
+from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.finetune import FinetuneRecipe, OwnTask, resolved
 from bertkit.tasks.base import Account, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec
@@ -126,13 +127,20 @@ class Predictor:
         encoder = SequenceEncoder(tokenizer, max_tokens=length, token_types=config.reads_token_types)
         return cls(directory, found.kind, task, model.to(engine.device), encoder, engine, columns_of(recipe))
 
-    def __call__(self, examples: Sequence[Example]) -> list[Prediction]:
+    def __call__(
+        self, examples: Sequence[Example], *, progress: Progress = silent_progress, label: str = "predictions"
+    ) -> list[Prediction]:
         """One prediction for each example, in their order; batches are cut by tokens.
+
+        Args:
+            examples: of the model's kind of task.
+            progress: the display.
+            label: what it says there.
 
         Raises:
             DataError: an example that cannot be encoded, or outputs that are not finite numbers.
         """
-        predictions, account = self._predicted(examples)
+        predictions, account = self._predicted(examples, progress, label)
         self._tell_cut(account.examples_cut, len(examples))
         return predictions
 
@@ -158,11 +166,13 @@ class Predictor:
         """What decides on no answer, chosen on labelled examples where the model does not bring it along."""
         return {} if THRESHOLD in self.model.extras else self.task.tune(predictions, examples)
 
-    def _predicted(self, examples: Sequence[Example]) -> tuple[list[Prediction], Account]:
+    def _predicted(
+        self, examples: Sequence[Example], progress: Progress = silent_progress, label: str = ""
+    ) -> tuple[list[Prediction], Account]:
         if not examples:
             return [], Account(0, 0, 0)
         features = self.task.encode(examples, self.encoder)
-        outputs = predict(self.model, self.task, features, self.engine)
+        outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
         for item, output in enumerate(outputs):
             if not np.isfinite(output).all():
                 name = examples[features.example_I[item]].id

@@ -202,7 +202,7 @@ def _measure(
     wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory, progress: Progress, deadline: float | None
 ) -> Measured:
     if task.use == "own":
-        return _as_it_is(wanted, task, run)
+        return _as_it_is(wanted, task, run, progress)
     members: dict[int, RunDirectory] = {}
     for seed in task.recipes:
         log.info("%s, seed %d", task.spec.name, seed)
@@ -215,7 +215,7 @@ def _measure(
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(members[best].path / PREDICTIONS / target.name, target)
     for seed, member in members.items():
-        scores[seed] |= _predict_later(wanted, task, member.model, run, is_best=seed == best)
+        scores[seed] |= _predict_later(wanted, task, member.model, run, progress, is_best=seed == best)
     lines = [
         {
             "run": str(member.path.resolve()),
@@ -231,7 +231,7 @@ def _measure(
 
 
 def _predict_later(
-    wanted: TaskEvaluation, task: PlannedTask, model: Path, run: RunDirectory, *, is_best: bool
+    wanted: TaskEvaluation, task: PlannedTask, model: Path, run: RunDirectory, progress: Progress, *, is_best: bool
 ) -> Scores:
     """The scores of splits beside the selecting ones, where they have labels; the best seed's predictions are kept."""
     scores: Scores = {}
@@ -246,7 +246,7 @@ def _predict_later(
             )
         examples = load_split(task.spec, split, wanted.data_dir, offline=wanted.request.offline).examples
         log.info("%s: predicting %s, %s examples", task.spec.name, split, f"{len(examples):,}")
-        predictions = predictor(examples)
+        predictions = predictor(examples, progress=progress, label=f"{task.spec.name}, {split}")
         if is_best:
             write_predictions(target, predictions)
         if is_scored:
@@ -260,7 +260,7 @@ def _saved(run: RunDirectory, task: PlannedTask, split: str) -> Path:
     return run.path / PREDICTIONS / f"{task.spec.name}-{split}.jsonl"
 
 
-def _as_it_is(wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory) -> Measured:
+def _as_it_is(wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory, progress: Progress) -> Measured:
     """Predict and score with the head that the model has."""
     spec, request = task.spec, wanted.request
     names = (*task.watched, *task.later)
@@ -270,7 +270,9 @@ def _as_it_is(wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory) -> M
         request.model, request.engine(), spec=spec, examples=splits[main], offline=request.offline
     )
     log.info("%s: %s has a head for it and is evaluated as it is", spec.name, request.model)
-    predictions = {name: predictor(examples) for name, examples in splits.items()}
+    predictions = {
+        name: predictor(examples, progress=progress, label=f"{spec.name}, {name}") for name, examples in splits.items()
+    }
     tuned = predictor.tuned(predictions[main], splits[main])
     scores: dict[str, Scores] = {}
     for name, examples in splits.items():
