@@ -81,3 +81,22 @@ def test_a_terminal_gets_colour_unless_no_color_is_set(no_color: str | None, col
     os.close(ours)
     assert "warning: [bold]mind[/bold] this" in shown
     assert ("\x1b[" in shown) is coloured
+
+
+def test_a_bar_on_the_terminal_leaves_the_result_to_stdout() -> None:
+    ours, theirs = pty.openpty()
+    code = (
+        "from bertkit.cli.story import result, story; story.begin()\n"
+        "with story.progress('outer', total=2) as outer, story.progress('inner', total=3):\n"
+        "    result('{}')\n"
+        "    outer.update(1)\n"
+    )
+    command = [sys.executable, "-c", code]
+    env = {**os.environ, "TERM": "xterm-256color"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=env, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert done.stdout == b"{}\n"
+    assert "outer" in shown
+    assert "inner" in shown

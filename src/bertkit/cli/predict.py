@@ -14,6 +14,7 @@ import typer
 
 from bertkit.cli.common import Device, Model, command_app, model_or_default, option, result, story
 from bertkit.cli.shared import Common, Options, with_options
+from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
     from bertkit.jobs.predict import Predictor
@@ -101,12 +102,16 @@ def _answer(predictor: Predictor, name: str, path: Path | None, reading: Input, 
         windows = {"first": 1, "largest": 1}
     rows = open_input(path, sys.stdin.buffer, reading.form, columns)
     blank = lines = 0
-    for example, prediction in predictor.stream(examples_of(rows, predictor.kind, columns), **windows):
-        if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
-            story.warn(f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL")
-        lines += 1
-        blank += example is None
-        result(document_of(example, prediction, top=top), as_json=True)
+    # Where the answers themselves are on the screen, they show how far it is.
+    display = silent_progress if sys.stdout.isatty() else story.progress
+    with display("predictions", unit="examples") as meter:
+        for example, prediction in predictor.stream(examples_of(rows, predictor.kind, columns), **windows):
+            if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
+                story.warn(f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL")
+            lines += 1
+            blank += example is None
+            result(document_of(example, prediction, top=top), as_json=True)
+            meter.update(lines)
     if blank:
         story.warn(f"{blank} of {lines} lines are blank; their prediction is null")
     if not lines:

@@ -193,7 +193,8 @@ class Story:
             bars.TimeRemainingColumn(),
             bars.TextColumn("{task.fields[note]}", markup=False),
         )
-        with bars.Progress(*columns, console=self.console, transient=True) as bar:
+        # What is written to stdout meanwhile is the result, and goes there: rich would show it above the bar.
+        with bars.Progress(*columns, console=self.console, transient=True, redirect_stdout=False) as bar:
             bar.add_task(label, total=total, note="")
             meter._bar = bar
             yield meter
