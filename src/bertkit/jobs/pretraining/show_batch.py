@@ -104,8 +104,12 @@ def show_batch(request: PretrainRequest, *, step: int, sequences: int, progress:
     samples = stage_batches(stage, shards, tokenizer, cache=request.cache).samples(step - 1 - stage.first_step)
     in_all = int(samples.lengths_B.size)
     few = next(samples.split(int(samples.cu_seqlens_B1[min(sequences, in_all)])))
-    shown = [_sequence(one, stage.recipe.objectives, tokenizer) for one in few.split(1)]
-    return ShownBatch(recipe.name, step, stage.number, shown, in_all)
+    return ShownBatch(recipe.name, step, stage.number, shown(few, stage.recipe.objectives, tokenizer), in_all)
+
+
+def shown(samples: Samples, objectives: Sequence[Objective], tokenizer: Tokenizer) -> list[ShownSequence]:
+    """Corrupted samples, in words."""
+    return [_sequence(one, objectives, tokenizer) for one in samples.split(1)]
 
 
 def _recipe_and_shards(request: PretrainRequest, progress: Progress) -> tuple[Recipe, TokenShards]:
