@@ -6,7 +6,7 @@ embeddings. Steps follow from the budget: an objective that costs more a step ta
 asked what it knows: masked words of other text, the same windows and masks for all; BLiMP by pseudo-log-likelihood; a
 linear probe of parts of speech; two short fine-tunes.
 
-    python -m benchmarks.compare_objectives train masked_lm 0 --data TEXT --out DIR    about 20 CPU minutes
+    python -m benchmarks.compare_objectives train masked_lm 0 --data TEXT --out DIR    about 15 CPU minutes
     python -m benchmarks.compare_objectives score masked_lm 0 --tasks DATA --out DIR   about 8
     python -m benchmarks.compare_objectives table --out DIR                            table and figure into DIR
 
@@ -267,10 +267,17 @@ def table(out: Path) -> None:
         if not own:
             continue
         figures[arm] = {column: spread([value_of(row, column) for row in own]) for column in COLUMNS}
-        cells = ["–" if cell is None else f"{cell[0]:.1%} ± {cell[1]:.1%}" for cell in figures[arm].values()]
+        cells = [in_percent(cell, seeds=len(own)) for cell in figures[arm].values()]
         tokens = statistics.mean(row["tokens"] for row in own) / 1e6
         print(f"| {arm} | {len(own)} | {own[0]['steps']:,} | {tokens:.2f} M | " + " | ".join(cells) + " |")
     draw(figures, out)
+
+
+def in_percent(cell: tuple[float, float] | None, *, seeds: int) -> str:
+    """Mean and standard deviation; of a single seed the value alone."""
+    if cell is None:
+        return "–"
+    return f"{cell[0]:.1%}" + (f" ± {cell[1]:.1%}" if seeds > 1 else "")
 
 
 def value_of(row: dict[str, Any], column: str) -> float | None:
