@@ -16,12 +16,14 @@ help: ## List the targets
 setup: $(STAMP) ## Make the virtual environment, with every version pinned
 
 # torch goes first, by itself: it is by far the largest, and the only one whose build differs between machines.
+# setuptools-scm is seqeval's, which comes as source only and would fetch whichever release is newest, without the packages
+# that one needs.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "bertkit needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0
-	$(PIP_INSTALL) hatchling editables
+	$(PIP_INSTALL) hatchling editables setuptools-scm
 	$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
