@@ -54,7 +54,7 @@ from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import training_flops
 
-BUDGET_FLOPS = 1.05e14
+BUDGET_FLOPS = 8e13
 LAYERS = 4
 COMMON = [
     *("model.hidden_size=256", f"model.num_hidden_layers={LAYERS}", "model.num_attention_heads=4"),

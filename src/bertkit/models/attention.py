@@ -2,7 +2,7 @@
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py) and
 each rectangle goes through torch's scaled dot-product attention. Where probabilities are dropped out or recorded they
-are formed in the open, which torch would do too, with a slower sampler.
+are formed in the open, which torch would do too, with a slower sampler; and where that is faster (`attend_to_mask`).
 
 A family that scores pairs of tokens in its own way gives a `Visible` (which keys a query sees) or a `Bias` (what is
 added to the scores); both are asked once a block, never per sequence.
@@ -34,6 +34,9 @@ Bias = Callable[[Tensor, Tensor, AttentionBlock], Tensor]
 
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values to the heads' outputs, each (T, N, H)."""
+
+_FEW_KEYS = 512
+"""With so many and fewer, a kept probability for every pair of tokens costs less memory than the rest of a layer."""
 
 Together = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
 """Linear maps and what they all read, (T, D), to the output of each, (T, F)."""
@@ -159,7 +162,7 @@ def attend(
         else:
             if bias_bNSS is not None:
                 mask = bias_bNSS if mask is None else bias_bNSS.masked_fill(~mask, -math.inf)
-            mixed.append(functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale))
+            mixed.append(attend_to_mask(query, key, value, mask, scale=scale))
     return from_blocks(mixed, sequences)
 
 
@@ -184,16 +187,40 @@ def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Te
     return (visible_SS & real_b11S) | (itself_SS & ~real_b11S)
 
 
+def attend_to_mask(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
+) -> Tensor:
+    """Attention without dropout, seen by nobody: (b, N, S, H).
+
+    torch's kernel keeps no probabilities, but on a processor it multiplies bfloat16 far below the rate of its matrix
+    products, so sequences whose probabilities are few go through those. They round the scores to bfloat16, as they do
+    where there is dropout.
+
+    Args:
+        mask: which keys a query sees, bool, or what is added to the scaled scores; all, and nothing, where None.
+        scale: factor of the scores; one over the root of the head width where None.
+    """
+    if query.dtype != torch.bfloat16 or query.device.type != "cpu" or key.shape[-2] > _FEW_KEYS:
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    scores_bNSS = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-1, -2)
+    return _softmax(scores_bNSS, mask) @ value
+
+
+def _softmax(scores_bNSS: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            # One pass, and none in backward, where masked_fill takes two and two.
+            mask = torch.zeros(mask.shape, dtype=scores_bNSS.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+        scores_bNSS = scores_bNSS + mask
+    return torch.softmax(scores_bNSS, dim=-1)
+
+
 def attend_openly(
     scores_bNSS: Tensor, value: Tensor, mask: Tensor | None, block: AttentionBlock, dropout_rate: float, scope: Scope
 ) -> Tensor:
     """Softmax of the scores where the mask has true, dropout, and the mean of the values: (b, N, S, H)."""
     scores_bNSS = scope.tap("hook_attn_scores", scores_bNSS)
-    if mask is not None:
-        # One pass, and none in backward, where masked_fill takes two and two.
-        hidden = torch.zeros(mask.shape, dtype=scores_bNSS.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
-        scores_bNSS = scores_bNSS + hidden
-    pattern_bNSS = torch.softmax(scores_bNSS, dim=-1)
+    pattern_bNSS = _softmax(scores_bNSS, mask)
     if block.mask_b11S is not None and scope.needs("hook_pattern"):
         pattern_bNSS = pattern_bNSS * block.mask_b11S.transpose(-1, -2)
     pattern_bNSS = scope.tap("hook_pattern", pattern_bNSS)
@@ -228,7 +255,7 @@ def attend_from_one(
             scores_bN1S = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
             mixed.append(attend_openly(scores_bN1S, value, block.mask_b11S, block, dropout_rate, Scope(None, "")))
         else:
-            mixed.append(functional.scaled_dot_product_attention(query, key, value, attn_mask=block.mask_b11S))
+            mixed.append(attend_to_mask(query, key, value, block.mask_b11S))
     mixed_BNH = torch.cat(mixed)[:, :, 0]
     return mixed_BNH if row_order_B is None else mixed_BNH.index_select(0, row_order_B.argsort())
 

@@ -8,21 +8,47 @@ Shapes: T packed tokens, N heads, H head width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
+class _Turn(torch.autograd.Function):
+    """Backward turns the gradient the other way: a turn keeps lengths, so its transpose is its inverse. autograd would
+    go through every copy and half of the forward pass again."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine_T1H, sine_T1H)
+        return _turned(rows_TNH, cosine_T1H, sine_T1H)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cosine_T1H, sine_T1H = ctx.saved_tensors
+        return _turned(gradients[0], cosine_T1H, -sine_T1H), None, None
+
+
+def _turned(rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:
+    single_TNH = rows_TNH.float()
+    turned_TNH = single_TNH * cosine_T1H
+    first, second = single_TNH.chunk(2, dim=-1)
+    turned_first, turned_second = turned_TNH.chunk(2, dim=-1)
+    turned_first.addcmul_(second, sine_T1H, value=-1)
+    turned_second.addcmul_(first, sine_T1H)
+    return turned_TNH.to(rows_TNH.dtype)
+
+
 class RotaryTable:
-    """The angle of each token's position: cosines and sines, each (T, 1, H), of which the halves are equal."""
+    """The angle of each token's position: cosines (T, 1, H), of which the halves are equal, and sines (T, 1, H/2)."""
 
     def __init__(self, positions_T: Tensor, head_width: int, theta: float) -> None:
         pair = torch.arange(0, head_width, 2, device=positions_T.device).float()
-        angle_TH = positions_T.float()[:, None] * (1 / theta ** (pair / head_width))
-        angle_T1H = torch.cat([angle_TH, angle_TH], dim=-1)[:, None]
-        self.cosine_T1H, self.sine_T1H = angle_T1H.cos(), angle_T1H.sin()
+        angle_T1H = (positions_T.float()[:, None] * (1 / theta ** (pair / head_width)))[:, None]
+        cosine_T1H = angle_T1H.cos()
+        self.cosine_T1H, self.sine_T1H = torch.cat([cosine_T1H, cosine_T1H], dim=-1), angle_T1H.sin()
 
     def turn(self, rows_TNH: Tensor) -> Tensor:
         """Turn each pair (i, i + H/2) of queries or keys, in single precision: (T, N, H)."""
-        first, second = rows_TNH.float().chunk(2, dim=-1)
-        crossed_TNH = torch.cat([-second, first], dim=-1)
-        return (rows_TNH.float() * self.cosine_T1H + crossed_TNH * self.sine_T1H).to(rows_TNH.dtype)
+        turned: Tensor = _Turn.apply(rows_TNH, self.cosine_T1H, self.sine_T1H)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+        return turned
