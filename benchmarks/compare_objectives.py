@@ -6,18 +6,20 @@ embeddings. Steps follow from the budget: an objective that costs more a step ta
 asked what it knows: masked words of other text, the same windows and masks for all; BLiMP by pseudo-log-likelihood; a
 linear probe of parts of speech; two short fine-tunes.
 
-    python -m benchmarks.compare_objectives train masked_lm 0 --data TEXT --out DIR    about 15 CPU minutes
-    python -m benchmarks.compare_objectives score masked_lm 0 --tasks DATA --out DIR   about 8
-    python -m benchmarks.compare_objectives table --out DIR                            table and figure into DIR
+    python -m benchmarks.compare_objectives train masked_lm 0 --data TEXT --out DIR
+    python -m benchmarks.compare_objectives score masked_lm 0 --tasks DATA --out DIR
+    python -m benchmarks.compare_objectives table --out DIR
 
 DATA is a folder with `text/wikipedia-dev.txt.xz`, `blimp/`, `glue/` and `ud-english-ewt/`. What was broken off goes on;
-what is finished is not repeated. OUT/ARM-SEED is the run, OUT/ARM-SEED.json what it scored.
+what is finished is not repeated. OUT/ARM-SEED is the run, OUT/ARM-SEED.json what it scored; `table` puts those beside
+the rows of OUT/objectives.csv, writes them all there, prints means and spreads and draws OUT/objectives.png and .svg.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import shutil
 import statistics
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
@@ -83,15 +86,16 @@ ARMS = {
 
 FINETUNES = {
     "sst2": ["data.train_examples=6000", "optimisation.epochs=2", "optimisation.learning_rate=2e-4"],
-    "mrpc": ["optimisation.epochs=3", "optimisation.learning_rate=2e-4"],
+    "stsb": ["optimisation.epochs=2", "optimisation.learning_rate=2e-4"],
 }
-PRIMARY = {"sst2": "accuracy", "mrpc": "f1"}
+PRIMARY = {"sst2": "accuracy", "stsb": "spearman"}
 BLIMP_PAIRS = 50
 PROBE_SENTENCES = 2000
 MASKED_WINDOWS = 1024
-COLUMNS = ("held_out", "masked", "blimp", "pos", "sst2", "mrpc")
+COLUMNS = ("held_out", "masked", "blimp", "pos", "sst2", "stsb")
 """`held_out` is the accuracy of the objective's own first term on the run's held-out text, under its own masking;
-`masked` that of 15% masked pieces of other text, which a left-to-right model cannot be asked for."""
+`masked` that of 15% masked pieces of other text, which a left-to-right model cannot be asked for; `stsb` is a rank
+correlation."""
 
 
 def main() -> None:
@@ -155,7 +159,8 @@ def score(arm: str, seed: int, tasks: Path, out: Path) -> None:
     record, results = (json.loads((run / name).read_text()) for name in ("run.json", "results.json"))
     causal = arm == "causal_lm"
     scores: dict[str, Any] = {"arm": arm, "seed": seed, "steps": record["steps"], "tokens": record["tokens"]}
-    scores["held_out"] = results["held_out"]
+    term = "causal_lm" if causal else "masked_lm"
+    scores["held_out"] = results["held_out"][f"accuracy/{term}"]
     scores["pos"] = tagging_probe(run, tasks, causal=causal)
     # The generator of replaced-token detection is the masked LM there; the model itself has no words to give.
     speaker = run / "generator" if arm == "replaced_token" else run
@@ -164,7 +169,7 @@ def score(arm: str, seed: int, tasks: Path, out: Path) -> None:
     for task, overrides in FINETUNES.items():
         scores[task] = fine_tuned(run, task, overrides, seed, tasks, out / "finetuned" / f"{arm}-{seed}-{task}")
     (out / f"{arm}-{seed}.json").write_text(json.dumps(scores, indent=2) + "\n")
-    print(json.dumps({name: value for name, value in scores.items() if name != "held_out"}), flush=True)
+    print(json.dumps(scores), flush=True)
 
 
 def fine_tuned(model: Path, task: str, overrides: Sequence[str], seed: int, tasks: Path, run: Path) -> float:
@@ -258,46 +263,38 @@ def word_states(
 
 
 def table(out: Path) -> None:
-    """Mean and spread by arm, as Markdown and as a figure."""
-    rows = [json.loads(path.read_text()) for path in sorted(out.glob("*-[0-9].json"))]
+    """Mean and spread by arm, as Markdown and as a figure, and every run's row."""
+    rows = rows_of(out)
     print("| objective | seeds | steps | tokens | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (4 + len(COLUMNS)))
-    figures: dict[str, dict[str, tuple[float, float] | None]] = {}
-    for arm in ARMS:
-        own = [row for row in rows if row["arm"] == arm]
-        if not own:
-            continue
-        figures[arm] = {column: spread([value_of(row, column) for row in own]) for column in COLUMNS}
-        cells = [in_percent(cell, seeds=len(own)) for cell in figures[arm].values()]
-        tokens = statistics.mean(row["tokens"] for row in own) / 1e6
-        print(f"| {arm} | {len(own)} | {own[0]['steps']:,} | {tokens:.2f} M | " + " | ".join(cells) + " |")
+    figures = 100 * rows.groupby("arm", sort=False)[list(COLUMNS)].agg(["mean", "std"])
+    for arm, own in rows.groupby("arm", sort=False):
+        cells = [in_percent(*figures.loc[arm, column]) for column in COLUMNS]
+        counts = f"{len(own)} | {own['steps'].iloc[0]:,} | {own['tokens'].mean() / 1e6:.2f} M"
+        print(f"| {arm} | {counts} | " + " | ".join(cells) + " |")
     draw(figures, out)
 
 
-def in_percent(cell: tuple[float, float] | None, *, seeds: int) -> str:
-    """Mean and standard deviation; of a single seed the value alone."""
-    if cell is None:
+def rows_of(out: Path) -> pd.DataFrame:
+    """What every run scored, here or before."""
+    path = out / "objectives.csv"
+    before = [pd.read_csv(path)] if path.is_file() else []
+    here = [pd.DataFrame([json.loads(measured.read_text())]) for measured in sorted(out.glob("*-[0-9].json"))]
+    rows = pd.concat([*before, *here]).drop_duplicates(["arm", "seed"], keep="last")
+    rows["arm"] = pd.Categorical(rows["arm"], list(ARMS)).remove_unused_categories()
+    rows = rows.astype(dict.fromkeys(COLUMNS, float)).round(5)
+    rows = rows.sort_values(["arm", "seed"])[["arm", "seed", "steps", "tokens", *COLUMNS]]
+    rows.to_csv(path, index=False)
+    return rows
+
+
+def in_percent(mean: float, deviation: float) -> str:
+    """A mean and its sample standard deviation; of a single seed the value alone."""
+    if math.isnan(mean):
         return "–"
-    return f"{cell[0]:.1%}" + (f" ± {cell[1]:.1%}" if seeds > 1 else "")
+    return f"{mean:.1f}" + ("" if math.isnan(deviation) else f" ± {deviation:.1f}")
 
 
-def value_of(row: dict[str, Any], column: str) -> float | None:
-    """A column of a run's row; None where the run cannot be asked for it."""
-    if column != "held_out":
-        return None if row[column] is None else float(row[column])
-    held_out = row["held_out"]
-    term = "masked_lm" if "accuracy/masked_lm" in held_out else "causal_lm"
-    return float(held_out[f"accuracy/{term}"])
-
-
-def spread(values: Sequence[float | None]) -> tuple[float, float] | None:
-    """Mean and sample standard deviation, 0 for a single value; None where there are no values."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return statistics.mean(known), statistics.stdev(known) if len(known) > 1 else 0.0
-
-
-def draw(figures: dict[str, dict[str, tuple[float, float] | None]], out: Path) -> None:
+def draw(figures: pd.DataFrame, out: Path) -> None:
     """One panel a column, one row an objective: mean and standard deviation over seeds."""
     import matplotlib
 
@@ -305,19 +302,12 @@ def draw(figures: dict[str, dict[str, tuple[float, float] | None]], out: Path) -
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(COLUMNS), figsize=(15, 0.4 * len(figures) + 1.4), sharey=True)
-    arms = list(figures)[::-1]
+    arms = figures[::-1]
     for axis, column in zip(axes, COLUMNS, strict=True):
-        cells = [(number, cell) for number, arm in enumerate(arms) if (cell := figures[arm][column]) is not None]
-        axis.errorbar(
-            [100 * mean for _, (mean, _) in cells],
-            [number for number, _ in cells],
-            xerr=[100 * deviation for _, (_, deviation) in cells],
-            fmt="o",
-            color="black",
-            capsize=3,
-        )
-        axis.set_yticks(range(len(arms)), arms)
-        axis.set_xlabel(f"{column} (%)")
+        cells = arms[column]
+        axis.errorbar(cells["mean"], range(len(arms)), xerr=cells["std"].fillna(0), fmt="o", color="black", capsize=3)
+        axis.set_yticks(range(len(arms)), arms.index)
+        axis.set_xlabel(column if column == "stsb" else f"{column} (%)")
         axis.grid(color="0.9")
     figure.tight_layout()
     for suffix in ("png", "svg"):
