@@ -27,6 +27,12 @@ from bertkit.tasks.examples import TextExample
 Bertkit = Callable[..., Any]
 
 
+EXTRA = {
+    "span": ["span.max_query_tokens=8", "data.max_length=32"],
+    "pair": ["engine.precision=bf16"],  # training's; what is saved of dev is computed in fp32, as `predict` does
+}
+
+
 class Trained:
     """A fine-tuned run of each kind, made when first asked for."""
 
@@ -39,7 +45,7 @@ class Trained:
         """The run, and dev without labels."""
         if kind not in self._made:
             task, inputs = write_kind(self.directory, kind)
-            extra = ["span.max_query_tokens=8", "data.max_length=32"] if kind == "span" else []
+            extra = EXTRA.get(kind, [])
             request = FinetuneRequest(
                 task=task,
                 model=str(self.base),

@@ -21,12 +21,18 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:
         ctx.save_for_backward(cosine_T1H, sine_T1H)
+        ctx.save_for_forward(cosine_T1H, sine_T1H)
         return _turned(rows_TNH, cosine_T1H, sine_T1H)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cosine_T1H, sine_T1H = ctx.saved_tensors
         return _turned(gradients[0], cosine_T1H, -sine_T1H), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        cosine_T1H, sine_T1H = ctx.saved_tensors
+        return _turned(tangents[0], cosine_T1H, sine_T1H)
 
 
 def _turned(rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:

@@ -226,15 +226,17 @@ def predict(
     progress: Progress = silent_progress,
     label: str = "predictions",
 ) -> list[NDArray[Any]]:
-    """What the head gives for each item, in their order, without dropout; `label` says on the display what they are."""
+    """What the head gives for each item, in their order, without dropout; `label` says on the display what they are.
+
+    In single precision even where training is not: what a run saves of its dev set is then what `predict` and `eval`
+    give.
+    """
     model.eval()
     outputs: dict[int, NDArray[Any]] = {}
     with progress(label, total=features.num_items, unit="sequences") as meter:
         for items in prediction_batches(features, engine.micro_batch_tokens):
             batch = features.batch(items).to(engine.device)
-            with engine.autocast():
-                hidden_TD = model.states(task.head, batch.packed)
-                found = task.decode(model, hidden_TD, batch)
+            found = task.decode(model, model.states(task.head, batch.packed), batch)
             outputs.update(zip(items.tolist(), found, strict=True))
             meter.update(len(outputs))
     return [outputs[item] for item in range(features.num_items)]
