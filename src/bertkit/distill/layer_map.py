@@ -79,7 +79,7 @@ def chosen_layers(wanted: ChoiceName | Sequence[int], *, of: int, keep: int | No
         if strange or not wanted or (keep is not None and keep != len(wanted)):
             raise UsageError(
                 f"layers: {list(wanted)} for {len(wanted) if keep is None else keep} of {of} layers; they are counted"
-                f" from 0 to {of - 1}, and there is one for each layer of the student"
+                f" from 0 to {of - 1}, one for each layer of the student; or say first, last, uniform or skip"
             )
         return list(wanted)
     if keep is None or not 1 <= keep <= of:
