@@ -2,7 +2,7 @@
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py) and
 each rectangle goes through torch's scaled dot-product attention. Where probabilities are dropped out or recorded they
-are formed in the open, which torch would do too, with a slower sampler; and where that is faster (`attend_to_mask`).
+are formed in the open, which torch would do too, with a slower sampler; and where that is faster (`plain_attention`).
 
 A family that scores pairs of tokens in its own way gives a `Visible` (which keys a query sees) or a `Bias` (what is
 added to the scores); both are asked once a block, never per sequence.
@@ -162,7 +162,7 @@ def attend(
         else:
             if bias_bNSS is not None:
                 mask = bias_bNSS if mask is None else bias_bNSS.masked_fill(~mask, -math.inf)
-            mixed.append(attend_to_mask(query, key, value, mask, scale=scale))
+            mixed.append(plain_attention(query, key, value, mask, scale=scale))
     return from_blocks(mixed, sequences)
 
 
@@ -187,7 +187,7 @@ def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Te
     return (visible_SS & real_b11S) | (itself_SS & ~real_b11S)
 
 
-def attend_to_mask(
+def plain_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
 ) -> Tensor:
     """Attention without dropout, seen by nobody: (b, N, S, H).
@@ -255,7 +255,7 @@ def attend_from_one(
             scores_bN1S = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
             mixed.append(attend_openly(scores_bN1S, value, block.mask_b11S, block, dropout_rate, Scope(None, "")))
         else:
-            mixed.append(attend_to_mask(query, key, value, block.mask_b11S))
+            mixed.append(plain_attention(query, key, value, block.mask_b11S))
     mixed_BNH = torch.cat(mixed)[:, :, 0]
     return mixed_BNH if row_order_B is None else mixed_BNH.index_select(0, row_order_B.argsort())
 

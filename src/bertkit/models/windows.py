@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention import attend_openly, attend_to_mask, from_blocks, to_blocks
+from bertkit.models.attention import attend_openly, from_blocks, plain_attention, to_blocks
 from bertkit.models.recorder import Scope
 
 
@@ -130,7 +130,7 @@ def _mix(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, block: AttentionBlock, rate: float, scope: Scope
 ) -> Tensor:
     if not recorded(scope) and rate == 0:
-        return attend_to_mask(query, key, value, mask)
+        return plain_attention(query, key, value, mask)
     scores = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
     return attend_openly(scores, value, mask, block, rate, scope)
 
