@@ -6,18 +6,20 @@ embeddings. Steps follow from the budget: an objective that costs more a step ta
 asked what it knows: masked words of other text, the same windows and masks for all; BLiMP by pseudo-log-likelihood; a
 linear probe of parts of speech; two short fine-tunes.
 
-    python -m benchmarks.compare_objectives train masked_lm 0 --data TEXT --out DIR
+    python -m benchmarks.compare_objectives all --data TEXT --tasks DATA --out DIR      the whole study, or --seeds 1 2
+    python -m benchmarks.compare_objectives train masked_lm 0 --data TEXT --out DIR     a run of it
     python -m benchmarks.compare_objectives score masked_lm 0 --tasks DATA --out DIR
     python -m benchmarks.compare_objectives table --out DIR
 
 DATA is a folder with `text/wikipedia-dev.txt.xz`, `blimp/`, `glue/` and `ud-english-ewt/`. What was broken off goes on;
-what is finished is not repeated. OUT/ARM-SEED is the run, OUT/ARM-SEED.json what it scored; `table` puts those beside
-the rows of OUT/objectives.csv, writes them all there, prints means and spreads and draws OUT/objectives.png and .svg.
+what has a row in DIR/objectives.csv is not repeated, so the study can go on elsewhere with that file. `table` adds the
+rows of what was scored in DIR, prints means and spreads and draws DIR/objectives.png and .svg.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import resource
@@ -104,6 +106,12 @@ def main() -> None:
         train(options.arm, options.seed, options.data, options.out)
     elif options.command == "score":
         score(options.arm, options.seed, options.tasks, options.out)
+    elif options.command == "all":
+        for seed, arm in itertools.product(options.seeds, ARMS):
+            if not is_known(arm, seed, options.out):
+                train(arm, seed, options.data, options.out)
+                score(arm, seed, options.tasks, options.out)
+        table(options.out)
     else:
         table(options.out)
 
@@ -111,15 +119,17 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("train", "score", "table"):
+    for name in ("all", "train", "score", "table"):
         command = commands.add_parser(name)
         command.add_argument("--out", type=Path, required=True)
-        if name != "table":
+        if name in ("train", "score"):
             command.add_argument("arm", choices=ARMS)
             command.add_argument("seed", type=int)
-        if name == "train":
+        if name == "all":
+            command.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+        if name in ("all", "train"):
             command.add_argument("--data", nargs="+", required=True)
-        if name == "score":
+        if name in ("all", "score"):
             command.add_argument("--tasks", type=Path, required=True)
     return parser.parse_args()
 
@@ -275,7 +285,7 @@ def table(out: Path) -> None:
 
 
 def rows_of(out: Path) -> pd.DataFrame:
-    """What every run scored, here or before."""
+    """What every run scored, here or before; the file of them is brought up to date."""
     path = out / "objectives.csv"
     before = [pd.read_csv(path)] if path.is_file() else []
     here = [pd.DataFrame([json.loads(measured.read_text())]) for measured in sorted(out.glob("*-[0-9].json"))]
@@ -285,6 +295,13 @@ def rows_of(out: Path) -> pd.DataFrame:
     rows = rows.sort_values(["arm", "seed"])[["arm", "seed", "steps", "tokens", *COLUMNS]]
     rows.to_csv(path, index=False)
     return rows
+
+
+def is_known(arm: str, seed: int, out: Path) -> bool:
+    """Whether a run was scored, here or before."""
+    path = out / "objectives.csv"
+    before = path.is_file() and f"\n{arm},{seed}," in path.read_text()
+    return before or (out / f"{arm}-{seed}.json").is_file()
 
 
 def in_percent(mean: float, deviation: float) -> str:
