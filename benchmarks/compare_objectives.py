@@ -279,29 +279,33 @@ def table(out: Path) -> None:
     figures = 100 * rows.groupby("arm", sort=False)[list(COLUMNS)].agg(["mean", "std"])
     for arm, own in rows.groupby("arm", sort=False):
         cells = [in_percent(*figures.loc[arm, column]) for column in COLUMNS]
-        counts = f"{len(own)} | {own['steps'].iloc[0]:,} | {own['tokens'].mean() / 1e6:.2f} M"
+        counts = f"{len(own)} | {own['steps'].mean():,.0f} | {own['tokens'].mean() / 1e6:.2f} M"
         print(f"| {arm} | {counts} | " + " | ".join(cells) + " |")
     draw(figures, out)
 
 
 def rows_of(out: Path) -> pd.DataFrame:
     """What every run scored, here or before; the file of them is brought up to date."""
-    path = out / "objectives.csv"
-    before = [pd.read_csv(path)] if path.is_file() else []
-    here = [pd.DataFrame([json.loads(measured.read_text())]) for measured in sorted(out.glob("*-[0-9].json"))]
-    rows = pd.concat([*before, *here]).drop_duplicates(["arm", "seed"], keep="last")
+    rows = measured(out)
     rows["arm"] = pd.Categorical(rows["arm"], list(ARMS)).remove_unused_categories()
-    rows = rows.astype(dict.fromkeys(COLUMNS, float)).round(5)
-    rows = rows.sort_values(["arm", "seed"])[["arm", "seed", "steps", "tokens", *COLUMNS]]
-    rows.to_csv(path, index=False)
+    rows = rows.astype(dict.fromkeys(COLUMNS, float)).round(5).sort_values(["arm", "seed"])
+    rows.to_csv(out / "objectives.csv", index=False)
     return rows
 
 
 def is_known(arm: str, seed: int, out: Path) -> bool:
     """Whether a run was scored, here or before."""
-    path = out / "objectives.csv"
-    before = path.is_file() and f"\n{arm},{seed}," in path.read_text()
-    return before or (out / f"{arm}-{seed}.json").is_file()
+    rows = measured(out)
+    return bool(((rows["arm"] == arm) & (rows["seed"] == seed)).any())
+
+
+def measured(out: Path) -> pd.DataFrame:
+    """The rows of the runs that were scored before, and of those that were scored here."""
+    before = out / "objectives.csv"
+    rows = pd.read_csv(before).to_dict("records") if before.is_file() else []
+    rows += [json.loads(path.read_text()) for path in sorted(out.glob("*-[0-9].json"))]
+    columns = ["arm", "seed", "steps", "tokens", *COLUMNS]
+    return pd.DataFrame(rows, columns=columns).drop_duplicates(["arm", "seed"], keep="last")
 
 
 def in_percent(mean: float, deviation: float) -> str:

@@ -155,8 +155,7 @@ def attend(
         mask = visible_cells(block, None if visible is None else visible(block.length, query.device))
         bias_bNSS = None if bias is None else bias(query, key, block)
         if in_the_open or dropout_rate > 0:
-            divisor = math.sqrt(query.shape[-1]) if scale is None else 1 / scale
-            scores_bNSS = (query / divisor) @ key.transpose(-1, -2)
+            scores_bNSS = scaled_scores(query, key, scale)
             scores_bNSS = scores_bNSS if bias_bNSS is None else scores_bNSS + bias_bNSS
             mixed.append(attend_openly(scores_bNSS, value, mask, block, dropout_rate, scope))
         else:
@@ -202,8 +201,12 @@ def plain_attention(
     """
     if query.dtype != torch.bfloat16 or query.device.type != "cpu" or key.shape[-2] > _FEW_KEYS:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    scores_bNSS = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-1, -2)
-    return _softmax(scores_bNSS, mask) @ value
+    return _softmax(scaled_scores(query, key, scale), mask) @ value
+
+
+def scaled_scores(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:
+    """Of every query with every key, (b, N, S, S); the factor is one over the root of the head width where None."""
+    return (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-1, -2)
 
 
 def _softmax(scores_bNSS: Tensor, mask: Tensor | None) -> Tensor:
@@ -252,7 +255,7 @@ def attend_from_one(
     mixed = []
     for query, key, value, block in zip(queries, keys, values, sequences.blocks, strict=True):
         if dropout_rate > 0:
-            scores_bN1S = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
+            scores_bN1S = scaled_scores(query, key)
             mixed.append(attend_openly(scores_bN1S, value, block.mask_b11S, block, dropout_rate, Scope(None, "")))
         else:
             mixed.append(plain_attention(query, key, value, block.mask_b11S))

@@ -10,7 +10,6 @@ of a chunk, G global tokens of a sequence.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention import attend_openly, from_blocks, plain_attention, to_blocks
+from bertkit.models.attention import attend_openly, from_blocks, plain_attention, scaled_scores, to_blocks
 from bertkit.models.recorder import Scope
 
 
@@ -131,8 +130,7 @@ def _mix(
 ) -> Tensor:
     if not recorded(scope) and rate == 0:
         return plain_attention(query, key, value, mask)
-    scores = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
-    return attend_openly(scores, value, mask, block, rate, scope)
+    return attend_openly(scaled_scores(query, key), value, mask, block, rate, scope)
 
 
 def _real(block: AttentionBlock, device: torch.device) -> Tensor:
