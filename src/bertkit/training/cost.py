@@ -28,6 +28,8 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import read_rows, readers
 
 _BACKWARD_AND_FORWARD = 3
+FORWARD_SHARE = 1 / _BACKWARD_AND_FORWARD
+"""Of the operations of an update, those of a pass that nothing is learnt from."""
 _PROBE_SECONDS = 0.3
 REACHED_SHARE = 0.65
 """Of what a processor can multiply, what a step is taken to reach where the time of a run is foretold."""

@@ -33,6 +33,7 @@ from bertkit.tasks.tagging import FIRST, Tagging, TaggingSettings
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.distillation import reading_of
 from bertkit.training.finetune import EpochOrder
+from bertkit.training.meters import WindowMeter
 from tests.jobs.stopping import stopping_at
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_model, write_table
@@ -231,6 +232,37 @@ def test_answers_that_are_read_again_equal_those_that_are_computed(
     assert any("asked in every pass" in message for message in caplog.messages)
     for one, other in zip(lines_of(finished), lines_of(unkept), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+
+
+def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
+    place: Place, logits_only: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass forward is a third of what the same model costs to fine-tune on the same batches."""
+    counted: list[float] = []
+    plain = WindowMeter.add
+
+    def add(self: WindowMeter, *args: Any, flops: float, **keywords: Any) -> None:
+        counted.append(flops)
+        plain(self, *args, flops=flops, **keywords)
+
+    monkeypatch.setattr(WindowMeter, "add", add)
+
+    def of(request: FinetuneRequest) -> np.ndarray:
+        counted.clear()
+        finetune(request, progress=silent_progress)
+        return np.array(counted)
+
+    short = "optimisation.max_steps=3"
+    kept = of(place.request(logits_only, short))
+    asked = of(place.request(logits_only, short, "engine.teacher_store_gb=0"))
+    teacher = of(
+        FinetuneRequest(
+            task=place.task, model=str(place.teacher), overrides=[*SETTINGS, short], runs_root=place.directory / "runs"
+        )
+    )
+    assert asked - kept == pytest.approx(teacher / 3)
+    control = of(place.request(logits_only, short, control=True))
+    assert control.tolist() == kept.tolist()
 
 
 def test_answers_are_those_of_these_weights_settings_tokens_and_precision(place: Place) -> None:

@@ -214,6 +214,18 @@ def test_labels_that_cannot_be_matched_are_refused(place: Place, labels: Labels,
     assert place.run("new_head=true", "optimisation.max_steps=1", model=str(other)).results["splits"]["dev"]
 
 
+def test_what_no_recipe_names_is_named_after_its_tasks_and_its_model(place: Place) -> None:
+    def name(*overrides: str, **fields: Any) -> str:
+        return place.request(*overrides, **fields).requested().name
+
+    assert name() == "stars-base"
+    assert name("task.name=mood") == "mood-base"
+    assert name(f"model={place.calm}") == "stars-calm"
+    assert name(task=["mrpc", "rte"]) == "mrpc+rte-base"
+    assert name("name=first-try") == "first-try"
+    assert name(task="mrpc", model=None, default_model="someone/tiny") == "mrpc-tiny"
+
+
 def test_a_label_of_dev_that_train_lacks_is_refused(place: Place, tmp_path: Path) -> None:
     dev = write_table(tmp_path / "dev.csv", [*reviews(3, 2), ("the cat", "awful")])
     task = OwnTask(train=str(place.train), dev=str(dev), columns=COLUMNS)

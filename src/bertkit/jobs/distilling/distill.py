@@ -8,7 +8,7 @@ student's score is laid beside the teacher's. finetuning/suite.py runs several o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Features, Scores, Task, TaskBatch
 from bertkit.training.aims import Aim
+from bertkit.training.cost import FORWARD_SHARE
 from bertkit.training.distillation import DistillationAim, TaughtBatch, reading_of, sizes_of
-from bertkit.training.finetune import predict, prediction_batches
+from bertkit.training.finetune import predict, prediction_batches, task_flops
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,17 @@ class Distilling(Finetuning):
         return (
             own if theirs is None or not self.distillation.terms else TaughtBatch.of(own, theirs.features.batch(items))
         )
+
+    def _flops(self, batches: Sequence[TaskBatch]) -> float:
+        return super()._flops(batches) + self._asking_flops(batches)
+
+    def _asking_flops(self, batches: Sequence[TaskBatch]) -> float:
+        """Of what the teachers compute while the student learns, none where their answers are kept."""
+        if self.teacher is None or self.teacher.store is not None:
+            return 0.0
+        read = [batch.teachers if isinstance(batch, TaughtBatch) else batch for batch in batches]
+        head = self.pupil.task.head
+        return FORWARD_SHARE * sum(task_flops(model, head, read) for model in self.teacher.models)
 
     @property
     def _as_taught(self) -> Features:

@@ -35,13 +35,10 @@ from bertkit.recipe.stages import stages_of
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
-from bertkit.training.cost import count_parameters, step_flops
+from bertkit.training.cost import FORWARD_SHARE, count_parameters, step_flops
 from bertkit.training.step import evaluate
 
 log = logging.getLogger(__name__)
-
-_FORWARD_SHARE = 1 / 3
-"""Of a step's operations, those of the forward pass."""
 
 
 class TextDistillation(Pretraining):
@@ -262,7 +259,7 @@ def teacher_flops(
     teacher: HeadedModel, *, tokens: float, squared_lengths: float, rows: float, sequences: float
 ) -> float:
     """Floating-point operations of a teacher's pass over a batch, its words formed at so many tokens."""
-    return _FORWARD_SHARE * step_flops(
+    return FORWARD_SHARE * step_flops(
         teacher,
         tokens=tokens,
         squared_lengths=squared_lengths,

@@ -26,6 +26,9 @@ from bertkit.recipe.finetune import (
 )
 from bertkit.run.directory import RunDirectory
 
+_UNNAMED = "unnamed"
+"""Of a recipe that is named by what it turns out to train."""
+
 
 @dataclass(frozen=True)
 class FinetuneRequest:
@@ -82,17 +85,18 @@ class FinetuneRequest:
         Raises:
             UsageError: all faults at once.
         """
-        given = _entries(self.task)
         if self.recipe is not None:
             recipe = self.load(self.recipe)
-        elif not given:
+        elif self.task is None:
             raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
         else:
-            recipe = FinetuneRecipe(name=_name_of(given, self.model or self.default_model))
+            recipe = FinetuneRecipe(name=_UNNAMED)
         update = {} if self.model is None else {"model": absolute(self.model)}
         recipe = changed(self.with_data(recipe).model_copy(update=update), list(self.overrides))
         if recipe.model is None and self.default_model is not None:
             recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
+        if recipe.name == _UNNAMED:
+            recipe = recipe.model_copy(update={"name": _name_of(_entries(recipe.task), recipe.model)})
         return resolved(recipe)
 
     def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
