@@ -41,3 +41,10 @@ class StoppedError(BertkitError):
     """Stopped early by a signal or a time limit, with a checkpoint saved; `--resume` goes on."""
 
     exit_code = 75
+
+
+def first_line(fault: BaseException) -> str:
+    """The first line of a library's message, or of the message that caused it, without a trace."""
+    cause = fault.__cause__ or fault
+    text = str(cause).strip() or str(fault).strip() or type(cause).__name__
+    return text.splitlines()[0]

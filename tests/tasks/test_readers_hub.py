@@ -134,25 +134,6 @@ def test_a_directory_of_parquet_is_read_by_the_library_itself(tmp_path: Path) ->
     assert read_hub(copies["sick-r"], "dev").examples == [TextExample("17", "a", "b", 3.5)]
 
 
-def test_a_data_set_that_is_a_program_is_read_from_its_parquet_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    export = rows({"id": ["0"], "tokens": [["He"]], "chunk_tags": [["B-NP"]]})
-
-    def load_dataset(name: str, config: str | None = None, **options: Any) -> Dataset:
-        asked.append(options)
-        if "data_files" not in options:
-            raise RuntimeError("Dataset scripts are no longer supported, but found conll2000.py")
-        return export
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert read_hub(TASKS["conll2000"], "train").examples == [TaggedExample("0", ("He",), ("B-NP",), 0)]
-    assert asked[1] == {
-        "data_files": {"train": "conll2000/train/*.parquet"},
-        "revision": "refs/convert/parquet",
-        "split": "train",
-    }
-
-
 def test_offline_without_a_cached_copy_says_what_to_do() -> None:
     before = datasets.config.HF_HUB_OFFLINE
     with pytest.raises(DataError, match=r"hub:nyu-mll/glue, rte, train: .*not in the local cache.*--data-dir"):

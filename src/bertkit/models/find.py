@@ -1,25 +1,16 @@
 """Finding a model by its name: a directory, a run directory, or a Hub id with or without a revision.
 
-Protocol and cache of `huggingface_hub`: files that are cached are not fetched again, a fetch that was cut off goes on,
-and HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN keep their usual meaning.
+How the Hub is asked, and what it means where it refuses, is in bertkit/hub.py.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 
 from bertkit.errors import DataError
+from bertkit.hub import hub_faults, is_offline, refusal
 from bertkit.models.weight_files import PICKLE
 
 CONFIG_FILE = "config.json"
@@ -50,7 +41,7 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE})")
     name, _, named_revision = model.partition("@")
-    return _fetched(name, revision or named_revision or None, offline=offline or _hub_is_offline())
+    return _fetched(name, revision or named_revision or None, offline=is_offline(offline))
 
 
 def is_model(directory: Path) -> bool:
@@ -71,26 +62,8 @@ def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
         directory = _snapshot(name, revision, [*_SMALL_FILES, *_SAFE_WEIGHTS], offline=offline)
         if not any(directory.rglob("*.safetensors")):
             directory = _snapshot(name, revision, [*_SMALL_FILES, *_PICKLED_WEIGHTS], offline=offline)
-    except LocalEntryNotFoundError as error:
-        raise DataError(
-            f"{shown}: not a directory here, and not in the local Hub cache while the Hub cannot be reached;"
-            " go online once, or give a model directory with --model"
-        ) from error
-    except GatedRepoError as error:
-        raise DataError(
-            f"{shown}: the Hub gives this model only to those who accepted its terms; accept them on its page and set"
-            " HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise DataError(f"{shown}: the Hub's model has no branch, tag or commit of this name") from error
-    except RepositoryNotFoundError as error:
-        raise DataError(
-            f"{shown}: neither a model directory nor a model of the Hub; check the name, and set HF_TOKEN if the model"
-            " is private"
-        ) from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{shown}: cannot be fetched from the Hub: {reason}; run again to go on") from error
+    except hub_faults() as fault:
+        raise DataError(f"{shown}: no directory of this name, and {refusal(fault, 'model')}") from fault
     if not is_model(directory):
         raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}")
     return directory
@@ -106,7 +79,3 @@ def _snapshot(name: str, revision: str | None, patterns: list[str], *, offline: 
             local_files_only=offline,
         )
     )
-
-
-def _hub_is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, first_line
 from bertkit.files import sha256_of
 
 SAFETENSORS = "model.safetensors"
@@ -112,11 +112,11 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         raise DataError(
             f"{path}: refused, for it holds more than tensors and could run code when it is opened"
-            f" ({_first_line(error)}); ask for the model as {SAFETENSORS}"
+            f" ({first_line(error)}); ask for the model as {SAFETENSORS}"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise DataError(
-            f"{path}: cannot be read as a file of torch: {_first_line(error)}; if it is damaged: {_remedy(path)}"
+            f"{path}: cannot be read as a file of torch: {first_line(error)}; if it is damaged: {_remedy(path)}"
         ) from error
     if not isinstance(contents, dict) or not all(isinstance(tensor, Tensor) for tensor in contents.values()):
         raise DataError(f"{path}: expected tensors by name, found {type(contents).__name__}")
@@ -126,7 +126,3 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 def _remedy(path: Path) -> str:
     """The Hub's cache links to files elsewhere, and fetches anew only what is gone there."""
     return f"delete {path.resolve()} and fetch the model again"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

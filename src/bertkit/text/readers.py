@@ -18,7 +18,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, first_line
+from bertkit.hub import asking_nobody, hub_faults
 from bertkit.text.annotated import annotated_lines, spans_of
 from bertkit.text.lines import read_lines
 
@@ -178,9 +179,10 @@ class HubReader(Reader):
         import datasets
 
         def rows() -> Any:
-            return datasets.load_dataset(
-                self.dataset, self.config, split=self.split, revision=self.revision, streaming=not self.offline
-            )
+            with asking_nobody(self.offline):
+                return datasets.load_dataset(
+                    self.dataset, self.config, split=self.split, revision=self.revision, streaming=not self.offline
+                )
 
         return dataset_parts(rows, self.text_field, self.span_fields, self.name)
 
@@ -193,7 +195,6 @@ def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: 
     """
     import datasets.exceptions
     import pyarrow
-    import requests
     from pandas.errors import ParserError  # type: ignore[import-untyped]  # no stubs among the dependencies
 
     faults = (
@@ -201,10 +202,9 @@ def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: 
         pyarrow.ArrowException,
         ParserError,
         UnicodeDecodeError,
-        OSError,
         EOFError,
         ValueError,
-        requests.RequestException,
+        *hub_faults(),
     )
     number = 0
     try:
@@ -217,13 +217,6 @@ def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: 
             yield from record_parts(record, text_field, span_fields, f"{name}, record {number}")
     except faults as fault:
         raise DataError(f"{name}: cannot be read after record {number}: {first_line(fault)}") from fault
-
-
-def first_line(fault: BaseException) -> str:
-    """The first line of a library's message, or of the message that caused it, without a trace."""
-    cause = fault.__cause__ or fault
-    text = str(cause).strip() or str(fault).strip() or type(cause).__name__
-    return text.splitlines()[0]
 
 
 def text_of(record: dict[str, Any], field: str, where: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bertkit.errors import DataError, UsageError
+from bertkit.hub import asking_nobody, hub_faults, is_offline, refusal
 from bertkit.settings import Settings
 from bertkit.text.annotated import MOST_FIELDS
 from bertkit.text.file_hashes import FileHashes
@@ -276,7 +277,7 @@ def _open_hub(rest: str, options: SourceOptions, offline: bool) -> tuple[Reader,
     config, _, split = config_split.partition(":")
     if not name:
         raise UsageError(f"source 'hub:{rest}': expected hub:ORG/NAME[:CONFIG[:SPLIT]]")
-    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    offline = is_offline(offline)
     revision = None if offline else _hub_revision(name)
     fields = options.span_fields
     reader = HubReader(name, config or None, split or "train", revision, options.text_field, offline, fields)
@@ -287,23 +288,22 @@ def _open_hub(rest: str, options: SourceOptions, offline: bool) -> tuple[Reader,
 
 def _hub_revision(name: str) -> str:
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return str(HfApi().dataset_info(name).sha)
-    except (HfHubHTTPError, HFValidationError, OSError) as fault:
-        from bertkit.text.readers import first_line
-
-        raise DataError(f"hub:{name}: not available from the Hub: {first_line(fault)}") from fault
+    except hub_faults() as fault:
+        raise DataError(f"hub:{name}: {refusal(fault, 'data set')}") from fault
 
 
 def _cached_revision(reader: HubReader) -> str:
     import datasets
 
     try:
-        builder = datasets.load_dataset_builder(reader.dataset, reader.config)
+        with asking_nobody():
+            builder = datasets.load_dataset_builder(reader.dataset, reader.config)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as fault:
         raise DataError(
-            f"{reader.name}: not in the cache and the network is not to be used; run once online"
+            f"{reader.name}: not in the cache of `datasets`, and the network is not to be used; with it, `bertkit"
+            f" tokenize {reader.name} --train wordpiece --out DIR` writes shards, and --data DIR needs no network"
         ) from fault
     return str(builder.hash)

@@ -8,7 +8,6 @@ SentencePiece's own format is in sentencepiece.py.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError
+from bertkit.hub import hub_faults, is_offline, refusal
 from bertkit.text.sentencepiece import SENTENCEPIECE_FILES, load_sentencepiece
 from bertkit.text.tokenizer import ROLES, Tokenizer
 
@@ -219,14 +219,10 @@ def _from_byte_pieces(path: Path) -> Backend:
 def _downloaded(name: str, *, offline: bool) -> Path:
     """Fetch the tokenizer's files of a Hub model; those already in the Hub cache are not fetched again."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), local_files_only=offline))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as fault:
-        remedy = "run once with network access" if offline else "check the name and the network"
-        reason = "not in its cache" if offline else (str(fault).strip() or type(fault).__name__).splitlines()[0]
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), local_files_only=is_offline(offline)))
+    except hub_faults() as fault:
         raise DataError(
-            f"tokenizer {name!r}: no such file or directory, and not available from the Hub ({reason}); {remedy}"
+            f"tokenizer {name!r}: no file or directory of this name, and {refusal(fault, 'model')}"
         ) from fault

@@ -8,15 +8,14 @@ examples have the official names, as from the files. What the Hub's copies leave
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, first_line
+from bertkit.hub import asking_nobody, hub_faults, is_offline
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.columns import alone, is_iob, to_iob2
@@ -26,7 +25,6 @@ from bertkit.tasks.readers.nli import NO_MAJORITY
 from bertkit.tasks.readers.race import EMPTY_OPTION
 from bertkit.tasks.readers.squad import LOST, kept_answers
 from bertkit.tasks.readers.swag import ending_index, hellaswag_example
-from bertkit.text.readers import first_line
 
 log = logging.getLogger(__name__)
 _EXPORT = "refs/convert/parquet"
@@ -95,15 +93,16 @@ def read_hub(spec: TaskSpec, split: str, *, offline: bool = False) -> Split:
         raise DataError(f"{spec.name} is not read from the Hub; give its files with --data-dir (from {spec.archive})")
     layout = HUB_LAYOUTS[spec.name]
     name = layout.splits.get(split, split)
-    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    offline = is_offline(offline)
     import datasets
     import datasets.exceptions
     import pyarrow
 
+    faults = (*hub_faults(), ValueError, RuntimeError, pyarrow.ArrowException, datasets.exceptions.DatasetsError)
     try:
-        with _asking_nobody(datasets, offline=offline):
+        with asking_nobody(offline):
             rows = _loaded(datasets, spec.hub_id, layout.config, name, offline=offline)
-    except (OSError, ValueError, RuntimeError, pyarrow.ArrowException, datasets.exceptions.DatasetsError) as fault:
+    except faults as fault:
         remedy = "it is not in the local cache and the network is off" if offline else first_line(fault)
         raise DataError(
             f"hub:{spec.hub_id}, {layout.config}, {name}: cannot be loaded: {remedy}; give the official files with "
@@ -116,29 +115,28 @@ def _loaded(datasets: Any, hub_id: str, config: str | None, split: str, *, offli
     try:
         return datasets.load_dataset(hub_id, config, split=split)
     except (OSError, ValueError, RuntimeError) as fault:
-        # Offline the library cannot tell a data set that is a program from one that it has never seen.
+        # Only online does the library tell a data set that is a program from others, which it does not run; offline it
+        # knows no more than that it has no copy.
         if not offline and "scripts are no longer supported" not in str(fault):
             raise
-        # The Hub keeps a Parquet export of the data sets that are still programs.
+        files = _exported(hub_id, f"{config}/{split}/*.parquet", offline=offline)
+        if not files:
+            raise
         log.info("hub:%s is a program, which is not run; its Parquet export is read", hub_id)
-        files = {split: f"{config}/{split}/*.parquet"}
-        return datasets.load_dataset(hub_id, data_files=files, revision=_EXPORT, split=split)
+        return datasets.Dataset.from_parquet(files)
 
 
-@contextmanager
-def _asking_nobody(datasets: Any, *, offline: bool) -> Iterator[None]:
-    """Make `datasets` and the Hub's client use their caches alone; both read their environment once, on import."""
-    import huggingface_hub.constants
+def _exported(hub_id: str, pattern: str, *, offline: bool) -> list[str]:
+    """Files of the Parquet export that the Hub keeps of a data set, in the Hub's cache; none where there are none."""
+    from huggingface_hub import snapshot_download
 
-    settings = ((datasets.config, "HF_HUB_OFFLINE"), (huggingface_hub.constants, "HF_HUB_OFFLINE"))
-    before = [getattr(module, name) for module, name in settings]
     try:
-        for module, name in settings:
-            setattr(module, name, offline or getattr(module, name))
-        yield
-    finally:
-        for (module, name), value in zip(settings, before, strict=True):
-            setattr(module, name, value)
+        directory = snapshot_download(
+            hub_id, repo_type="dataset", revision=_EXPORT, allow_patterns=pattern, local_files_only=offline
+        )
+    except hub_faults():
+        return []
+    return sorted(str(path) for path in Path(directory).glob(pattern))
 
 
 def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) -> Split:

@@ -1,0 +1,76 @@
+"""What all that reads from the Hugging Face Hub shares: when the Hub may be asked, and what it means where it refuses.
+
+Protocol and cache are those of `huggingface_hub`: files that are cached are not fetched again, a fetch that was cut off
+goes on, and HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN keep their usual meaning. The client is imported where it is
+needed, for it takes a third of a second.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bertkit.errors import first_line
+
+
+def is_offline(asked: bool = False) -> bool:
+    """Whether nobody is to be asked: because of `--offline`, or of the environment."""
+    return asked or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
+def hub_faults() -> tuple[type[Exception], ...]:
+    """What the client raises where something cannot be had: refusals, wrong names, and a network that fails."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    # Refusals derive from OSError and from the faults of the HTTP library, which is another from release to release;
+    # where the network fails that library's own are raised.
+    return (*HfHubHTTPError.__bases__, HFValidationError)
+
+
+def refusal(fault: BaseException, what: str) -> str:
+    """Why the Hub did not give it, and what to do.
+
+    Args:
+        fault: one of `hub_faults`.
+        what: was asked for, in words: model, tokenizer, data set.
+    """
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(fault, LocalEntryNotFoundError):
+        return "not in the local Hub cache while the Hub cannot be reached; go online once"
+    if isinstance(fault, HFValidationError):
+        return f"no {what} of the Hub can have this name: {first_line(fault)}"
+    if isinstance(fault, GatedRepoError):
+        return (
+            f"the Hub gives this {what} only to those who accepted its terms; accept them on its page and set HF_TOKEN"
+        )
+    if isinstance(fault, RevisionNotFoundError):
+        return f"the Hub's {what} has no branch, tag or commit of this name"
+    if isinstance(fault, RepositoryNotFoundError):
+        return f"the Hub has no {what} of this name; check it, and set HF_TOKEN if the {what} is private"
+    return f"cannot be fetched from the Hub: {first_line(fault)}; run again to go on"
+
+
+@contextmanager
+def asking_nobody(offline: bool = True) -> Iterator[None]:
+    """Make `datasets` and the Hub's client use their caches alone, if so; both read their environment once, on
+    import."""
+    import datasets
+    import huggingface_hub.constants
+
+    settings = ((datasets.config, "HF_HUB_OFFLINE"), (huggingface_hub.constants, "HF_HUB_OFFLINE"))
+    before = [getattr(module, name) for module, name in settings]
+    try:
+        for module, name in settings:
+            setattr(module, name, offline or getattr(module, name))
+        yield
+    finally:
+        for (module, name), value in zip(settings, before, strict=True):
+            setattr(module, name, value)

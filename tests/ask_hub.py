@@ -1,0 +1,41 @@
+"""Asks the Hub in a process of its own, for its client reads its settings once: argv is what to ask for, as KIND=NAME.
+
+KIND is `text` (a source's documents), `task` (TASK:SPLIT, its examples) or `tokenizer` (its vocabulary's size); with
+`offline-` before it nobody is asked. Prints one JSON list: each answer, or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.tasks.catalogue import TASKS
+from bertkit.tasks.readers.hub import read_hub
+from bertkit.text.sources import SourceOptions, open_corpus
+from bertkit.text.tokenizer_files import load_tokenizer
+
+
+def asked(kind: str, name: str, *, offline: bool) -> Any:
+    if kind == "text":
+        return list(open_corpus([name], SourceOptions(text_field="body"), offline=offline).documents())
+    if kind == "task":
+        task, _, split = name.partition(":")
+        return [repr(example) for example in read_hub(TASKS[task], split, offline=offline).examples]
+    return load_tokenizer(name, offline=offline).vocab_size
+
+
+def main() -> None:
+    answers = []
+    for word in sys.argv[1:]:
+        kind, _, name = word.partition("=")
+        try:
+            answers.append(asked(kind.removeprefix("offline-"), name, offline=kind.startswith("offline-")))
+        except DataError as error:
+            answers.append({"error": str(error)})
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
