@@ -1,9 +1,12 @@
-"""Packages import those below them in docs/architecture.md, and no other: the page stays true."""
+"""Packages import those below them in docs/architecture.md, and libraries only where pyproject.toml names them."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,22 @@ def test_a_package_imports_its_own_level_and_those_below(package: str) -> None:
         if name in below and below[name] < below[package]
     }
     assert not upwards
+
+
+def test_pyproject_names_the_libraries_that_are_imported_and_no_other() -> None:
+    project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["onnx"]]
+    declared = {_plain(re.split(r"[<>=~]", each)[0]) for each in requirements}
+    files = [ast.parse(file.read_text(encoding="utf-8")) for file in ROOT.rglob("*.py")]
+    nodes = [node for file in files for node in ast.walk(file)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"bertkit", "pydantic_core"}
+    distributions = metadata.packages_distributions()
+    imported = {_plain(distribution) for root in roots for distribution in distributions[root]}
+    # torch writes TensorBoard's files, and its exporter those of ONNX, by libraries that it does not bring along.
+    assert declared == imported | {"tensorboard", "onnxscript"}
+
+
+def _plain(distribution: str) -> str:
+    return distribution.lower().replace("_", "-")
