@@ -165,11 +165,11 @@ def _tell_teacher(results: Mapping[str, Any]) -> None:
         for name, score in scores.items()
     ]
     story.table(["split", "metric", "teacher", "retained by the student"], rows)
-    times = teacher["parameters"] / max(1, student["parameters"])
-    story.line(
-        f"{'a control, without the teacher: ' if results['control'] else ''}{student['parameters']:,} parameters,"
-        f" {times:.1f} times fewer than the teacher's {teacher['parameters']:,}"
-    )
+    own, theirs = student["parameters"], teacher["parameters"]
+    times = f"{theirs / max(1, own):.1f} times fewer than"
+    compared = "about as many as" if times.startswith("1.0 ") else times
+    control = "a control, without the teacher: " if results["control"] else ""
+    story.line(f"{control}{own:,} parameters, {compared} the teacher's {theirs:,}")
 
 
 def _is_on_text(recipe: str) -> bool:

@@ -53,17 +53,24 @@ def count_parameters(model: PretrainingModel) -> ParameterCount:
 
     A family's pooler counts as backbone whether or not an objective trains it, as in the published figures.
     """
-    backbone = _size(model.encoder)
+    backbone = count_weights(model.encoder)
     if model.encoder.config.pooler_hub_name is not None:
         with torch.device("meta"):
-            backbone += _size(model.encoder.config.build_pooler(model.encoder.width))
-    return ParameterCount(total=_size(model), backbone=backbone)
+            backbone += count_weights(model.encoder.config.build_pooler(model.encoder.width))
+    return ParameterCount(total=count_weights(model), backbone=backbone)
 
 
-def _size(module: nn.Module) -> int:
-    """Parameters, and weights that are quantised."""
-    whole = sum(part.num_weights for part in module.modules() if isinstance(part, QuantisedPart))
-    return whole + sum(parameter.numel() for parameter in module.parameters())
+def count_weights(module: nn.Module, *, without: nn.Module | None = None) -> int:
+    """Weights, shared ones once and each as one however many bits it is kept in.
+
+    Args:
+        module: a model or a part of one.
+        without: a part of it that is left out.
+    """
+    left_out = set() if without is None else set(without.modules())
+    parts = [part for part in module.modules() if part not in left_out]
+    own = {id(weight): weight.numel() for part in parts for weight in part.parameters(recurse=False)}
+    return sum(own.values()) + sum(part.num_weights for part in parts if isinstance(part, QuantisedPart))
 
 
 def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
@@ -235,7 +242,7 @@ def training_memory_bytes(model: PretrainingModel, *, micro_batch_tokens: int, p
     A layer keeps about 20 activations of width D a token for its backward pass (with a feed-forward layer of 4 D); the
     vocabulary projection keeps its logits twice.
     """
-    parameters = _size(model)
+    parameters = count_weights(model)
     widths = sum(len(_attentions(each)) * each.encoder.width for each in (model, *model.named_companions().values()))
     activations = 4.0 * micro_batch_tokens * 20 * widths
     logits = 4.0 * predictions * model.encoder.vocab_size * 2

@@ -265,6 +265,15 @@ def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
     assert control.tolist() == kept.tolist()
 
 
+@pytest.mark.parametrize("method", ["q8bert", "qbert"])
+def test_a_weight_of_few_bits_is_a_weight(place: Place, logits_only: str, method: str) -> None:
+    """Beside the weights stand a few thresholds of activations."""
+    short = "optimisation.max_steps=2"
+    runs = [place.run(logits_only, short, *more) for more in ((), (f"method.name={method}",))]
+    whole, few = (run.results["student"]["parameters"] for run in runs)
+    assert whole <= few < 1.01 * whole
+
+
 def test_answers_are_those_of_these_weights_settings_tokens_and_precision(place: Place) -> None:
     teacher, _ = load_model(place.teacher)
     other, _ = load_model(place.teacher)

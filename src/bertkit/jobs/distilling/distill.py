@@ -32,7 +32,7 @@ from bertkit.recipe.finetune import FinetuneRecipe
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Features, Scores, Task, TaskBatch
 from bertkit.training.aims import Aim
-from bertkit.training.cost import FORWARD_SHARE
+from bertkit.training.cost import FORWARD_SHARE, count_weights
 from bertkit.training.distillation import DistillationAim, TaughtBatch, reading_of, sizes_of
 from bertkit.training.finetune import predict, prediction_batches, task_flops
 
@@ -288,4 +288,4 @@ def share(student: float | None, teacher: float | None) -> float | None:
 
 def parameters_of(model: HeadedModel) -> int:
     """Without the maps that go when the student is finished."""
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if not name.startswith("companions."))
+    return count_weights(model, without=model.companions)

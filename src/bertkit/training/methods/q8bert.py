@@ -59,9 +59,12 @@ class Quantising(Method):
             UsageError: the run ends before quantisation begins.
         """
         if self.start_step + 1 >= steps:
+            remedy = (
+                f"write at most {steps - 2}" if steps > 1 else "the first sees what is to be quantised; run two or more"
+            )
             raise UsageError(
                 f"method.start_step: {self.start_step} in a run of {steps} updates: nothing would learn under"
-                f" quantisation; write at most {max(0, steps - 2)}"
+                f" quantisation; {remedy}"
             )
         for part in model.modules():
             if isinstance(part, FakeLinear | FakeEmbedding):
