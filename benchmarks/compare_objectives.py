@@ -98,6 +98,14 @@ COLUMNS = ("held_out", "masked", "blimp", "pos", "sst2", "stsb")
 """`held_out` is the accuracy of the objective's own first term on the run's held-out text, under its own masking;
 `masked` that of 15% masked pieces of other text, which a left-to-right model cannot be asked for; `stsb` is a rank
 correlation."""
+PANELS = {
+    "masked": "masked pieces (%)",
+    "blimp": "BLiMP (%)",
+    "pos": "parts of speech (%)",
+    "sst2": "SST-2 (%)",
+    "stsb": "STS-B (rank correlation x 100)",
+}
+"""Of the figure: the columns that compare objectives, which `held_out` does not."""
 
 
 def main() -> None:
@@ -281,7 +289,7 @@ def table(out: Path) -> None:
         cells = [in_percent(*figures.loc[arm, column]) for column in COLUMNS]
         counts = f"{len(own)} | {own['steps'].mean():,.0f} | {own['tokens'].mean() / 1e6:.2f} M"
         print(f"| {arm} | {counts} | " + " | ".join(cells) + " |")
-    draw(figures, out)
+    draw(rows, out)
 
 
 def rows_of(out: Path) -> pd.DataFrame:
@@ -315,21 +323,26 @@ def in_percent(mean: float, deviation: float) -> str:
     return f"{mean:.1f}" + ("" if math.isnan(deviation) else f" ± {deviation:.1f}")
 
 
-def draw(figures: pd.DataFrame, out: Path) -> None:
-    """One panel a column, one row an objective: mean and standard deviation over seeds."""
+def draw(rows: pd.DataFrame, out: Path) -> None:
+    """One panel a column that compares objectives, one line an objective: every seed, mean and standard deviation."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(COLUMNS), figsize=(15, 0.4 * len(figures) + 1.4), sharey=True)
-    arms = figures[::-1]
-    for axis, column in zip(axes, COLUMNS, strict=True):
-        cells = arms[column]
-        axis.errorbar(cells["mean"], range(len(arms)), xerr=cells["std"].fillna(0), fmt="o", color="black", capsize=3)
-        axis.set_yticks(range(len(arms)), arms.index)
-        axis.set_xlabel(column if column == "stsb" else f"{column} (%)")
+    arms = list(rows["arm"].cat.categories)[::-1]
+    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(14, 0.4 * len(arms) + 1.4), sharey=True)
+    for axis, (column, label) in zip(axes, PANELS.items(), strict=True):
+        for line, arm in enumerate(arms):
+            seeds = 100 * rows.loc[rows["arm"] == arm, column]
+            axis.plot(seeds, [line] * len(seeds), "o", color="tab:blue", alpha=0.5, markersize=4)
+            spread = seeds.std() if len(seeds) > 1 else 0.0
+            axis.errorbar(seeds.mean(), line, xerr=spread, fmt="|", markersize=12, color="black", capsize=3)
+        axis.set_yticks(range(len(arms)), [arm.replace("_", " ") for arm in arms])
+        axis.locator_params(axis="x", nbins=5)
+        axis.set_xlabel(label)
         axis.grid(color="0.9")
+        axis.set_axisbelow(True)
     figure.tight_layout()
     for suffix in ("png", "svg"):
         figure.savefig(out / f"objectives.{suffix}", dpi=120)
