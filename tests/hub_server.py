@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         """The commit and the files of a revision; None where the answer was a refusal."""
         for name, files in self.hub.files.items():
             own, _, branch = name.partition("@")
-            commit = hashlib.sha1(name.encode()).hexdigest()
+            commit = commit_of(files)
             if branch and own == repository and revision in (branch, commit):
                 return commit, files
         if repository in self.hub.gated:
@@ -155,6 +155,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.close_connection = True
             self.connection.shutdown(2)
+
+
+def commit_of(files: dict[str, bytes]) -> str:
+    """Of a branch that has files of its own."""
+    hashes = {name: hashlib.sha1(contents).hexdigest() for name, contents in files.items()}
+    return hashlib.sha1(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
 
 def _folder_of(path: str) -> str:

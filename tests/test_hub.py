@@ -62,6 +62,7 @@ READ: dict[str, Any] = {
     "text=hub:org/data:small": DOCUMENTS,
     "text=hub:org/data:small:test": DOCUMENTS[:3],
     "text=hub:org/plain": DOCUMENTS[:3],
+    "text=hub:org/data@v2": DOCUMENTS[:5],
     "task=rte:dev": shown(*PAIRS),
     "offline-task=rte:dev": shown(*PAIRS),
     "task=conll2003:dev": shown(WORDS["validation"]),
@@ -74,15 +75,17 @@ READ: dict[str, Any] = {
 REFUSED = {
     "text=hub:org/data:large": "hub:org/data:large:train: cannot be read .*'large' not found.*'small'",
     "text=hub:org/data:small:dev": "hub:org/data:small:dev: cannot be read .*dev.*'train', 'test'",
+    "text=hub:org/data@v9": "hub:org/data@v9: the Hub's data set has no branch, tag or commit of this name",
     "text=hub:org/absent": "hub:org/absent: the Hub has no data set of this name; check it, and set HF_TOKEN",
     "text=hub:org/gated": "hub:org/gated: the Hub gives this data set only to those who accepted its terms",
     "text=hub:a b": "hub:a b: no data set of the Hub can have this name",
-    "offline-text=hub:org/data:small": "not in the cache of `datasets`, .*tokenize hub:org/data:small:train ",
+    "offline-text=hub:org/data:small": "hub:org/data:small:train: `datasets` has no copy of commit 0123456789ab, ",
+    "offline-text=hub:org/other": "hub:org/other: not in the local Hub cache while the Hub cannot be reached",
     "task=snli:dev": "hub:stanfordnlp/snli, plain_text, validation: cannot be loaded: .*--data-dir",
     "offline-task=imdb:test": "hub:stanfordnlp/imdb, .*not in the local cache and the network is off",
     "tokenizer=org/absent": "'org/absent': no file or directory .*the Hub has no model of this name",
     "offline-tokenizer=org/other": "'org/other': .*not in the local Hub cache .*go online once",
-    "unreachable text=hub:org/data:small": "hub:org/data: cannot be fetched from the Hub: .*[Rr]efused",
+    "unreachable text=hub:org/other": "hub:org/other: not in the local Hub cache while the Hub cannot be reached",
     "unreachable tokenizer=org/other": "'org/other': .*while the Hub cannot be reached",
 }
 
@@ -113,6 +116,7 @@ def hub_with(tokenizer: Path) -> Hub:
     return Hub(
         {
             "datasets/org/data": {**data, "small/test.jsonl": few},
+            "datasets/org/data@v2": {"train.jsonl": json_lines(DOCUMENTS[:5])},
             "datasets/org/plain": {"train.jsonl": few},
             "datasets/nyu-mll/glue": {"README.md": GLUE_CARD.encode(), "rte/validation-0.parquet": parquet(**pairs)},
             "datasets/eriktks/conll2003": {"conll2003.py": b"raise SystemExit('never run')\n"},

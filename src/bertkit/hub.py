@@ -8,10 +8,13 @@ needed, for it takes a third of a second.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
-from bertkit.errors import first_line
+from bertkit.errors import DataError, first_line
 
 
 def is_offline(asked: bool = False) -> bool:
@@ -56,6 +59,37 @@ def refusal(fault: BaseException, what: str) -> str:
     if isinstance(fault, RepositoryNotFoundError):
         return f"the Hub has no {what} of this name; check it, and set HF_TOKEN if the {what} is private"
     return f"cannot be fetched from the Hub: {first_line(fault)}; run again to go on"
+
+
+@cache
+def dataset_commit(repository: str, *, offline: bool = False) -> str:
+    """The commit that a data set is at, the same for the whole process.
+
+    Args:
+        repository: `ORG/NAME` or `ORG/NAME@REVISION`; a commit is taken at its word.
+        offline: ask nobody; the commit that was seen last is in the cache.
+
+    Raises:
+        DataError: there is none, or it cannot be asked for.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    name, _, branch = repository.partition("@")
+    if re.fullmatch(r"[0-9a-f]{40}", branch):
+        return branch
+    revision = branch or None
+    try:
+        try:
+            # One small file, for the client notes in its cache which commit it came from.
+            card = hf_hub_download(
+                name, "README.md", repo_type="dataset", revision=revision, local_files_only=is_offline(offline)
+            )
+        except RemoteEntryNotFoundError:
+            return str(HfApi().dataset_info(name, revision=revision).sha)
+    except hub_faults() as fault:
+        raise DataError(f"hub:{repository}: {refusal(fault, 'data set')}") from fault
+    return Path(card).parent.name
 
 
 @contextmanager

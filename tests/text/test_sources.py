@@ -240,29 +240,5 @@ def test_no_source_is_wrong_usage(cache: Path) -> None:
 
 
 def test_a_hub_data_set_that_is_not_cached_is_a_data_fault_offline(cache: Path) -> None:
-    with pytest.raises(DataError, match="hub:org/absent:train: not in the cache"):
+    with pytest.raises(DataError, match="hub:org/absent: not in the local Hub cache"):
         opened("hub:org/absent", cache=cache)
-
-
-def test_a_hub_data_set_is_streamed_at_the_revision_that_its_fingerprint_holds(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import datasets
-
-    asked: dict[str, object] = {}
-
-    def load_dataset(path: str, name: str | None, **options: object) -> list[dict[str, str]]:
-        asked.update(path=path, name=name, **options)
-        return [{"body": "\n".join(document)} for document in DOCUMENTS]
-
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(sources, "_hub_revision", lambda name: "abc123")
-    corpus = open_corpus(["hub:org/data:small:test"], SourceOptions(text_field="body"), cache=cache)
-    assert list(corpus.documents()) == DOCUMENTS
-    assert asked == {
-        "path": "org/data", "name": "small", "split": "test", "revision": "abc123", "streaming": True,
-    }  # fmt: skip
-    monkeypatch.setattr(sources, "_hub_revision", lambda name: "def456")
-    later = open_corpus(["hub:org/data:small:test"], SourceOptions(text_field="body"), cache=cache)
-    assert later.fingerprint != corpus.fingerprint

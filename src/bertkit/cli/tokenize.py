@@ -37,7 +37,7 @@ Sources = Annotated[
     typer.Argument(
         metavar="SOURCE...",
         help="Text: .txt, .jsonl, .csv, .parquet (also .gz, .zst, .xz, .bz2), directories or globs of them, "
-        "hub:ORG/NAME[:CONFIG[:SPLIT]], builtin:pydocs.",
+        "hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]], builtin:pydocs.",
         show_default=False,
     ),
 ]

@@ -123,13 +123,22 @@ class LanguageCorpus(Corpus):
         return Corpus(self.readers[:end], self.options, self.contents[:end], self.sources)
 
 
-def open_languages(data: DataConfig, *, cache: Path | None = None, offline: bool = False) -> LanguageCorpus:
+def open_languages(
+    data: DataConfig,
+    *,
+    cache: Path | None = None,
+    offline: bool = False,
+    commits: Mapping[str, str] | None = None,
+) -> LanguageCorpus:
     """The corpora of `data.languages` as one.
 
     Raises:
         UsageError, DataError: as `open_corpus`.
     """
-    corpora = [open_corpus(sources, data.reading, cache=cache, offline=offline) for sources in data.languages.values()]
+    corpora = [
+        open_corpus(sources, data.reading, cache=cache, offline=offline, commits=commits)
+        for sources in data.languages.values()
+    ]
     return LanguageCorpus(
         readers=[reader for corpus in corpora for reader in corpus.readers],
         options=data.reading,

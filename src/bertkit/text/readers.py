@@ -160,12 +160,17 @@ class TableReader(Reader):
 
 @dataclass(frozen=True)
 class HubReader(Reader):
-    """A data set of the Hub, streamed at one revision; offline, the copy that `datasets` has cached."""
+    """A data set of the Hub, streamed at one commit; offline, the copy that `datasets` has cached.
 
-    dataset: str
+    Attributes:
+        repository: `ORG/NAME`, or `ORG/NAME@REVISION` where one is asked for.
+        commit: of that revision.
+    """
+
+    repository: str
     config: str | None
     split: str
-    revision: str | None
+    commit: str
     text_field: str
     offline: bool
     span_fields: tuple[str, ...] = ()
@@ -175,16 +180,46 @@ class HubReader(Reader):
     def name(self) -> str:  # type: ignore[override]  # derived, not stored
         return ":".join(part for part in ("hub", self.dataset, self.config, self.split) if part)
 
+    @property
+    def dataset(self) -> str:
+        """Its name alone."""
+        return self.repository.partition("@")[0]
+
     def parts(self) -> Iterator[Part]:
         import datasets
 
         def rows() -> Any:
-            with asking_nobody(self.offline):
-                return datasets.load_dataset(
-                    self.dataset, self.config, split=self.split, revision=self.revision, streaming=not self.offline
-                )
+            if self.offline:
+                return self._cached()
+            return datasets.load_dataset(
+                self.dataset, self.config, split=self.split, revision=self.commit, streaming=True
+            )
 
         return dataset_parts(rows, self.text_field, self.span_fields, self.name)
+
+    def _cached(self) -> Any:
+        """The copy that `datasets` has.
+
+        Raises:
+            DataError: it has none of this commit.
+        """
+        import datasets
+
+        with asking_nobody():
+            try:
+                builder = datasets.load_dataset_builder(self.dataset, self.config)
+                if builder.hash == self.commit:
+                    return datasets.load_dataset(self.dataset, self.config, split=self.split)
+            except (datasets.exceptions.DatasetsError, OSError, ValueError) as fault:
+                raise DataError(self._out_of_reach) from fault
+        raise DataError(self._out_of_reach)
+
+    @property
+    def _out_of_reach(self) -> str:
+        return (
+            f"{self.name}: `datasets` has no copy of commit {self.commit[:12]}, and the network is not to be used;"
+            f" shards that `bertkit tokenize {self.name} --train wordpiece --out DIR` makes with a network need none"
+        )
 
 
 def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: str) -> Iterator[Part]:

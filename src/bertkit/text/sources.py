@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bertkit.errors import DataError, UsageError
-from bertkit.hub import asking_nobody, hub_faults, is_offline, refusal
+from bertkit.hub import dataset_commit, is_offline
 from bertkit.settings import Settings
 from bertkit.text.annotated import MOST_FIELDS
 from bertkit.text.file_hashes import FileHashes
@@ -121,6 +121,11 @@ class Corpus:
             for reader, content in zip(self.readers, self.contents, strict=True)
         ]
 
+    @property
+    def commits(self) -> dict[str, str]:
+        """Of the Hub's data sets that are read, by `ORG/NAME` or `ORG/NAME@REVISION`."""
+        return {reader.repository: reader.commit for reader in self.readers if isinstance(reader, HubReader)}
+
     def blocks(self, start: Position | None = None) -> Iterator[Block]:
         """The corpus in blocks of about half a million characters, from a position that an earlier block ended at.
 
@@ -156,13 +161,19 @@ class Corpus:
 
 
 def open_corpus(
-    sources: Sequence[str], options: SourceOptions | None = None, *, cache: Path | None = None, offline: bool = False
+    sources: Sequence[str],
+    options: SourceOptions | None = None,
+    *,
+    cache: Path | None = None,
+    offline: bool = False,
+    commits: Mapping[str, str] | None = None,
 ) -> Corpus:
-    """Open SOURCE words: files, directories, globs, `hub:ORG/NAME[:CONFIG[:SPLIT]]`, `builtin:pydocs`.
+    """Open SOURCE words: files, directories, globs, `hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]`, `builtin:pydocs`.
 
     Args:
         cache: where hashes of files and harvested text are kept; BERTKIT_CACHE or ~/.cache/bertkit where left out.
         offline: use the network for nothing.
+        commits: of the Hub's data sets, as `Corpus.commits` has them, for which the Hub is not asked.
 
     Raises:
         UsageError: no source, an unknown scheme or kind of file.
@@ -177,7 +188,7 @@ def open_corpus(
     contents: list[str] = []
     seen: set[Path] = set()
     for source in sources:
-        for reader, content in _opened(source, options, cache, hashes, offline):
+        for reader, content in _opened(source, options, cache, hashes, offline=offline, commits=commits or {}):
             path = getattr(reader, "path", None)
             if path is not None and path.resolve() in seen:
                 log.info("%s is named twice; it is read once", path)
@@ -195,11 +206,17 @@ def cache_directory() -> Path:
 
 
 def _opened(
-    source: str, options: SourceOptions, cache: Path, hashes: FileHashes, offline: bool
+    source: str,
+    options: SourceOptions,
+    cache: Path,
+    hashes: FileHashes,
+    *,
+    offline: bool,
+    commits: Mapping[str, str],
 ) -> Iterator[tuple[Reader, str]]:
     scheme, colon, rest = source.partition(":")
     if scheme == "hub" and colon:
-        yield _open_hub(rest, options, offline)
+        yield _open_hub(rest, options, offline=offline, commits=commits)
     elif scheme == "builtin" and colon:
         if rest != "pydocs":
             raise UsageError(f"source {source!r}: the only built-in corpus is builtin:pydocs")
@@ -271,39 +288,15 @@ def _check_spans(source: str, options: SourceOptions) -> None:
         )
 
 
-def _open_hub(rest: str, options: SourceOptions, offline: bool) -> tuple[Reader, str]:
-    """A Hub data set at the revision it has now; offline, at the one that is cached."""
-    name, _, config_split = rest.partition(":")
+def _open_hub(rest: str, options: SourceOptions, *, offline: bool, commits: Mapping[str, str]) -> tuple[HubReader, str]:
+    """A Hub data set at the commit that it has now; offline, at the one that was seen last."""
+    repository, _, config_split = rest.partition(":")
     config, _, split = config_split.partition(":")
-    if not name:
-        raise UsageError(f"source 'hub:{rest}': expected hub:ORG/NAME[:CONFIG[:SPLIT]]")
+    if not repository:
+        raise UsageError(f"source 'hub:{rest}': expected hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]")
     offline = is_offline(offline)
-    revision = None if offline else _hub_revision(name)
+    commit = commits.get(repository) or dataset_commit(repository, offline=offline)
     fields = options.span_fields
-    reader = HubReader(name, config or None, split or "train", revision, options.text_field, offline, fields)
-    content = revision or _cached_revision(reader)
+    reader = HubReader(repository, config or None, split or "train", commit, options.text_field, offline, fields)
     read = ":".join([options.text_field, *fields])
-    return reader, hashlib.sha256(f"{reader.name}@{content}:{read}".encode()).hexdigest()
-
-
-def _hub_revision(name: str) -> str:
-    from huggingface_hub import HfApi
-
-    try:
-        return str(HfApi().dataset_info(name).sha)
-    except hub_faults() as fault:
-        raise DataError(f"hub:{name}: {refusal(fault, 'data set')}") from fault
-
-
-def _cached_revision(reader: HubReader) -> str:
-    import datasets
-
-    try:
-        with asking_nobody():
-            builder = datasets.load_dataset_builder(reader.dataset, reader.config)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as fault:
-        raise DataError(
-            f"{reader.name}: not in the cache of `datasets`, and the network is not to be used; with it, `bertkit"
-            f" tokenize {reader.name} --train wordpiece --out DIR` writes shards, and --data DIR needs no network"
-        ) from fault
-    return str(builder.hash)
+    return reader, hashlib.sha256(f"{reader.name}@{commit}:{read}".encode()).hexdigest()

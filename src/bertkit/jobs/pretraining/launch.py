@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,8 @@ def run_pretraining(
         log.info("%s is done already", run.path)
         return Finished(run, run.results)
     models = request.fingerprints(recipe)
-    shards = open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
+    commits = None if run is None else run.record.get("commits")
+    shards = open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress, commits=commits)
     if run is None:
         run = RunDirectory.create(
             request.runs_root,
@@ -96,21 +97,27 @@ def run_pretraining(
     begun(run)
     with run.recording(request.command):
         run.write_environment()
-        run.update(shards=str(shards.directory.resolve()))
+        run.update(shards=str(shards.directory.resolve()), commits=shards.manifest.get("commits", {}))
         training = request.training(recipe, shards, run)
         results = training.train(progress=progress, max_minutes=request.max_minutes)
     return Finished(run, results)
 
 
-def open_shards(recipe: Recipe, *, cache: Path, offline: bool, progress: Progress) -> TokenShards:
-    """The recipe's corpus as shards: those given, or those of its text, made now where the cache has none."""
+def open_shards(
+    recipe: Recipe, *, cache: Path, offline: bool, progress: Progress, commits: Mapping[str, str] | None = None
+) -> TokenShards:
+    """The recipe's corpus as shards: those given, or those of its text, made now where the cache has none.
+
+    Args:
+        commits: at which the Hub's data sets are read, in place of those that they are at now.
+    """
     sources = recipe.data.sources
     if recipe.data.languages:
-        languages = open_languages(recipe.data, offline=offline)
+        languages = open_languages(recipe.data, offline=offline, commits=commits)
         return prepare_shards(languages, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)
     if len(sources) == 1 and is_shards(sources[0]):
         return TokenShards.open(Path(sources[0]), verify=True)
-    corpus = open_corpus(sources, recipe.data.reading, offline=offline)
+    corpus = open_corpus(sources, recipe.data.reading, offline=offline, commits=commits)
     return prepare_shards(corpus, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)
 
 

@@ -123,7 +123,8 @@ def _recipe_and_shards(request: PretrainRequest, progress: Progress) -> tuple[Re
     shards = Path(str(run.record.get("shards", "")))
     if shards.is_dir():
         return recipe, TokenShards.open(shards)
-    return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
+    commits = run.record.get("commits")
+    return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress, commits=commits)
 
 
 def _recipe_on_text(run: RunDirectory) -> Recipe:
