@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,71 +17,21 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.jobs.distilling.request import DistillRequest
 from bertkit.jobs.distilling.teachers import answers_identity
-from bertkit.jobs.finetuning.plan import finetuning_plan
 from bertkit.jobs.finetuning.request import FinetuneRequest
 from bertkit.jobs.finetuning.suite import FinetuneOutcome, finetune
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
-from bertkit.recipe.finetune import OwnTask
 from bertkit.tasks.base import TaskBatch
 from bertkit.tasks.classification import MultiLabelClassification, TextSettings
-from bertkit.tasks.readers import Columns
 from bertkit.tasks.tagging import FIRST, Tagging, TaggingSettings
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.distillation import reading_of
 from bertkit.training.finetune import EpochOrder
-from bertkit.training.meters import WindowMeter
+from tests.jobs.distilling.task_place import ALL_TERMS, DEV, HEAD, LABELS, SETTINGS, TRAIN, Place
 from tests.jobs.stopping import stopping_at
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_model, write_table
-
-COLUMNS = Columns(text="review", label="stars")
-SETTINGS = ("lr=3e-3", "epochs=2", "batch=7", "engine.device=cpu", "engine.precision=fp32", "engine.log_every_steps=1")
-TRAIN, DEV = 38, 17
-LABELS = Labels(("bad", "good"), "single_label_classification")
-HEAD = "sequence_classification"
-ALL_TERMS = """
-- labels: {weight: 0.3}
-- soft_targets: {weight: 0.7, temperature: 3.0}
-- hidden_states: {weight: 2.0, layers: [[0, 0], [1, 2]]}
-- patience: {weight: 5.0, layers: [[1, 1]]}
-- attention: {weight: 0.5, layers: [[1, 2]]}
-"""
-
-
-class Place:
-    """A teacher of two layers that was never trained, two tables, and runs beside them."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.teacher = write_model(directory / "teacher", heads=(HEAD,), labels=LABELS, dropout=0.1)
-        self.calm = write_model(directory / "calm", heads=(HEAD,), labels=LABELS, dropout=0.0)
-        self.train = write_table(directory / "train.csv", reviews(TRAIN, 1))
-        self.dev = write_table(directory / "dev.csv", reviews(DEV, 2))
-
-    @property
-    def task(self) -> OwnTask:
-        return OwnTask(name="mood", train=str(self.train), dev=str(self.dev), columns=COLUMNS)
-
-    def recipe(self, name: str, distillation: str, more: str = "student: {layers: last, number: 1}") -> str:
-        path = self.directory / f"{name}.yaml"
-        path.write_text(f"kind: distill\n{more}\ndistillation:{distillation}\n", encoding="utf-8")
-        return str(path)
-
-    def request(self, recipe: str, *overrides: str, **fields: Any) -> DistillRequest:
-        given = {
-            "recipe": recipe,
-            "task": self.task,
-            "teachers": [str(self.teacher)],
-            "runs_root": self.directory / "runs",
-            "cache": self.directory / "cache",
-            **fields,
-        }
-        return DistillRequest(overrides=[*SETTINGS, *overrides], **given)
-
-    def run(self, recipe: str, *overrides: str, **fields: Any) -> FinetuneOutcome:
-        return finetune(self.request(recipe, *overrides, **fields), progress=silent_progress)
 
 
 @pytest.fixture(scope="module")
@@ -234,46 +182,6 @@ def test_answers_that_are_read_again_equal_those_that_are_computed(
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 
-def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
-    place: Place, logits_only: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pass forward is a third of what the same model costs to fine-tune on the same batches."""
-    counted: list[float] = []
-    plain = WindowMeter.add
-
-    def add(self: WindowMeter, *args: Any, flops: float, **keywords: Any) -> None:
-        counted.append(flops)
-        plain(self, *args, flops=flops, **keywords)
-
-    monkeypatch.setattr(WindowMeter, "add", add)
-
-    def of(request: FinetuneRequest) -> np.ndarray:
-        counted.clear()
-        finetune(request, progress=silent_progress)
-        return np.array(counted)
-
-    short = "optimisation.max_steps=3"
-    kept = of(place.request(logits_only, short))
-    asked = of(place.request(logits_only, short, "engine.teacher_store_gb=0"))
-    teacher = of(
-        FinetuneRequest(
-            task=place.task, model=str(place.teacher), overrides=[*SETTINGS, short], runs_root=place.directory / "runs"
-        )
-    )
-    assert asked - kept == pytest.approx(teacher / 3)
-    control = of(place.request(logits_only, short, control=True))
-    assert control.tolist() == kept.tolist()
-
-
-@pytest.mark.parametrize("method", ["q8bert", "qbert"])
-def test_a_weight_of_few_bits_is_a_weight(place: Place, logits_only: str, method: str) -> None:
-    """Beside the weights stand a few thresholds of activations."""
-    short = "optimisation.max_steps=2"
-    runs = [place.run(logits_only, short, *more) for more in ((), (f"method.name={method}",))]
-    whole, few = (run.results["student"]["parameters"] for run in runs)
-    assert whole <= few < 1.01 * whole
-
-
 def test_answers_are_those_of_these_weights_settings_tokens_and_precision(place: Place) -> None:
     teacher, _ = load_model(place.teacher)
     other, _ = load_model(place.teacher)
@@ -306,30 +214,6 @@ def test_a_control_is_the_same_student_fine_tuned(place: Place, every_term: str,
     assert control.results["control"] is True
     assert "control: true" in control.run.recipe_yaml
     assert "loss/soft_targets" not in lines_of(control)[0]
-
-
-def test_results_have_the_teacher_beside_the_student(place: Place, finished: FinetuneOutcome) -> None:
-    results = finished.results
-    teacher, _ = load_model(place.teacher)
-    assert results["teacher"]["parameters"] == sum(each.numel() for each in teacher.parameters())
-    assert results["student"]["parameters"] < results["teacher"]["parameters"]
-    score, own = results["teacher"]["splits"]["dev"]["accuracy"], results["splits"]["dev"]["accuracy"]
-    assert results["retained"]["dev"]["accuracy"] == pytest.approx(own / score)
-    transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(place.teacher).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place.teacher)
-    texts, labels = zip(*reviews(DEV, 2), strict=True)
-    with torch.no_grad():
-        guesses = model(**tokenizer(list(texts), padding=True, return_tensors="pt")).logits.argmax(-1).tolist()
-    assert score == pytest.approx(
-        np.mean([("bad", "good")[guess] == label for guess, label in zip(guesses, labels, strict=True)])
-    )
-
-
-def test_a_plan_has_the_students_size(place: Place, finished: FinetuneOutcome, logits_only: str) -> None:
-    plan = finetuning_plan(place.request(logits_only))
-    assert plan["parameters"]["total"] == finished.results["student"]["parameters"]
-    assert plan["steps"] == finished.run.record["steps"]
 
 
 def test_a_run_before_makes_the_student_and_is_not_repeated(place: Place, tmp_path: Path) -> None:
@@ -443,64 +327,6 @@ def test_equal_pieces_that_are_other_words_have_other_answers() -> None:
     reading = reading_of(task, batch)
     assert list(reading.rows_I) == [2, 2]
     assert len(set(reading.keys())) == 2
-
-
-class TestBadInput:
-    def test_a_teacher_without_the_tasks_head(self, place: Place, logits_only: str) -> None:
-        base = write_model(place.directory / "headless")
-        with pytest.raises(DataError, match=r"has no head for classification.*bertkit finetune --task mood --model"):
-            place.run(logits_only, teachers=[str(base)])
-
-    def test_a_teacher_with_other_labels(self, place: Place, logits_only: str) -> None:
-        other = write_model(place.directory / "other", heads=(HEAD,), labels=Labels(("no", "yes")))
-        with pytest.raises(DataError, match=r"labels are no, yes, not bad, good"):
-            place.run(logits_only, teachers=[str(other)])
-
-    def test_a_student_whose_labels_stand_in_another_order(self, place: Place, logits_only: str) -> None:
-        turned = write_model(place.directory / "turned", heads=(HEAD,), labels=Labels(("good", "bad")))
-        with pytest.raises(DataError, match=r"its labels are good, bad, the teacher's bad, good.*new_head=true"):
-            place.run(logits_only, student=str(turned))
-        with pytest.raises(DataError, match=r"must have the same labels in the same order"):
-            place.run(logits_only, teachers=[str(place.teacher), str(turned)])
-
-    def test_a_student_with_other_tokens_and_a_term_that_compares_them(self, place: Place, every_term: str) -> None:
-        directory = place.directory / "cased"
-        if not directory.exists():
-            model, _ = load_model(place.teacher)
-            save_model(model, tiny_tokenizer(vocab_size=60), directory)
-        with pytest.raises(UsageError, match=r"distillation.hidden_states: compares tokens"):
-            place.run(every_term, student=str(directory))
-
-    def test_a_quantised_student(self, place: Place, logits_only: str) -> None:
-        directory = place.directory / "quantised"
-        shutil.copytree(place.teacher, directory, dirs_exist_ok=True)
-        contents = json.loads((directory / "config.json").read_text())
-        (directory / "config.json").write_text(json.dumps(contents | {"quantization_config": {"bits": 8}}))
-        with pytest.raises(DataError, match="is quantised, and whole numbers cannot be trained"):
-            place.run(logits_only, student=str(directory))
-
-    def test_several_teachers_and_a_look_inside(self, place: Place, every_term: str) -> None:
-        with pytest.raises(UsageError, match="needs a single teacher"):
-            place.run(every_term, teachers=[str(place.teacher), str(place.calm)])
-
-    @pytest.mark.parametrize(
-        ("override", "told"),
-        [
-            ("student={number: 3}", r"3 layers of a teacher of 2; a student cannot be deeper"),
-            ("student={layers: [0, 5]}", r"layers: \[0, 5\] for 2 of 2 layers"),
-            ("distillation=[{hidden_states: {layers: [[1, 7]]}}]", r"\[1, 7\] is out of range"),
-            ("distillation=[{attention: {layers: [[0, 0]]}}]", r"attention begins with 1"),
-            ("distillation=[{hidden_states: {layers: skip}}]", r"leaves nothing to compare"),
-        ],
-    )
-    def test_layers_that_are_not_there(self, place: Place, logits_only: str, override: str, told: str) -> None:
-        with pytest.raises(UsageError, match=told):
-            place.run(logits_only, override)
-
-    def test_a_regression_has_no_classes(self, tmp_path: Path, place: Place) -> None:
-        task, _ = write_kind(tmp_path, "regression")
-        with pytest.raises(UsageError, match=r"is a regression.*logit_error"):
-            place.run(place.recipe("soft", " [soft_targets]"), task=task)
 
 
 def test_several_teachers_speak_by_the_mean_of_their_logits(place: Place, tmp_path: Path) -> None:
