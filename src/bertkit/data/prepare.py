@@ -91,7 +91,6 @@ def prepare_shards(
                 raise _empty(corpus)
             description: dict[str, Any] = {
                 "source": {"fingerprint": corpus.fingerprint, "read": corpus.describe()},
-                "commits": corpus.commits,
                 "options": corpus.options.model_dump(mode="json"),
                 "tokenizer": {"fingerprint": tokenizer.fingerprint, "config": config.model_dump()},
             }

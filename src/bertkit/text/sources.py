@@ -121,11 +121,6 @@ class Corpus:
             for reader, content in zip(self.readers, self.contents, strict=True)
         ]
 
-    @property
-    def commits(self) -> dict[str, str]:
-        """Of the Hub's data sets that are read, by `ORG/NAME` or `ORG/NAME@REVISION`."""
-        return {reader.repository: reader.commit for reader in self.readers if isinstance(reader, HubReader)}
-
     def blocks(self, start: Position | None = None) -> Iterator[Block]:
         """The corpus in blocks of about half a million characters, from a position that an earlier block ended at.
 
@@ -173,7 +168,7 @@ def open_corpus(
     Args:
         cache: where hashes of files and harvested text are kept; BERTKIT_CACHE or ~/.cache/bertkit where left out.
         offline: use the network for nothing.
-        commits: of the Hub's data sets, as `Corpus.commits` has them, for which the Hub is not asked.
+        commits: of the Hub's data sets, as `hub_commits` gives them, for which the Hub is not asked.
 
     Raises:
         UsageError: no source, an unknown scheme or kind of file.
@@ -198,6 +193,16 @@ def open_corpus(
             contents.append(content)
     hashes.save()
     return Corpus(readers, options, contents, tuple(sources))
+
+
+def hub_commits(sources: Sequence[str], *, offline: bool = False) -> dict[str, str]:
+    """At which commits the Hub's data sets among these are now, by `ORG/NAME` or `ORG/NAME@REVISION`.
+
+    Raises:
+        DataError: one of them is not there, or cannot be asked for.
+    """
+    repositories = {source.split(":")[1] for source in sources if source.startswith("hub:")}
+    return {each: dataset_commit(each, offline=is_offline(offline)) for each in sorted(repositories - {""})}
 
 
 def cache_directory() -> Path:

@@ -35,15 +35,17 @@ def test_a_run_goes_on_with_the_commit_that_it_began_with(tmp_path: Path) -> Non
     text = write_text(tmp_path / "text.txt").read_text(encoding="utf-8").strip()
     rows = [json.dumps({"text": document}) + "\n" for document in text.split("\n\n")]
     files = {"README.md": b"# Text\n", "train.jsonl": "".join(rows).encode()}
-    run = ("pretrain", tmp_path / "tiny.yaml", "--data", "hub:org/text", "--max-steps", 6)
+    run = ("pretrain", tmp_path / "tiny.yaml", "--max-steps", 6, "--data")
     straight, moved, alone = (tmp_path / name for name in ("straight", "moved", "alone"))
     hub = Hub({"datasets/org/text@main": files})
     with serving(hub):
-        assert bertkit(tmp_path, hub.url, *run, "--run-dir", straight) == 0
-        assert bertkit(tmp_path, hub.url, *run, "--run-dir", moved, "--max-minutes", 0) == STOPPED
+        assert bertkit(tmp_path, hub.url, *run, "hub:org/text", "--run-dir", straight) == 0
+        # Its shards are in the cache, made of the same commit by another name.
+        named = (*run, "hub:org/text@main", "--run-dir", moved)
+        assert bertkit(tmp_path, hub.url, *named, "--max-minutes", 0) == STOPPED
         shutil.copytree(moved, alone)
         record = json.loads((moved / "run.json").read_text(encoding="utf-8"))
-        assert record["commits"] == {"org/text": commit_of(files)}
+        assert record["commits"] == {"org/text@main": commit_of(files)}
         hub.files = {
             "datasets/org/text@main": {**files, "train.jsonl": "".join(rows[3:]).encode()},
             "datasets/org/text@before": files,

@@ -26,7 +26,7 @@ from bertkit.recipe.resolve import load_as, with_overrides
 from bertkit.recipe.schema import Recipe
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
-from bertkit.text.sources import open_corpus
+from bertkit.text.sources import hub_commits, open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,9 @@ def run_pretraining(
         log.info("%s is done already", run.path)
         return Finished(run, run.results)
     models = request.fingerprints(recipe)
-    commits = None if run is None else run.record.get("commits")
+    commits = run.record.get("commits") if run is not None else None
+    if commits is None:
+        commits = hub_commits(_text_of(recipe), offline=request.offline)
     shards = open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress, commits=commits)
     if run is None:
         run = RunDirectory.create(
@@ -97,10 +99,16 @@ def run_pretraining(
     begun(run)
     with run.recording(request.command):
         run.write_environment()
-        run.update(shards=str(shards.directory.resolve()), commits=shards.manifest.get("commits", {}))
+        run.update(shards=str(shards.directory.resolve()), commits=commits)
         training = request.training(recipe, shards, run)
         results = training.train(progress=progress, max_minutes=request.max_minutes)
     return Finished(run, results)
+
+
+def _text_of(recipe: Recipe) -> list[str]:
+    """The sources that are read."""
+    languages = recipe.data.languages
+    return [source for own in languages.values() for source in own] if languages else recipe.data.sources
 
 
 def open_shards(
