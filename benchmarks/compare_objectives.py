@@ -39,20 +39,20 @@ from sklearn.preprocessing import StandardScaler
 
 from bertkit.cli.common import cache_root
 from bertkit.data.batch import PackedBatch
-from bertkit.jobs.evaluating.base import EvalRequest, Evaluated
-from bertkit.jobs.evaluating.blimp import BlimpSettings, evaluate_blimp
-from bertkit.jobs.evaluating.mlm import MlmSettings, evaluate_mlm
-from bertkit.jobs.finetuning.request import FinetuneRequest
-from bertkit.jobs.finetuning.suite import finetune
-from bertkit.jobs.pretraining.batches import stage_batches
-from bertkit.jobs.pretraining.launch import open_shards, run_pretraining
-from bertkit.jobs.pretraining.request import PretrainRequest
+from bertkit.evaluation.arguments import EvalRequest, Evaluated
+from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
+from bertkit.evaluation.mlm import MlmSettings, evaluate_mlm
+from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.run import finetune
 from bertkit.models.hub import find_model, load_model
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.forward import pretraining_model
+from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.batches import stage_batches
+from bertkit.pretraining.run import open_shards, run_pretraining
+from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.recipe.load import load_recipe
-from bertkit.recipe.stages import stages_of
 from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer import Tokenizer

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.cli.common import cache_root
+from bertkit.distillation.task_arguments import DistillRequest
 from bertkit.files import read_json
-from bertkit.jobs.distilling.request import DistillRequest
-from bertkit.jobs.finetuning.suite import finetune
+from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
 
 SEEDS = (0, 1, 2)

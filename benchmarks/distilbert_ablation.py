@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.cli.common import cache_root
-from bertkit.jobs.distilling.text_request import DistillTextRequest
-from bertkit.jobs.pretraining.launch import run_pretraining
+from bertkit.distillation.text_arguments import DistillTextRequest
+from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
 
 COMMON = [

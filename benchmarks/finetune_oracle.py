@@ -22,15 +22,15 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
 from numpy.typing import NDArray
 
-from bertkit.jobs.finetuning.request import FinetuneRequest
-from bertkit.jobs.finetuning.suite import finetune
+from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.run import finetune
+from bertkit.finetuning.steps import EpochOrder
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
-from bertkit.training.finetune import EpochOrder
 
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 

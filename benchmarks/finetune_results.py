@@ -32,11 +32,11 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, PeerSpan, PeerTagging, PeerTask, minilm
 
 from bertkit.files import write_json
-from bertkit.jobs.finetuning.request import FinetuneRequest
-from bertkit.jobs.finetuning.suite import finetune
+from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.recipe import OwnTask, own_spec
+from bertkit.finetuning.run import finetune
 from bertkit.metrics.base import Scores
 from bertkit.progress import silent_progress
-from bertkit.recipe.finetune import OwnTask, own_spec
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import Columns, label_names, load_split, read_own
 from bertkit.tasks.spec import TaskSpec

@@ -34,6 +34,7 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
 from torch.profiler import ProfilerActivity, profile
 
+from bertkit.finetuning.steps import EpochOrder, TaskStepper, task_flops
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.tasks.base import Features, TaskBatch
@@ -45,7 +46,6 @@ from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import measured_peak_flops
 from bertkit.training.engine import resolve_engine
-from bertkit.training.finetune import EpochOrder, TaskStepper, task_flops
 from bertkit.training.optimizers import AdamWConfig
 
 LIMIT, BATCH, RATE = 128, 32, 5e-5

@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 
 from bertkit.data.batch import PackedBatch
-from bertkit.jobs.exporting.export import export_model
-from bertkit.jobs.exporting.onnx_graph import GRAPH_FILE, INT8_GRAPH_FILE
-from bertkit.jobs.predict import Predictor
+from bertkit.inference.export.export import export_model
+from bertkit.inference.export.onnx_graph import GRAPH_FILE, INT8_GRAPH_FILE
+from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import find_model, load_model
 from bertkit.tasks.catalogue import find_task

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.jobs.tiny_run import write_text
-from tests.recipe.test_shipped import SHRUNK
+from tests.pretraining.test_shipped import SHRUNK
+from tests.training.tiny_run import write_text
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -57,8 +57,8 @@ def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeyp
 
 
 def test_every_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
+    from bertkit.pretraining.stages import stages_of
     from bertkit.recipe.load import load_recipe
-    from bertkit.recipe.stages import stages_of
 
     blocks = fenced("yaml")
     assert blocks

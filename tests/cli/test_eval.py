@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.probes.tiny_models import save_tiny, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
 from bertkit.cli.eval import SUITES
 

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.stopping import stopping_at
 from tests.tasks.tiny_glue import TEST_ROWS, small_test_sets, write_glue
 from tests.tasks.tiny_task import write_model
+from tests.training.stopping import stopping_at
 
 from bertkit.cli.eval_tasks import TASK_TITLES
 from bertkit.errors import StoppedError
-from bertkit.jobs.evaluating.base import EvalRequest, Evaluated
-from bertkit.jobs.evaluating.glue import AVERAGES, evaluate_glue, glue_tasks
-from bertkit.jobs.evaluating.plan import TaskEvaluation
-from bertkit.jobs.evaluating.score import score_file
-from bertkit.jobs.evaluating.tasks import evaluate_tasks
+from bertkit.evaluation.arguments import EvalRequest, Evaluated
+from bertkit.evaluation.glue import AVERAGES, evaluate_glue, glue_tasks
+from bertkit.evaluation.plan import TaskEvaluation
+from bertkit.evaluation.score import score_file
+from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.tasks.catalogue import GLUE, TASKS, find_task
 from bertkit.tasks.readers.find import find_files
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertkit.jobs.exporting import export
+from bertkit.inference.export import export
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model

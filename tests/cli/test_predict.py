@@ -17,10 +17,10 @@ import torch
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
-from bertkit.jobs.finetuning.request import FinetuneRequest
-from bertkit.jobs.finetuning.suite import finetune
-from bertkit.jobs.measuring import MeasureRequest
-from bertkit.jobs.predict import FIRST_WINDOW, Predictor, windows_of
+from bertkit.evaluation.run import MeasureRequest
+from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.run import finetune
+from bertkit.inference.predict import FIRST_WINDOW, Predictor, windows_of
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TextExample
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.jobs.probing.request import write_sentences
-from tests.probes.tiny_models import save_tiny, tiny_model, tiny_tokenizer
+from tests.probing.request import write_sentences
+from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
 from bertkit.cli.probe import KINDS
 

@@ -14,9 +14,9 @@ from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import write_model
 
-from bertkit.jobs.evaluating.runs_diff import compare_runs
-from bertkit.jobs.finetuning.request import FinetuneRequest
-from bertkit.jobs.finetuning.suite import finetune
+from bertkit.evaluation.runs_diff import compare_runs
+from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.readers import load_split

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.bilstm_student import BilstmStudent, new_bilstm
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.distilling.new_student import BilstmStudent, new_bilstm
 from bertkit.models.bilstm import Bilstm, BilstmConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.models.hook_points import layer_points
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.models.points import layer_points
 from bertkit.models.recorder import Recorder
-from bertkit.probes.attention import pattern_points
+from bertkit.probing.attention.measure import pattern_points
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.word_vectors import read_word_vectors

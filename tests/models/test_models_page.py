@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.models.test_parameter_counts import SIZES, count
 
-from bertkit.jobs.exporting import onnx_graph
+from bertkit.inference.export import onnx_graph
 from bertkit.models.registry import FAMILIES
 from bertkit.text.sentencepiece import SENTENCEPIECE_FILES
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from tests.models.oracle import Case, all_cases, make_inputs, make_twins
 
+from bertkit.compression.head_importance import Heads, gated
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.exporting.export import export_model
+from bertkit.inference.export.export import export_model
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
@@ -27,7 +28,6 @@ from bertkit.models.pruning import (
     smallest_to_zero,
     sparsity,
 )
-from bertkit.probes.heads import Heads, gated
 
 transformers = pytest.importorskip("transformers")
 

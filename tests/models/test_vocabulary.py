@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.distill.losses import hard_targets, logit_squared_error, soft_targets
+from bertkit.distillation.losses import hard_targets, logit_squared_error, soft_targets
 from bertkit.models.vocabulary import RowsLoss, VocabularyProjection
 
 TOKENS, WIDTH, WORDS = 23, 7, 131

@@ -20,7 +20,7 @@ from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.units import Ngrams, Phrases, Pieces, Spans, Words
+from bertkit.objectives.masking import Ngrams, Phrases, Pieces, Spans, Words
 from bertkit.text.tokenizer import Tokenizer
 from tests.data.toy_corpus import CLS, MASK, SEP, vocabulary, write_shards
 

@@ -20,8 +20,8 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
+from bertkit.objectives.masking import Pieces, Spans, Units
 from bertkit.objectives.replaced_token import ReplacedToken
-from bertkit.objectives.units import Pieces, Spans, Units
 from tests.objectives.worded import VOCABULARY, worded_samples
 
 LENGTHS = [23, 5, 17, 64, 9, 40]

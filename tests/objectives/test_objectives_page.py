@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from bertkit.objectives.masking import AnyUnits
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.objectives.units import AnyUnits
 from tests.objectives.page_lines import CHECKOUT, LINK, PAGE, lines_of, with_lines
 
 TEXT = PAGE.read_text(encoding="utf-8")

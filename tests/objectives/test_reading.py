@@ -17,10 +17,10 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import pretraining_model, read, states
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.masking import Spans
 from bertkit.objectives.next_sentence import NextSentence
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.span_boundary import SpanBoundary
-from bertkit.objectives.units import Spans
 from tests.objectives.worded import VOCABULARY, VOCABULARY_SIZE, worded_samples
 
 SIZES = {

@@ -21,8 +21,8 @@ from bertkit.models.hub import find_model, load_pretraining_model, save_model
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.registry import FAMILIES
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.masking import Ngrams, Pieces, Spans
 from bertkit.objectives.span_boundary import SpanBoundary, span_boundary_projection
-from bertkit.objectives.units import Ngrams, Pieces, Spans
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from tests.objectives.worded import VOCABULARY, VOCABULARY_SIZE, worded_samples

@@ -6,7 +6,7 @@ import numpy as np
 
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.units import Phrases, Units
+from bertkit.objectives.masking import Phrases, Units
 from bertkit.text.lexicon import PhraseTable
 from tests.data.toy_corpus import CLS, MASK, SEP
 from tests.objectives.test_masked_lm import made_samples

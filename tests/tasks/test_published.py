@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.jobs.evaluating.glue import AVERAGES, average_of
-from bertkit.jobs.evaluating.plan import MISMATCHED
+from bertkit.evaluation.glue import AVERAGES, average_of
+from bertkit.evaluation.plan import MISMATCHED
 from bertkit.tasks.catalogue import TASKS
 from bertkit.tasks.published import PUBLISHED, published_for, published_named
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.recipe.finetune import OwnTask
+from bertkit.finetuning.recipe import OwnTask
 from bertkit.tasks.readers import Columns
 from tests.tasks.tiny_task import GOOD, reviews, write_table
 

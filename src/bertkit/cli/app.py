@@ -23,8 +23,8 @@ from typer.exceptions import TyperException
 
 from bertkit import __version__
 from bertkit.cli.common import spread_arguments, story
+from bertkit.cli.console import ReaderLeftError
 from bertkit.cli.groups import LazyGroup
-from bertkit.cli.story import ReaderLeftError
 from bertkit.errors import BertkitError, DataError, UsageError
 
 COMMANDS = {

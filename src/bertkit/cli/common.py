@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.story import Story, duration, result, story
+from bertkit.cli.console import Story, duration, result, story
 from bertkit.errors import UsageError
 from bertkit.run import NEWEST
 

@@ -118,9 +118,9 @@ def distill(
 
 def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -> None:
     from bertkit.cli.pretrain import tell_held_out
-    from bertkit.jobs.distilling.text_plan import distill_text_plan
-    from bertkit.jobs.distilling.text_request import DistillTextRequest
-    from bertkit.jobs.pretraining.launch import run_pretraining
+    from bertkit.distillation.text_arguments import DistillTextRequest
+    from bertkit.distillation.text_plan import distill_text_plan
+    from bertkit.pretraining.run import run_pretraining
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
     overrides = [*(common.overrides or ()), *as_overrides(shorthand)]
@@ -134,9 +134,9 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -
 
 
 def _distil_on_task(shared: Mapping[str, Any], names: list[str], own: OwnData, common: Training) -> None:
-    from bertkit.jobs.distilling.request import DistillRequest
-    from bertkit.jobs.finetuning.plan import finetuning_plan
-    from bertkit.jobs.finetuning.suite import finetune
+    from bertkit.distillation.task_arguments import DistillRequest
+    from bertkit.finetuning.plan import finetuning_plan
+    from bertkit.finetuning.run import finetune
 
     shorthand = {
         "seed": common.seed,

@@ -25,7 +25,7 @@ def ensemble(
     common: Common,
 ) -> None:
     """Average the saved predictions of several runs, score them and write them: `bertkit eval ensemble RUN RUN RUN`"""
-    from bertkit.jobs.evaluating.ensemble import EnsembleRequest, evaluate_ensemble
+    from bertkit.evaluation.ensemble import EnsembleRequest, evaluate_ensemble
     from bertkit.run.find import find_run
 
     request = EnsembleRequest(

@@ -55,7 +55,7 @@ def blimp(
     common: Computing,
 ) -> None:
     """Minimal pairs: how often is the grammatical sentence preferred? `bertkit eval blimp --model RUN --data-dir D`"""
-    from bertkit.jobs.evaluating.blimp import BlimpSettings, evaluate_blimp
+    from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
 
     settings = BlimpSettings(rule=rule, pairs=pairs, only=only or [], seed=seed)
     evaluated = evaluate_blimp(eval_request(model, common), data_dir, settings, progress=story.progress)
@@ -92,7 +92,7 @@ def mlm(
     common: Computing,
 ) -> None:
     """Masked words of a text: accuracy, perplexity, pseudo-perplexity: `bertkit eval mlm --model RUN --data new.txt`"""
-    from bertkit.jobs.evaluating.mlm import MlmSettings, evaluate_mlm
+    from bertkit.evaluation.mlm import MlmSettings, evaluate_mlm
 
     settings = MlmSettings(
         sequence_length=sequence_length, sequences=sequences, pseudo_sequences=pseudo_sequences, seed=seed
@@ -120,7 +120,7 @@ def score(
     common: Telling,
 ) -> None:
     """Score saved predictions, without a model: `bertkit eval score rte --predictions rte-dev.jsonl --gold dev.tsv`"""
-    from bertkit.jobs.evaluating.score import score_file
+    from bertkit.evaluation.score import score_file
 
     document = score_file(task, predictions, gold, split)
     if common.as_json:

@@ -87,9 +87,9 @@ def speed(
         raise UsageError("no models: give --model MODEL, once for each model; the first is the reference")
     batches, tokens = _numbers("--batch-sizes", batch_sizes), _numbers("--lengths", lengths)
 
-    from bertkit.jobs.evaluating.speed.contenders import SpeedSettings
-    from bertkit.jobs.evaluating.speed.evaluate import evaluate_speed
-    from bertkit.jobs.measuring import MeasureRequest
+    from bertkit.evaluation.run import MeasureRequest
+    from bertkit.evaluation.speed.contenders import SpeedSettings
+    from bertkit.evaluation.speed.run import evaluate_speed
 
     request = MeasureRequest(
         device=common.device or "auto",

@@ -18,8 +18,8 @@ from bertkit.cli.common import MaxMinutes, MaxSteps, Model, SetOption, model_or_
 from bertkit.cli.shared import Computing, with_options
 
 if TYPE_CHECKING:
-    from bertkit.jobs.evaluating.base import EvalRequest, Evaluated
-    from bertkit.jobs.evaluating.plan import TaskEvaluation
+    from bertkit.evaluation.arguments import EvalRequest, Evaluated
+    from bertkit.evaluation.plan import TaskEvaluation
     from bertkit.tasks.catalogue import TaskSpec
 
 TASK_TITLES = {
@@ -95,7 +95,7 @@ class Judging(Computing):
         self, suite: str, tasks: tuple[TaskSpec, ...], model: str | None, data_dir: Path | None, seeds: str
     ) -> TaskEvaluation:
         """What a suite of tasks is told, from these options and its own."""
-        from bertkit.jobs.evaluating.plan import TaskEvaluation
+        from bertkit.evaluation.plan import TaskEvaluation
 
         steps = [] if self.max_steps is None else [f"optimisation.max_steps={self.max_steps}"]
         return TaskEvaluation(
@@ -129,7 +129,7 @@ def glue(
     """
     from dataclasses import replace
 
-    from bertkit.jobs.evaluating.glue import SUITE, evaluate_glue, glue_tasks
+    from bertkit.evaluation.glue import SUITE, evaluate_glue, glue_tasks
 
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
     wanted = common.evaluation(SUITE, glue_tasks(names), model, data_dir, seeds)
@@ -150,7 +150,7 @@ def task_command(name: str) -> Callable[..., None]:
         *,
         common: Judging,
     ) -> None:
-        from bertkit.jobs.evaluating.tasks import evaluate_tasks
+        from bertkit.evaluation.tasks import evaluate_tasks
         from bertkit.tasks.catalogue import find_task
 
         wanted = common.evaluation(name, (find_task(name),), model, data_dir, seeds)
@@ -182,7 +182,7 @@ class SuiteGroup(TyperGroup):
 
 def eval_request(model: str | None, common: Computing) -> EvalRequest:
     """What every suite is told, from the options that all of them have."""
-    from bertkit.jobs.evaluating.base import EvalRequest
+    from bertkit.evaluation.arguments import EvalRequest
 
     return EvalRequest(model=model_or_default(model), **common.request_fields())
 
@@ -226,7 +226,7 @@ def _tell(evaluated: Evaluated) -> None:
 
 def _beside(name: str, average: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:
     """A published row's average: over the same columns as ours, or as it is printed where ours has them all."""
-    from bertkit.jobs.evaluating.glue import AVERAGES, average_of
+    from bertkit.evaluation.glue import AVERAGES, average_of
 
     if not average["lacking"]:
         printed: float | None = row["averages"].get(name)
@@ -237,7 +237,7 @@ def _beside(name: str, average: Mapping[str, Any], row: Mapping[str, Any]) -> fl
 
 
 def _tell_glue(results: Mapping[str, Any], run: Path) -> None:
-    from bertkit.jobs.evaluating.glue import NOT_PREDICTED
+    from bertkit.evaluation.glue import NOT_PREDICTED
 
     for name, average in results["averages"].items():
         over, lacking = average["over"], average["lacking"]

@@ -41,7 +41,7 @@ def export(
 ) -> None:
     """Write a model anew for other tools: `bertkit export RUN --to DIR`; refused unless it gives the same numbers."""
     from bertkit.errors import UsageError
-    from bertkit.jobs.exporting.export import Format, export_model
+    from bertkit.inference.export.export import Format, export_model
 
     if int8 and kind == "hf":
         raise UsageError("--int8: goes with --format onnx; for a directory of int8 weights give --format int8")

@@ -27,7 +27,7 @@ def fill(
     common: Common,
 ) -> None:
     """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
-    from bertkit.jobs.fill import fill_masks
+    from bertkit.models.fill_mask import fill_masks
     from bertkit.models.hub import find_model, load_pretraining_model
     from bertkit.text.tokenizer_files import load_tokenizer
 

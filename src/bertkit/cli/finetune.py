@@ -26,8 +26,8 @@ from bertkit.cli.shared import Options, Training, as_overrides, keep_log, with_o
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from bertkit.jobs.finetuning.suite import FinetuneOutcome
-    from bertkit.recipe.finetune import OwnTask
+    from bertkit.finetuning.recipe import OwnTask
+    from bertkit.finetuning.run import FinetuneOutcome
 
 app = command_app()
 
@@ -136,8 +136,8 @@ class OwnData(Options):
             return None
         if self.dev is None:
             raise UsageError("--train: give --dev FILE too, with examples to measure on")
+        from bertkit.finetuning.recipe import OwnTask
         from bertkit.recipe.faults import validate
-        from bertkit.recipe.finetune import OwnTask
         from bertkit.recipe.tree import Located
 
         task = {name: file for name, file in files.items() if file is not None}
@@ -166,9 +166,9 @@ def finetune(
     --text review --label stars --model M`, `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`,
     `bertkit finetune --task rte,mrpc,stsb --data-dir glue`, `bertkit finetune --task rte --model MNLI-RUN`.
     """
-    from bertkit.jobs.finetuning.plan import finetuning_plan
-    from bertkit.jobs.finetuning.request import FinetuneRequest
-    from bertkit.jobs.finetuning.suite import finetune as run_finetuning
+    from bertkit.finetuning.arguments import FinetuneRequest
+    from bertkit.finetuning.plan import finetuning_plan
+    from bertkit.finetuning.run import finetune as run_finetuning
 
     shorthand = {
         "seed": common.seed,

@@ -17,7 +17,7 @@ from bertkit.cli.shared import Common, Options, with_options
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
-    from bertkit.jobs.predict import Predictor
+    from bertkit.inference.predict import Predictor
 
 app = command_app()
 
@@ -77,9 +77,9 @@ def predict(
 
     Examples: `echo "a fine film" | bertkit predict --model RUN`, `bertkit predict --model RUN reviews.csv --text body`.
     """
-    from bertkit.jobs.measuring import MeasureRequest
-    from bertkit.jobs.predict import Predictor
-    from bertkit.jobs.predict_input import check_there
+    from bertkit.evaluation.run import MeasureRequest
+    from bertkit.inference.predict import Predictor
+    from bertkit.inference.predict_input import check_there
 
     path = None if file is None or str(file) == "-" else file
     if path is not None:
@@ -92,8 +92,8 @@ def predict(
 
 def _answer(predictor: Predictor, name: str, path: Path | None, reading: Input, top: int | None) -> None:
     """Every line of the input answered on stdout, as it comes."""
-    from bertkit.jobs.predict import document_of
-    from bertkit.jobs.predict_input import examples_of, open_input
+    from bertkit.inference.predict import document_of
+    from bertkit.inference.predict_input import examples_of, open_input
 
     columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair)
     windows = {}

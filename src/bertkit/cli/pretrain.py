@@ -32,9 +32,9 @@ def pretrain(
 
     Examples: `bertkit pretrain quickstart`, `bertkit pretrain bert-tiny --data my.txt`, `bertkit pretrain --resume`.
     """
-    from bertkit.jobs.pretraining.launch import run_pretraining
-    from bertkit.jobs.pretraining.plan import pretraining_plan
-    from bertkit.jobs.pretraining.request import PretrainRequest
+    from bertkit.pretraining.arguments import PretrainRequest
+    from bertkit.pretraining.plan import pretraining_plan
+    from bertkit.pretraining.run import run_pretraining
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
     request = PretrainRequest(

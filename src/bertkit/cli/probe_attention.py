@@ -37,7 +37,7 @@ def attention(
 ) -> None:
     """What every head looks at, with a page to look at it; with trees, what it parses:
     `bertkit probe attention --model M --data treebank.conllu`"""
-    from bertkit.jobs.probing.attention import AttentionSettings, probe_attention
+    from bertkit.probing.attention.run import AttentionSettings, probe_attention
 
     settings = AttentionSettings(
         sentences=sentences,
@@ -107,7 +107,7 @@ def attribution(
 ) -> None:
     """What of each token is in a hidden state, and what a prediction rests on:
     `bertkit probe attribution --model M --data text.txt --text "The capital of France is [MASK]."`"""
-    from bertkit.jobs.probing.attribution import AttributionSettings, probe_attribution
+    from bertkit.probing.attribution.run import AttributionSettings, probe_attribution
 
     settings = AttributionSettings(
         sentences=sentences,
@@ -142,7 +142,7 @@ def effective_attention(
     common: Probing,
 ) -> None:
     """How much of attention makes no difference, by length: `bertkit probe effective-attention --model M --data F`"""
-    from bertkit.jobs.probing.effective_attention import EffectiveAttentionSettings, probe_effective_attention
+    from bertkit.probing.effective_attention.run import EffectiveAttentionSettings, probe_effective_attention
 
     settings = EffectiveAttentionSettings(sentences=sentences, texts=texts, lengths=length or [], seed=common.seed)
     common.tell(probe_effective_attention(common.request(model, data), settings))

@@ -47,7 +47,7 @@ def behaviour(
     common: Probing,
 ) -> None:
     """Grammar, common sense, roles and negation by preference: `bertkit probe behaviour --model M --data PATH`"""
-    from bertkit.jobs.probing.behaviour import BehaviourSettings, probe_behaviour
+    from bertkit.probing.behaviour.run import BehaviourSettings, probe_behaviour
 
     settings = BehaviourSettings(
         rule=rule, pairs=pairs, only=only or [], top=top or [1, 5], ending=ending, seed=common.seed

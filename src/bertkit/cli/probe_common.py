@@ -16,7 +16,7 @@ from bertkit.cli.common import DEFAULT_MODEL, model_or_default, option, story
 from bertkit.cli.shared import Computing
 
 if TYPE_CHECKING:
-    from bertkit.jobs.probing.base import Probed, ProbeRequest
+    from bertkit.probing.run import Probed, ProbeRequest
 
 Models = Annotated[
     list[str] | None,
@@ -49,7 +49,7 @@ class Probing(Computing):
 
     def request(self, models: Sequence[str] | None, data: Sequence[str] | None = None) -> ProbeRequest:
         """What every kind is told, from the options that all of them have."""
-        from bertkit.jobs.probing.base import ProbeRequest
+        from bertkit.probing.run import ProbeRequest
 
         return ProbeRequest(
             models=models or [model_or_default(None)],

@@ -55,7 +55,7 @@ def heads(
     common: Probing,
 ) -> None:
     """Which heads a model could do without: `bertkit probe heads --model M --data text.txt`, or --task rte"""
-    from bertkit.jobs.probing.heads import HeadsSettings, probe_heads
+    from bertkit.probing.heads.run import HeadsSettings, probe_heads
 
     settings = HeadsSettings(
         task=task,

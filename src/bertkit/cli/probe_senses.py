@@ -56,7 +56,7 @@ def senses(
     common: Probing,
 ) -> None:
     """Word senses by nearest neighbours, layer by layer: `bertkit probe senses --model M --data semcor.jsonl`"""
-    from bertkit.jobs.probing.senses import SensesSettings, probe_senses
+    from bertkit.probing.senses.run import SensesSettings, probe_senses
 
     settings = SensesSettings(
         ks=k or [1, 3, 5, 10],

@@ -22,7 +22,7 @@ def points(
     common: Common,
 ) -> None:
     """Every point that can be recorded, with its shape: `bertkit probe points --model M`"""
-    from bertkit.jobs.probing.points import EXAMPLE, SYMBOLS, list_points
+    from bertkit.probing.points import EXAMPLE, SYMBOLS, list_points
 
     probed = list_points(Probing(offline=common.offline).request(model), sentence or EXAMPLE)
     if common.as_json:
@@ -66,7 +66,7 @@ def contextuality(
     common: Probing,
 ) -> None:
     """How much a word's vector depends on its sentence: `bertkit probe contextuality --model M --data text.txt`"""
-    from bertkit.jobs.probing.contextuality import ContextualitySettings, probe_contextuality
+    from bertkit.probing.contextuality.run import ContextualitySettings, probe_contextuality
 
     settings = ContextualitySettings(
         sentences=sentences,
@@ -98,7 +98,7 @@ def similarity(
     common: Probing,
 ) -> None:
     """CKA and SVCCA between layers, models, checkpoints: `bertkit probe similarity --model A --model B --data t.txt`"""
-    from bertkit.jobs.probing.similarity import SimilaritySettings, probe_similarity
+    from bertkit.probing.similarity.run import SimilaritySettings, probe_similarity
 
     settings = SimilaritySettings(sentences=sentences, words=words, variance=variance, seed=common.seed)
     common.tell(probe_similarity(common.request(model, data), settings))

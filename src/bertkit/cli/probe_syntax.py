@@ -57,8 +57,8 @@ def structure(
     common: Probing,
 ) -> None:
     """Dependency trees as distances and depths, layer by layer: `bertkit probe structure --model M --data t.conllu`"""
-    from bertkit.jobs.probing.structure import StructureSettings, probe_structure
-    from bertkit.probes.structure import ProbeTraining
+    from bertkit.probing.structure.measure import ProbeTraining
+    from bertkit.probing.structure.run import StructureSettings, probe_structure
 
     settings = StructureSettings(
         sentences=sentences,
@@ -117,8 +117,8 @@ def layers(
     common: Probing,
 ) -> None:
     """Labels of words and spans by layer, and by a learnt mix: `bertkit probe layers --model M --data t.conllu`"""
-    from bertkit.jobs.probing.layers import LayersSettings, probe_layers
-    from bertkit.probes.layers import ProbeFit
+    from bertkit.probing.layers.measure import ProbeFit
+    from bertkit.probing.layers.run import LayersSettings, probe_layers
 
     fit = ProbeFit(penalty=penalty, pooling=pooling)
     settings = LayersSettings(

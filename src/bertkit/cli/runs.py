@@ -90,7 +90,7 @@ def diff(
     common: Common,
 ) -> None:
     """Compare two runs by their saved predictions: paired bootstrap, agreement, and how their recipes differ."""
-    from bertkit.jobs.evaluating.runs_diff import compare_runs
+    from bertkit.evaluation.runs_diff import compare_runs
     from bertkit.run.find import find_run
 
     first, second = (find_run(name, runs_root()) for name in (a, b))

@@ -77,7 +77,7 @@ class Common(Telling):
 
 
 class ComputingFields(TypedDict):
-    """What the requests of `eval` and `probe` have in common; see `bertkit.jobs.evaluating.base.EvalRequest`."""
+    """What the requests of `eval` and `probe` have in common; see `bertkit.evaluation.arguments.EvalRequest`."""
 
     device: Literal["auto", "cpu", "cuda"]
     batch_tokens: int | None

@@ -24,7 +24,7 @@ from bertkit.cli.shared import Common, with_options
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from bertkit.jobs.pretraining.show_batch import ShownBatch, ShownSequence, ShownToken
+    from bertkit.pretraining.show_batch import ShownBatch, ShownSequence, ShownToken
 
 STYLES = {"masked": "bold cyan", "replaced": "bold red", "kept": "bold green", "moved": "bold magenta"}
 
@@ -48,8 +48,8 @@ def show_batch(
     common: Common,
 ) -> None:
     """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`."""
-    from bertkit.jobs.pretraining.request import PretrainRequest
-    from bertkit.jobs.pretraining.show_batch import show_batch as batch_of
+    from bertkit.pretraining.arguments import PretrainRequest
+    from bertkit.pretraining.show_batch import show_batch as batch_of
 
     request = PretrainRequest(
         recipe=recipe,

@@ -79,7 +79,7 @@ class VocabularyProjection(WordLogits):
         self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int = LOGIT_BYTES
     ) -> tuple[Tensor, Tensor]:
         """Summed T^2 KL(softmax(teacher / T) || softmax(self / T)) in nats, and how many rows have their largest logit
-        at the teacher's: `bertkit.distill.losses.soft_targets` of all rows.
+        at the teacher's: `bertkit.distillation.losses.soft_targets` of all rows.
 
         Args:
             teacher: the same number of rows, over the same vocabulary; it gets no gradient.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.objectives import Compared, Distilled, Guide, distilled_among
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.loss_sum import LossSum
@@ -22,7 +23,6 @@ from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
-from bertkit.objectives.distillation import Compared, Distilled, Guide, distilled_among
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.replaced_token import ReplacedToken
@@ -193,7 +193,7 @@ def set_trained(model: PretrainingModel, objectives: Sequence[Objective]) -> Non
 
 
 def scoring_rule(objectives: Sequence[Objective]) -> str | None:
-    """The rule of `bertkit.probes.pseudo_likelihood` that asks a model's head as these objectives trained it.
+    """The rule of `bertkit.models.pseudo_likelihood` that asks a model's head as these objectives trained it.
 
     None where its heads alone tell: those of a masked LM and of a causal family.
     """

@@ -31,7 +31,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.objectives.base import WordPrediction
-from bertkit.objectives.units import AnyUnits, Pieces
+from bertkit.objectives.masking import AnyUnits, Pieces
 from bertkit.text.tokenizer import Tokenizer
 
 

@@ -14,8 +14,8 @@ from bertkit.recipe.resolve import DEFAULT_KIND, kind_of, require_kind, resolve_
 from bertkit.recipe.tree import Located
 
 if TYPE_CHECKING:
-    from bertkit.recipe.finetune import FinetuneRecipe
-    from bertkit.recipe.schema import Recipe
+    from bertkit.finetuning.recipe import FinetuneRecipe
+    from bertkit.pretraining.recipe import Recipe
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -27,7 +27,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """
     tree = resolve_recipe(name, overrides)
     require_kind(tree, name, DEFAULT_KIND)
-    from bertkit.recipe.schema import Recipe
+    from bertkit.pretraining.recipe import Recipe
 
     return validate(tree, Recipe)
 
@@ -39,10 +39,10 @@ def load_any(name: str, overrides: Sequence[str] = ()) -> Recipe | FinetuneRecip
     if kind == "distill":
         return _distillation(tree)
     if kind != "finetune":
-        from bertkit.recipe.schema import Recipe
+        from bertkit.pretraining.recipe import Recipe
 
         return validate(tree, Recipe)
-    from bertkit.recipe.finetune import FinetuneRecipe, resolved
+    from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 
     recipe = validate(tree, FinetuneRecipe)
     return resolved(recipe) if recipe.task is not None and recipe.model is not None else recipe
@@ -51,10 +51,10 @@ def load_any(name: str, overrides: Sequence[str] = ()) -> Recipe | FinetuneRecip
 def _distillation(tree: Located) -> Recipe | FinetuneRecipe:
     """A recipe that distils: on text where it has an `objective`, else on a task."""
     if tree.child("objective") is not None:
-        from bertkit.recipe.distill_text import DistillTextRecipe
+        from bertkit.distillation.text_recipe import DistillTextRecipe
 
         return validate(tree, DistillTextRecipe)
-    from bertkit.recipe.distill import DistillRecipe, is_complete, resolved_distillation
+    from bertkit.distillation.task_recipe import DistillRecipe, is_complete, resolved_distillation
 
     recipe = validate(tree, DistillRecipe)
     return resolved_distillation(recipe) if is_complete(recipe) else recipe

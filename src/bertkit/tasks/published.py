@@ -42,7 +42,7 @@ class PublishedRow:
         split: what it was measured on; a metric that ends in `/test` is of the test split in any row.
         figures: percent by task and metric.
         source: where it stands.
-        averages: percent by the names of `bertkit.jobs.evaluating.glue.AVERAGES`, as printed.
+        averages: percent by the names of `bertkit.evaluation.glue.AVERAGES`, as printed.
         note: what else to know.
     """
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.objectives import Guide
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
-from bertkit.objectives.distillation import Guide
 from bertkit.objectives.forward import read
 from bertkit.training.engine import Engine
 

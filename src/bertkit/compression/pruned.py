@@ -1,0 +1,327 @@
+"""Pruning: heads and layers are taken out before the first update, weights are set to 0 while what is left learns on.
+
+Heads go by importance on the training examples, lowest first, after division by the L2 norm over their layer (Michel,
+Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2), or as they are named. Weights go by magnitude, of every
+matrix the same share, which grows along a cubic schedule (Zhu and Gupta 2017, arXiv:1710.01878, equation 1; of BERT:
+Gordon, Duh and Andrews 2020, arXiv:2002.08307). How each is done is models/pruning.py's. Sibling frozen.py keeps
+weights as they are.
+
+- One head stays in every layer.
+- A weight that is 0 stays 0, in the model to start from, too. So the zeros are the mask, and a checkpoint holds it.
+- What was measured is decided once and kept in the run's pruned.json: a resumed run reads it there.
+
+Shapes: L layers, N heads of a layer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from bertkit.compression.head_importance import Floats, Heads, gated_score, head_importance, normalised_by_layer
+from bertkit.compression.least_worth import TrainingLoss, least_worth
+from bertkit.data.random import Draw
+from bertkit.errors import UsageError
+from bertkit.files import read_json, write_json
+from bertkit.models.headed import HeadedModel
+from bertkit.models.layer_choice import ChoiceName, chosen_layers
+from bertkit.models.pruning import (
+    HeadChoice,
+    cubic_share,
+    keep_layers,
+    prunable_attentions,
+    prunable_maps,
+    prune_heads,
+    pruned_heads,
+    restore_heads,
+    smallest_to_zero,
+    sparsity,
+)
+from bertkit.tasks.base import Features
+from bertkit.training.engine import Engine
+from bertkit.training.method import Method, Scratch, TrainingData
+
+log = logging.getLogger(__name__)
+
+RECORD = "pruned.json"
+"""In the run's directory: what was taken out, and by what measure."""
+_KEPT = "kept"
+"""The buffer of a linear map, while a run lasts, that says which of its weights are not 0."""
+
+
+class Pruned(Method):
+    """Fewer heads, fewer layers, or weights that are 0; what is left is trained."""
+
+    name: Literal["pruned"] = "pruned"
+    heads: int | float | dict[int, tuple[int, ...]] | None = Field(
+        None,
+        description="Heads to take out, those of least importance: a share of all, or how many; or {layer: [heads]},"
+        " counted from 0 as in the model to start from.",
+    )
+    examples: int | None = Field(
+        None,
+        ge=1,
+        description="Training examples that importance is the mean of, drawn by the seed; null: all of them.",
+    )
+    normalise: Literal["layer", "none"] = Field(
+        "layer",
+        description="layer: importance is divided by its L2 norm over the heads of a layer before it is ranked.",
+    )
+    layers: ChoiceName | tuple[int, ...] | None = Field(
+        None,
+        description="Layers to keep, the others are taken out: first, last, uniform, skip, or their numbers from 0.",
+    )
+    keep: int | None = Field(None, ge=1, description="How many layers are kept, where layers is a name; null: half.")
+    magnitude: float | None = Field(
+        None, gt=0, lt=1, description="Share of the weights of each linear map of the encoder that ends as 0."
+    )
+    magnitude_ramp: float = Field(
+        0.5, ge=0, le=1, description="Share of the updates over which the share of zeros grows; 0: it is there at once."
+    )
+    magnitude_every_steps: int = Field(10, ge=1, description="Updates from one growth of that share to the next.")
+
+    @field_validator("heads", mode="after")
+    @classmethod
+    def _heads_in_range(cls, heads: Any) -> Any:
+        if isinstance(heads, float) and not 0 < heads < 1:
+            raise ValueError(f"{heads}; a share is above 0 and below 1, a count has no point")
+        if isinstance(heads, int) and heads < 1:
+            raise ValueError(f"{heads}; expected at least one head, or a share, or {{layer: [heads]}}")
+        return heads
+
+    @model_validator(mode="after")
+    def _takes_something(self) -> Pruned:
+        if self.heads is None and self.layers is None and self.magnitude is None:
+            raise ValueError("nothing is taken away; give heads, layers or magnitude")
+        if self.keep is not None and not isinstance(self.layers, str):
+            raise ValueError("keep goes with layers=first, last, uniform or skip; a list says itself how many")
+        return self
+
+    def is_trained(self, depth: int, epoch: int) -> bool:
+        return True
+
+    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
+        return self.prepare_on(model, seed, None)
+
+    def prepare_on(self, model: HeadedModel, seed: int, data: TrainingData | None) -> HeadedModel:
+        """As in `Method`; importance asks the training data."""
+        model = super().prepare(model, seed)
+        before, depth = _size(model), _depth(model)
+        path = None if data is None or data.directory is None else data.directory / RECORD
+        record = read_json(path) if path is not None and path.exists() else None
+        kept = self._kept_layers(depth)
+        if kept is not None:
+            model = keep_layers(model, kept)
+        gone_before = sum(map(len, pruned_heads(model.encoder).values()))
+        measured: dict[str, Any] = {}
+        if self.heads is not None:
+            chosen = self._named_heads(kept, depth) if record is None else _as_choice(record["heads"])
+            if chosen is None:
+                chosen, measured = self._least_important(model, seed, data)
+            prune_heads(model, chosen)
+        else:
+            chosen = {}
+        if self.magnitude is not None:
+            prunable_maps(model)
+        if record is None:
+            record = {
+                "layers_before": depth,
+                "layers_kept": list(range(depth)) if kept is None else kept,
+                "heads": {str(layer): sorted(heads) for layer, heads in sorted(chosen.items())},
+                "heads_gone_before": gone_before,
+                "parameters_before": before,
+                "parameters": _size(model),
+                **measured,
+            }
+            if path is not None:
+                write_json(path, record)
+        _tell(record)
+        return model
+
+    @contextmanager
+    def session(
+        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, scratch: Scratch
+    ) -> Iterator[None]:
+        """Weights that are 0 get no gradient as long as it lasts."""
+        if self.magnitude is None:
+            yield
+            return
+        maps = prunable_maps(model).values()
+        self._set_zeros(model, None if self.magnitude_ramp else self.magnitude)
+        hooks = [
+            part.weight.requires_grad_(True).register_hook(_gradient_of_kept(part))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for part in maps
+        ]
+        try:
+            yield
+        finally:
+            for hook, part in zip(hooks, maps, strict=True):
+                hook.remove()
+                delattr(part, _KEPT)
+
+    def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
+        """Weights that were 0 are 0 again, and where the schedule says so, more of them."""
+        if self.magnitude is None:
+            return
+        ramp_steps, every = math.ceil(self.magnitude_ramp * steps), self.magnitude_every_steps
+        grows = step == ramp_steps or (step < ramp_steps and step % every == 0)
+        share = cubic_share(self.magnitude, step, ramp_steps=ramp_steps, every_steps=every)
+        self._set_zeros(model, share if grows else None)
+
+    def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
+        """What was taken out, and the share of zeros that the model has."""
+        path = directory / RECORD
+        found = read_json(path) if path.exists() else {}
+        if self.magnitude is not None:
+            zeros, weights = sparsity(model)
+            found |= {"magnitude": {"asked": self.magnitude, "share": zeros / weights, "zeros": zeros, "of": weights}}
+            if zeros < self.magnitude * weights - len(prunable_maps(model)):
+                log.warning(
+                    "%.1f%% of the weights are 0, not %.1f%%: the look that was kept is of before the share had grown;"
+                    " lower method.magnitude_ramp, or write optimisation.select=last",
+                    *(100 * zeros / weights, 100 * self.magnitude),
+                )
+        return {"pruned": found}
+
+    @torch.no_grad()
+    def _set_zeros(self, model: HeadedModel, share: float | None) -> None:
+        """What was 0 is 0 again; then this share of each map's weights, where it grows."""
+        for part in prunable_maps(model).values():
+            kept = getattr(part, _KEPT, None)
+            if kept is not None:
+                part.weight.masked_fill_(~kept, 0.0)
+            if share is not None:
+                smallest_to_zero(part.weight, share)
+            part.register_buffer(_KEPT, part.weight != 0, persistent=False)
+
+    def _kept_layers(self, depth: int) -> list[int] | None:
+        """None where all are kept."""
+        if self.layers is None:
+            return None
+        keep = (self.keep or (depth + 1) // 2) if isinstance(self.layers, str) else None
+        try:
+            return chosen_layers(self.layers, of=depth, keep=keep)
+        except UsageError as error:
+            raise UsageError(f"method.{error}") from error
+
+    def _named_heads(self, kept: list[int] | None, depth: int) -> HeadChoice | None:
+        """Heads that the settings name, by the layers that are kept; None where importance decides.
+
+        Raises:
+            UsageError: heads of a layer that is taken out.
+        """
+        if not isinstance(self.heads, dict):
+            return None
+        place = {layer: number for number, layer in enumerate(range(depth) if kept is None else kept)}
+        strange = [layer for layer in self.heads if layer not in place]
+        if strange:
+            raise UsageError(
+                f"method.heads: layer {strange[0]} is not there; layers have the numbers {_in_words(list(place))}"
+            )
+        return {place[layer]: heads for layer, heads in self.heads.items()}
+
+    def _least_important(
+        self, model: HeadedModel, seed: int, data: TrainingData | None
+    ) -> tuple[HeadChoice, dict[str, Any]]:
+        """The heads that are worth least on the training examples, and what was measured.
+
+        Raises:
+            UsageError: more heads than may go, or there are no data.
+        """
+        if data is None:
+            raise UsageError("method.heads: importance needs training examples; name heads as {layer: [heads]}")
+        prunable_attentions(model.encoder)
+        # Heads that are gone already are zeros for as long as it takes, so that layers have equally many.
+        gone = restore_heads(model)
+        measure = TrainingLoss(model, data, self._items(data.features.num_items, seed))
+        heads = Heads.of(model)
+        importance_LN = head_importance(measure, heads)
+        worth_LN = normalised_by_layer(importance_LN) if self.normalise == "layer" else importance_LN
+        present_LN = heads.all_on()
+        for layer, numbers in gone.items():
+            present_LN[layer, list(numbers)] = 0
+        chosen = least_worth(worth_LN, present_LN, self._count(present_LN))
+        after_LN = present_LN.copy()
+        for layer, going in chosen.items():
+            after_LN[layer, list(going)] = 0
+        losses = [gated_score(measure, heads, gate_LN) for gate_LN in (present_LN, after_LN)]
+        model.requires_grad_(True).cpu()
+        if gone:
+            prune_heads(model, gone)
+        measured = {
+            "examples": measure.examples,
+            "importance": importance_LN.tolist(),
+            "train_loss_before": losses[0],
+            "train_loss_without": losses[1],
+        }
+        return chosen, measured
+
+    def _count(self, present_LN: Floats) -> int:
+        """How many heads go."""
+        present, layers = int(present_LN.sum()), present_LN.shape[0]
+        assert isinstance(self.heads, int | float)
+        count = max(1, round(self.heads * present)) if isinstance(self.heads, float) else self.heads
+        if count > present - layers:
+            raise UsageError(
+                f"method.heads: {self.heads} of {present} heads are {count}; one stays in each of {layers} layers, so"
+                f" at most {present - layers} can go (method.layers takes out whole layers)"
+            )
+        return count
+
+    def _items(self, items: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if self.examples is None or self.examples >= items:
+            return np.arange(items)
+        return np.sort(Draw(seed, "pruned").permuted("examples", np.arange(self.examples), size=items))
+
+
+def _gradient_of_kept(part: nn.Linear) -> Any:
+    """A hook that lets no gradient through to weights that are 0."""
+
+    def masked(gradient: Tensor) -> Tensor:
+        kept: Tensor = getattr(part, _KEPT)
+        return gradient * kept
+
+    return masked
+
+
+def _as_choice(recorded: dict[str, list[int]]) -> HeadChoice:
+    return {int(layer): heads for layer, heads in recorded.items()}
+
+
+def _depth(model: HeadedModel) -> int:
+    return int(getattr(model.encoder.config, "num_hidden_layers", 0))
+
+
+def _size(model: HeadedModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _in_words(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
+
+
+def _tell(record: dict[str, Any]) -> None:
+    """Log what goes, layer by layer."""
+    kept = record["layers_kept"]
+    out = [layer for layer in range(record["layers_before"]) if layer not in kept]
+    if out:
+        log.info("layers taken out: %s; kept: %s", _in_words(out), _in_words(kept))
+    for layer, heads in record["heads"].items():
+        worth = record.get("importance")
+        rows = [f"{head} (I {worth[int(layer)][head]:.2g})" if worth else str(head) for head in heads]
+        log.info("layer %s: heads taken out: %s", kept[int(layer)], ", ".join(rows))
+    if "train_loss_without" in record:
+        log.info(
+            "training loss, over %s examples: %.4f with these heads, %.4f without",
+            *(f"{record['examples']:,}", record["train_loss_before"], record["train_loss_without"]),
+        )
+    log.info("parameters: %s of %s are left", f"{record['parameters']:,}", f"{record['parameters_before']:,}")

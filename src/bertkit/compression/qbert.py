@@ -1,0 +1,293 @@
+"""Q-BERT: weights of two to four bits in groups, more of them where the loss is more sharply curved.
+
+Shen et al. 2020, arXiv:1909.05840. Each matrix falls into 128 groups of output neurons, those of query, key and value
+within one head; a group has 2^k equal steps from its smallest weight to its largest. Which layers get the more bits is
+read off the Hessian of the loss: on each of several parts of the training data the largest eigenvalue of a layer's
+block is found by power iteration, and Omega = |mean| + standard deviation over the parts orders the layers; the upper
+half gets the higher number. Activations and tables have eight bits. Gradients go through the rounding as if it were not
+there. What comes out is a directory of packed weights (models/low_bit.py).
+
+- Pooler and classifier have eight bits, in groups, too.
+- A row of a table is a group of its own.
+- The examples that the eigenvalues are found on are a tenth of the training data, as in the paper, but no more than a
+  stated number: a layer's power iteration costs several passes over them for each of its steps.
+- What was found is decided once and kept in the run's qbert.json: a resumed run reads it there.
+
+Sibling q8bert.py has eight bits everywhere. Shapes: T rows, D inputs, F outputs, G groups.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bertkit.compression.q8bert import FakeEmbedding, FakeLinear, Quantising, known, note_quantisation
+from bertkit.data.random import Draw
+from bertkit.errors import UsageError
+from bertkit.files import read_json, write_json
+from bertkit.models.attention import SelfAttention
+from bertkit.models.headed import HeadedModel
+from bertkit.models.int8 import QuantisedEmbedding
+from bertkit.models.low_bit import LowBitLinear, codes_of, row_groups
+from bertkit.models.quantised import QUANTISATION, module_names, replace_parts
+from bertkit.training.method import TrainingData
+
+log = logging.getLogger(__name__)
+
+RECORD = "qbert.json"
+"""In the run's directory: the bits of each layer, and by what measure."""
+OUTSIDE_BITS = 8
+"""Of weights that are in no layer."""
+_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+
+
+class QBert(Quantising):
+    """Every weight, under simulated arithmetic of few bits; the result has packed weights."""
+
+    name: Literal["qbert"] = "qbert"
+    bits: Literal[2, 3, 4, 8, "mixed"] = Field(
+        "mixed", description="Of the layers' weights; mixed: high_bits in the more sensitive half, low_bits elsewhere."
+    )
+    low_bits: Literal[2, 3, 4] = Field(2, description="Of the less sensitive layers.")
+    high_bits: Literal[3, 4, 8] = Field(3, description="Of the more sensitive layers.")
+    groups: int = Field(128, ge=1, description="Of each matrix; at most one for each output neuron.")
+    sensitivity_share: float = Field(0.1, gt=0, le=1, description="Of the training examples that the Hessian is of.")
+    sensitivity_examples: int = Field(128, ge=2, description="At most so many examples, whatever the share.")
+    sensitivity_parts: int = Field(4, ge=2, description="Parts that these fall into, over which Omega is taken.")
+    sensitivity_iterations: int = Field(20, ge=1, description="Most steps of a power iteration.")
+    sensitivity_tolerance: float = Field(
+        0.01, gt=0, description="A power iteration ends when its eigenvalue changes by a smaller share."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> QBert:
+        if self.low_bits >= self.high_bits:
+            raise ValueError(f"low_bits ({self.low_bits}) must be fewer than high_bits ({self.high_bits})")
+        return self
+
+    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
+        """As in `Method`; of no data, so all layers have the same bits.
+
+        Raises:
+            UsageError: the bits are to be found on data.
+        """
+        return self._prepared(super().prepare(model, seed), seed, None)
+
+    def prepare_on(self, model: HeadedModel, seed: int, data: TrainingData) -> HeadedModel:
+        """As in `Method`; mixed bits ask the training data."""
+        return self._prepared(super().prepare(model, seed), seed, data)
+
+    def _prepared(self, model: HeadedModel, seed: int, data: TrainingData | None) -> HeadedModel:
+        layers = layer_maps(model)
+        if not layers:
+            raise UsageError(
+                f"method.name: qbert gives each layer its bits; {model.encoder.config.model_type} has no layers of its"
+                " own: take q8bert"
+            )
+        path = None if data is None or data.directory is None else data.directory / RECORD
+        if path is not None and path.exists():
+            record = read_json(path)
+        else:
+            record = self._decided(model, layers, seed, data)
+            if path is not None:
+                write_json(path, record)
+        _tell(record)
+        bits_by_map = {part: bits for maps, bits in zip(layers, record["bits"], strict=True) for part in maps}
+        groups = {part: groups_of(model, part, self.groups) for part in _maps(model)}
+
+        def fake(_name: str, part: nn.Module) -> nn.Module | None:
+            if isinstance(part, nn.Linear) and part in groups:
+                bits = bits_by_map.get(part, OUTSIDE_BITS)
+                return FakeGroupLinear(part, self.activation_bits, group_F=groups[part], weight_bits=bits)
+            return FakeEmbedding(part, by_row=True) if type(part) is nn.Embedding else None
+
+        replace_parts(model, fake)
+        return model
+
+    def _decided(
+        self, model: HeadedModel, layers: Sequence[Sequence[nn.Linear]], seed: int, data: TrainingData | None
+    ) -> dict[str, Any]:
+        """The bits of each layer, and how they were found."""
+        common = {"groups": self.groups, "embedding_bits": 8, "outside_bits": OUTSIDE_BITS}
+        if self.bits != "mixed":
+            return {"bits": [self.bits] * len(layers), **common}
+        if data is None:
+            raise UsageError("method.bits: mixed asks the training data; give a number")
+        eigenvalues = self._eigenvalues(model, layers, seed, data)
+        omega = [abs(float(np.mean(found))) + float(np.std(found)) for found in eigenvalues]
+        sensitive = set(sorted(range(len(layers)), key=lambda layer: -omega[layer])[: -(-len(layers) // 2)])
+        bits = [self.high_bits if layer in sensitive else self.low_bits for layer in range(len(layers))]
+        return {"bits": bits, "omega": omega, "eigenvalues": eigenvalues, **common}
+
+    def _eigenvalues(
+        self, model: HeadedModel, layers: Sequence[Sequence[nn.Linear]], seed: int, data: TrainingData
+    ) -> list[list[float]]:
+        """Of each layer, the largest eigenvalue on each part of the data."""
+        items = data.features.num_items
+        count = min(items, max(2, min(self.sensitivity_examples, round(self.sensitivity_share * items))))
+        chosen = Draw(seed, "qbert").permuted("sensitivity", np.arange(count), size=items, epoch=0)
+        parts = np.array_split(chosen, min(self.sensitivity_parts, count))
+        log.info("sensitivity of %d layers, on %d examples in %d parts", len(layers), count, len(parts))
+        weights = [[part.weight for part in maps] for maps in layers]
+        model.eval().to(data.engine.device)
+        trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
+        for parameter in model.parameters():
+            parameter.requires_grad_(any(parameter is each for own in weights for each in own))
+        found: list[list[float]] = [[] for _ in layers]
+        # Only this way of attention has a gradient of its gradient.
+        with sdpa_kernel(SDPBackend.MATH):
+            for number, part in enumerate(parts):
+                batch = data.features.batch(np.sort(part)).to(data.engine.device)
+                loss = data.task.loss(model, model.states(data.task.head, batch.packed), batch)
+                mean = loss.sum / max(1, data.task.count(batch))
+                for layer, value in enumerate(
+                    top_eigenvalues(mean, weights, self.sensitivity_iterations, self.sensitivity_tolerance, seed=number)
+                ):
+                    found[layer].append(value)
+        for parameter, requires in trained.items():
+            parameter.requires_grad_(requires)
+        return found
+
+    def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
+        """The table of bits."""
+        path = directory / RECORD
+        return {"quantisation": read_json(path)} if path.exists() else {}
+
+    def finish(self, model: HeadedModel) -> None:
+        """Put packed weights in the place of what was trained."""
+
+        def packed(_name: str, part: nn.Module) -> nn.Module | None:
+            if isinstance(part, FakeGroupLinear):
+                return part.packed()
+            return QuantisedEmbedding.of(part) if isinstance(part, FakeEmbedding) else None
+
+        owners = (model, *model.named_companions().values())
+        bits = [
+            {hub: part.weight_bits for part, hub in _hub_names(owner).items() if isinstance(part, FakeGroupLinear)}
+            for owner in owners
+        ]
+        replace_parts(model, packed)
+        note_quantisation(
+            model,
+            format="packed",
+            weights="equal steps between a group's smallest and largest",
+            activations="thresholds of training",
+            activation_bits=self.activation_bits,
+        )
+        for owner, own in zip(owners, bits, strict=True):
+            owner.extras[QUANTISATION]["bits"] = own
+
+
+class FakeGroupLinear(FakeLinear):
+    """A linear map that computes as if each group of its weights had a few values.
+
+    Args:
+        linear: whose weights it takes over.
+        bits: of the input.
+        group_F: the group of each output.
+        weight_bits: of a weight.
+    """
+
+    def __init__(self, linear: nn.Linear, bits: int, *, group_F: Tensor, weight_bits: int) -> None:
+        super().__init__(linear, bits, requantised=False)
+        self.register_buffer("group_F", group_F.to(linear.weight.device), persistent=False)
+        self.weight_bits = weight_bits
+
+    group_F: Tensor
+
+    def rounded_weight(self) -> Tensor:
+        code_FD, low_G, step_G = codes_of(self.weight.detach(), self.group_F, self.weight_bits)
+        return code_FD * step_G[self.group_F, None] + low_G[self.group_F, None]
+
+    def packed(self) -> LowBitLinear:
+        """The same map with packed weights."""
+        limit = known(self.input_threshold)
+        return LowBitLinear.of(self, self.group_F.cpu(), self.weight_bits, limit, activation_bits=self.bits)
+
+
+def layer_maps(model: HeadedModel) -> list[list[nn.Linear]]:
+    """The linear maps of each layer."""
+    found: dict[int, list[nn.Linear]] = {}
+    for name, part in model.named_modules():
+        match = _LAYER.match(name)
+        if match and isinstance(part, nn.Linear):
+            found.setdefault(int(match[1]), []).append(part)
+    return [found[number] for number in sorted(found)]
+
+
+def _maps(model: HeadedModel) -> list[nn.Linear]:
+    return [part for part in model.modules() if type(part) is nn.Linear]
+
+
+def groups_of(model: HeadedModel, linear: nn.Linear, groups: int) -> Tensor:
+    """The group of each output, (F,); of queries, keys and values, none reaches from one head into the next."""
+    heads = 1
+    for part in model.modules():
+        if isinstance(part, SelfAttention) and any(linear is each for each in (part.query, part.key, part.value)):
+            heads = part.heads if linear.out_features % part.heads == 0 else 1
+    return row_groups(linear.out_features, groups, heads)
+
+
+def _hub_names(model: HeadedModel) -> dict[nn.Module, str]:
+    names = {name for name, _ in model.named_modules() if name.startswith("companions.")}
+    known_names = module_names(model, model.hub_form().names, without=names)
+    return {model.get_submodule(name): hub for name, hub in known_names.items()}
+
+
+def top_eigenvalues(
+    loss: Tensor, blocks: Sequence[Sequence[Tensor]], iterations: int, tolerance: float, *, seed: int
+) -> list[float]:
+    """Of each block of the Hessian, the eigenvalue of the largest size, by power iteration.
+
+    Args:
+        loss: a scalar with its graph.
+        blocks: parameters, a block for each eigenvalue.
+        iterations: most products with the Hessian for each.
+        tolerance: the iteration ends when the eigenvalue changes by a smaller share.
+        seed: of the first vectors.
+    """
+    gradients = torch.autograd.grad(loss, [each for block in blocks for each in block], create_graph=True)
+    found, first = [], 0
+    for block in blocks:
+        own, first = gradients[first : first + len(block)], first + len(block)
+        generator = torch.Generator().manual_seed(seed)
+        vector = _unit([torch.randn(each.shape, generator=generator).to(each.device) for each in block])
+        value = 0.0
+        for _ in range(iterations):
+            along = torch.stack([(gradient * part).sum() for gradient, part in zip(own, vector, strict=True)]).sum()
+            product = torch.autograd.grad(along, list(block), retain_graph=True)
+            before, value = value, float(sum((a * b).sum() for a, b in zip(product, vector, strict=True)))
+            if float(_norm(product)) == 0 or abs(value - before) <= tolerance * abs(value):
+                break
+            vector = _unit(product)
+        found.append(value)
+    return found
+
+
+def _norm(parts: Sequence[Tensor]) -> Tensor:
+    norm: Tensor = torch.stack([part.square().sum() for part in parts]).sum().sqrt()
+    return norm
+
+
+def _unit(parts: Sequence[Tensor]) -> list[Tensor]:
+    norm = _norm(parts)
+    return [part / norm for part in parts]
+
+
+def _tell(record: dict[str, Any]) -> None:
+    omega = record.get("omega")
+    for layer, bits in enumerate(record["bits"]):
+        log.info("layer %d: %d bits%s", layer, bits, f" (Omega {omega[layer]:.3g})" if omega else "")
+    log.info(
+        "%d groups a matrix; embeddings %d bits, pooler and classifier %d",
+        *(record["groups"], record["embedding_bits"], record["outside_bits"]),
+    )

@@ -1,0 +1,282 @@
+"""A teacher's masked LM on text that two vocabularies cut: some words by its student's, the others by its own.
+
+Zhao et al. 2019, arXiv:1909.11687v1, dual training: every word of a training sequence is cut by the student's
+vocabulary with a probability p_DT, and the teacher, which trains beside its student, predicts the masked pieces, each
+among the pieces of the vocabulary that it belongs to. So it learns the student's words from contexts of its own, and
+the other way round. Its student reads the same text in its own pieces alone (masked_lm.py), and meets its teacher in
+shared_projections.py. p_DT was not to be found; 0.5 is a choice of this package.
+
+The corpus is stored in the student's pieces, so a word that they do not know stays [UNK] for the teacher, too. Special
+tokens are the teacher's own. The teacher's masks are drawn apart from the student's.
+
+Shapes: T packed tokens of the student, N of the mixed text, B sequences, W words, U words cut by the teacher's
+vocabulary, M masked tokens, V the student's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, PrivateAttr, model_validator
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.distillation.dual_teacher import teacher_of
+from bertkit.distillation.retokenize import Recutter
+from bertkit.models.loss_sum import LossSum
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import Objective
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.masking import Pieces
+from bertkit.objectives.masking.words import BatchWords
+from bertkit.text.tokenizer import Tokenizer
+
+_NOT_MASKED = -1
+_LABEL, _TOKEN_TYPE, _DROPPED = "label", "token_type", "dropped"
+
+
+class BesideTeacher(Objective):
+    """An objective of a teacher that trains beside its student: the student's states are not read."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ()
+
+    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+        return batch.ids_T.new_zeros(0)
+
+
+@dataclass(frozen=True, eq=False)
+class TwoVocabularies:
+    """What the corruption must know of both vocabularies; travels to workers.
+
+    Attributes:
+        recutter: from the student's pieces to the teacher's.
+        rows: ids of the student's pieces begin here in the mixed text, behind those of the teacher's table.
+        words: V.
+        teacher: of its own pieces.
+        max_tokens: of the teacher's longest sequence.
+    """
+
+    recutter: Recutter
+    rows: int
+    words: int
+    teacher: Vocabulary
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A text cut by two vocabularies.
+
+    Attributes:
+        samples: with the ids of both.
+        origin_N: the student's token that each piece stands for; the first of its word where the teacher's cut it.
+        dropped_B: pieces that were left out of each sequence, for the teacher reads no longer ones.
+    """
+
+    samples: Samples
+    origin_N: Integers
+    dropped_B: Integers
+
+
+class MixedVocabulary(BesideTeacher):
+    """The teacher's masked LM on words cut by either vocabulary."""
+
+    student_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Probability with which a word that the teacher reads is cut by the student's vocabulary (the"
+        " paper's p_DT).",
+    )
+    rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that is predicted.")
+    max_predictions: int | None = Field(
+        None, ge=1, description="At most this many predictions per sequence; null: no limit."
+    )
+    mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that [MASK] stands in for.")
+    random_share: float = Field(
+        0.1, ge=0, le=1, description="Share that a random token of the same vocabulary stands in for; the rest stays."
+    )
+
+    _vocabularies: TwoVocabularies | None = PrivateAttr(None)
+
+    term: ClassVar[str] = "mixed_vocabulary"
+    rank: ClassVar[int] = MaskedLM.rank - 1
+    """Words are cut before anything is hidden from the student."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> MixedVocabulary:
+        if self.mask_share + self.random_share > 1 + 1e-9:
+            raise ValueError(
+                f"mask_share ({self.mask_share}) and random_share ({self.random_share}) must not exceed 1 together"
+            )
+        return self
+
+    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+        if not any(isinstance(each, MaskedLM) for each in objectives):
+            return ["objective.mixed_vocabulary trains the teacher alone; add masked_lm, by which the student learns"]
+        return []
+
+    def between(self, student: Tokenizer, teacher: Tokenizer, *, rows: int, max_tokens: int) -> Self:
+        """The objective with what it must know of both vocabularies.
+
+        Args:
+            student, teacher: the tokenizers.
+            rows: of the teacher's table of words.
+            max_tokens: of the teacher's longest sequence.
+
+        Raises:
+            DataError: words cannot be cut by either of them.
+        """
+        known = self.model_copy()
+        known._vocabularies = TwoVocabularies(
+            Recutter(student, teacher), rows, student.vocab_size, Vocabulary.of(teacher), max_tokens
+        )
+        return known
+
+    @property
+    def vocabularies(self) -> TwoVocabularies:
+        """Both vocabularies, once they are known."""
+        assert self._vocabularies is not None, "between() tells them"
+        return self._vocabularies
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Leave the mixed text among the targets, masked; the student's own text stays as it is.
+
+        `index_M` of the targets has an entry for every piece of the mixed text: the student's token that it stands for.
+        `id_M` is what the teacher reads there. Columns: `label`, what stood there where it is masked, else -1;
+        `token_type`; `dropped`, at a sequence's first piece.
+        """
+        mixed = self.mixed(samples, draw)
+        ids_N, label_N = self._masked(mixed.samples, Draw(draw.seed, f"{draw.scope}/teacher"))
+        dropped_N = np.zeros_like(ids_N)
+        dropped_N[mixed.samples.cu_seqlens_B1[:-1]] = mixed.dropped_B
+        columns = {_LABEL: label_N, _TOKEN_TYPE: mixed.samples.token_types_T, _DROPPED: dropped_N}
+        return samples.with_targets(self.term, Targets(mixed.origin_N, ids_N, columns=columns))
+
+    def mixed(self, samples: Samples, draw: Draw) -> Mixed:
+        """The text as the teacher reads it, before anything is masked.
+
+        Args:
+            samples: in the student's pieces, not corrupted.
+            draw: one number a word, addressed by its first piece, says which vocabulary cuts it.
+        """
+        known = self.vocabularies
+        special_T = known.recutter.special_V[samples.ids_T]
+        words = BatchWords.of(samples, known.recutter.marks)
+        by_student_W = samples.uniform_T(draw, "vocabulary/cut")[words.start_W] < self.student_share
+        taken_W = ~by_student_W & (special_T[words.start_W] < 0)
+        start_U, end_U = words.start_W[taken_W], (words.start_W + words.length_W)[taken_W]
+        cut = [known.recutter.cut(samples.ids_T[a:b]) for a, b in zip(start_U.tolist(), end_U.tolist(), strict=True)]
+        taken_T = np.zeros(words.word_T.shape, dtype=np.bool_)
+        inside_T = words.word_T >= 0
+        taken_T[inside_T] = taken_W[words.word_T[inside_T]]
+        # A word that is cut anew stands where its first piece stood; its other pieces make none.
+        length_T = np.where(taken_T, 0, 1)
+        length_T[start_U] = [len(each) for each in cut]
+        origin_N = np.repeat(np.arange(length_T.size), length_T)
+        ids_N = np.where(special_T >= 0, special_T, samples.ids_T + known.rows)[origin_N]
+        ids_N[taken_T[origin_N]] = np.concatenate([*cut, np.empty(0, dtype=np.int64)])
+        return _within(known.max_tokens, samples, ids_N, origin_N)
+
+    def _masked(self, mixed: Samples, draw: Draw) -> tuple[Integers, Integers]:
+        """What the teacher reads, and what is to be predicted of it: masked_lm's rule, each piece by itself."""
+        known = self.vocabularies
+        masking = self._masking
+        counts_B = masking.counts_B(
+            mixed.lengths_B, np.bincount(mixed.sequence_T[~mixed.fixed_T], minlength=mixed.lengths_B.size)
+        )
+        index_M = Pieces().choose(mixed, known.teacher, counts_B, draw).index_M
+        id_M = mixed.ids_T[index_M]
+        action_M = mixed.uniform_T(draw, "mask/action")[index_M]
+        is_own_M = id_M < known.rows
+        uniform_M = mixed.uniform_T(draw, "mask/word")[index_M]
+        random_M = (uniform_M * np.where(is_own_M, known.teacher.size, known.words)).astype(np.int64)
+        random_M += np.where(is_own_M, 0, known.rows)
+        stands_in_M = np.where(action_M < self.mask_share + self.random_share, random_M, id_M)
+        ids_N, label_N = mixed.ids_T.copy(), np.full_like(mixed.ids_T, _NOT_MASKED)
+        ids_N[index_M] = np.where(action_M < self.mask_share, known.teacher.mask_id, stands_in_M)
+        label_N[index_M] = id_M
+        return ids_N, label_N
+
+    @property
+    def _masking(self) -> MaskedLM:
+        return MaskedLM(rate=self.rate, max_predictions=self.max_predictions)
+
+    def expected_count(self, length: int) -> float:
+        return self._masking.expected_count(length)
+
+    def count(self, batch: PackedBatch) -> int:
+        return int((batch.targets[self.term].columns[_LABEL] >= 0).sum())
+
+    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """The teacher's summed cross-entropy at the masked pieces, each among those of its vocabulary.
+
+        Tallies: masked pieces that are the `student`'s, how many of them are `right`, and pieces that were `dropped`.
+        """
+        targets = batch.targets[self.term]
+        index_M = (targets.columns[_LABEL] >= 0).nonzero().flatten()
+        own, students = teacher_of(model).loss(mixed_batch(batch), index_M, targets.columns[_LABEL][index_M])
+        tallies = {
+            "student": torch.tensor(students.count),
+            "right": students.correct,
+            "dropped": targets.columns[_DROPPED].sum(),
+        }
+        return LossSum(own.sum + students.sum, own.count + students.count, own.correct + students.correct, tallies)
+
+    def figures(self, tallies: Mapping[str, int], count: int) -> dict[str, float]:
+        """The share of the masked pieces that are the student's, the teacher's accuracy at them, and pieces dropped."""
+        return {
+            f"student_share/{self.term}": tallies.get("student", 0) / max(1, count),
+            f"student_accuracy/{self.term}": tallies.get("right", 0) / max(1, tallies.get("student", 0)),
+            f"dropped/{self.term}": float(tallies.get("dropped", 0)),
+        }
+
+
+def mixed_lengths(batch: PackedBatch) -> Tensor:
+    """Pieces of each sequence of the mixed text, (B,)."""
+    index_N = batch.targets[MixedVocabulary.term].index_M
+    sequence_N = torch.bucketize(index_N, batch.sequences.cu_seqlens_B1[1:].long(), right=True)
+    return torch.bincount(sequence_N, minlength=batch.num_sequences)
+
+
+def mixed_batch(batch: PackedBatch) -> PackedBatch:
+    """The mixed text as what the teacher reads, without targets."""
+    targets = batch.targets[MixedVocabulary.term]
+    lengths_B = mixed_lengths(batch)
+    first_N = torch.repeat_interleave(lengths_B.cumsum(0) - lengths_B, lengths_B, output_size=targets.count)
+    return PackedBatch(
+        ids_T=targets.id_M,
+        token_types_T=targets.columns[_TOKEN_TYPE],
+        positions_T=torch.arange(targets.count, device=first_N.device) - first_N,
+        sequences=PackedSequences.from_lengths(lengths_B.cpu().numpy()).to(first_N.device),
+        targets={},
+        labels={},
+    )
+
+
+def _within(max_tokens: int, samples: Samples, ids_N: Integers, origin_N: Integers) -> Mixed:
+    """Samples of the mixed pieces; of longer sequences the beginning, and the last token, which closes them."""
+    sequence_N = samples.sequence_T[origin_N]
+    length_B = np.bincount(sequence_N, minlength=samples.lengths_B.size)
+    position_N = np.arange(ids_N.size) - (np.cumsum(length_B) - length_B)[sequence_N]
+    kept_N: NDArray[np.bool_] = (position_N < max_tokens - 1) | (position_N == length_B[sequence_N] - 1)
+    kept_B = np.minimum(length_B, max_tokens)
+    origin_N = origin_N[kept_N]
+    mixed = Samples(
+        ids_T=ids_N[kept_N],
+        token_types_T=samples.token_types_T[origin_N],
+        special_T=samples.fixed_T[origin_N],
+        cu_seqlens_B1=np.concatenate([[0], np.cumsum(kept_B)]),
+        epoch_B=samples.epoch_B,
+        sample_B=samples.sample_B,
+    )
+    return Mixed(mixed, origin_N, length_B - kept_B)

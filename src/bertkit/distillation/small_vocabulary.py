@@ -1,0 +1,247 @@
+"""Training of a student with a small vocabulary of its own, its teacher training beside it.
+
+Zhao et al. 2019, arXiv:1909.11687v1. Pretraining has the loop; here is what stands beside the model: a teacher that
+reads both vocabularies, and the projections between the two. Sibling text_student.py has a teacher that stays as it is
+and reads what its student reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.shards import TokenShards
+from bertkit.distillation.dual_teacher import TEACHER, check_teacher
+from bertkit.distillation.mixed_vocabulary import MixedVocabulary, mixed_lengths
+from bertkit.distillation.objectives import distilled_among
+from bertkit.distillation.projections import PROJECTIONS
+from bertkit.distillation.retokenize import word_rules
+from bertkit.distillation.shared_projections import SharedProjections, add_teacher, beside_teacher
+from bertkit.distillation.text_recipe import DistillTextRecipe
+from bertkit.distillation.text_trainer import freeze
+from bertkit.errors import DataError, UsageError
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.find import encoder_directory
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import check_vocabulary, load_model, read_config, refuse_quantised
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import Objective
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.trainer import Pretraining
+from bertkit.run.directory import RunDirectory
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
+from bertkit.training.engine import resolve_engine
+
+log = logging.getLogger(__name__)
+
+
+class DualTraining(Pretraining):
+    """One run of a student and its teacher.
+
+    Args:
+        recipe: resolved.
+        shards: the corpus in the student's pieces.
+        run: the directory, whose lock the caller holds.
+        cache: where plans of epochs are kept.
+        teacher: a masked LM; it is trained, and changed.
+        teacher_tokenizer: its own.
+    """
+
+    def __init__(
+        self,
+        recipe: DistillTextRecipe,
+        shards: TokenShards,
+        run: RunDirectory,
+        *,
+        cache: Path,
+        teacher: HeadedModel,
+        teacher_tokenizer: Tokenizer,
+    ) -> None:
+        self.student_recipe = recipe
+        self.teacher, self.teacher_tokenizer = teacher, teacher_tokenizer
+        super().__init__(recipe, shards, run, cache=cache)
+
+    def _prepared(self, objective: Objective) -> Objective:
+        if isinstance(objective, MixedVocabulary):
+            encoder = self.teacher.encoder
+            objective = objective.between(
+                self.tokenizer, self.teacher_tokenizer, rows=encoder.vocab_size, max_tokens=encoder.max_tokens
+            )
+        return super()._prepared(objective)
+
+    def _check_growth(self) -> None:
+        if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
+            raise UsageError(
+                "optimisation.stages: a student cannot grow beside the teacher that trains with it; leave"
+                " model.num_hidden_layers out of the stages"
+            )
+
+    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+        model = super()._new_model(config)
+        objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
+        add_teacher(model, objectives, self.teacher, seed=self.recipe.seed)
+        freeze(model, self.student_recipe.frozen)
+        return model
+
+    def _flops(self, batches: Sequence[PackedBatch]) -> float:
+        own = [
+            replace(batch, targets={name: each for name, each in batch.targets.items() if name != MixedVocabulary.term})
+            for batch in batches
+        ]
+        flops = super()._flops(own)
+        for objective in self.current.objectives:
+            if isinstance(objective, MixedVocabulary):
+                for batch in batches:
+                    lengths_B = mixed_lengths(batch).double()
+                    flops += step_flops(
+                        self.teacher,
+                        tokens=float(lengths_B.sum()),
+                        squared_lengths=float((lengths_B**2).sum()),
+                        predictions={MaskedLM.term: objective.count(batch)},
+                        sequences=batch.num_sequences,
+                    )
+        return flops
+
+    def _announce(self) -> None:
+        super()._announce()
+        if not self.model.companions:
+            return
+        sizes = {
+            name: sum(parameter.numel() for parameter in part.parameters())
+            for name, part in self.model.companions.items()
+        }
+        own = sum(parameter.numel() for parameter in self.model.parameters()) - sum(sizes.values())
+        log.info(
+            "of these the student has %s, with a vocabulary of %s; its teacher %s (%s), the projections %s",
+            f"{own:,}",
+            f"{self.vocabulary.size:,}",
+            f"{sizes[TEACHER]:,}",
+            self.student_recipe.teacher,
+            f"{sizes.get(PROJECTIONS, 0):,}",
+        )
+        for stage, term, weight, compares in lesson_rows(self.student_recipe):
+            log.info("  %s%-18s weight %-8g %s", stage and f"{stage}  ", term, weight, compares)
+
+
+def lesson_rows(recipe: DistillTextRecipe) -> list[tuple[str, str, float, str]]:
+    """What the teacher that trains along is for, as rows for people: stage ("" where there is one), term, weight, and
+    what it does."""
+    stages = stages_of(recipe)
+    rows = []
+    for stage in stages:
+        steps = f"steps {stage.first_step:,} to {stage.end_step:,}" if len(stages) > 1 else ""
+        for objective in beside_teacher(stage.recipe.objectives):
+            if isinstance(objective, MixedVocabulary):
+                does = f"words cut by the student's vocabulary with probability {objective.student_share:g}"
+            else:
+                assert isinstance(objective, SharedProjections)
+                does = f"parameters of {', '.join(objective.parts)}, {' and '.join(objective.directions)}"
+            rows.append((steps, objective.term, objective.weight, does))
+    return rows
+
+
+def load_dual_teacher(directory: Path) -> HeadedModel:
+    """A teacher that can read two vocabularies.
+
+    Raises:
+        DataError: it cannot, its weights are quantised, or its tokenizer does not fit its table.
+    """
+    _, contents = read_config(encoder_directory(directory))
+    refuse_quantised(directory, contents)
+    teacher, _ = load_model(directory)
+    check_vocabulary(teacher, load_tokenizer(directory), source=str(directory))
+    check_teacher(teacher, source=str(directory))
+    return teacher
+
+
+def check_dual(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
+    """Check a recipe against its teacher, as far as the two configurations tell.
+
+    Raises:
+        UsageError: a stage has objectives of another kind of teacher, a sequence is longer than the teacher reads, or
+            the student is not as deep as its teacher.
+    """
+    depths = [getattr(config, "num_hidden_layers", None) for config in (recipe.model, teacher)]
+    for stage in stages_of(recipe):
+        own, others = beside_teacher(stage.recipe.objectives), distilled_among(stage.recipe.objectives)
+        strange = others if recipe.has_own_vocabulary else own
+        if strange:
+            has = "has" if recipe.has_own_vocabulary else "lacks"
+            raise UsageError(
+                f"optimisation.stages: a stage has {', '.join(each.term for each in strange)}, and the recipe's own"
+                f" objective {has} mixed_vocabulary: one kind of teacher serves all stages; leave them out of it"
+            )
+        length = stage.recipe.data.sequence_length
+        if own and length > teacher.max_tokens:
+            raise UsageError(
+                f"data.sequence_length ({length}) is above what the teacher reads ({teacher.max_tokens}); lower it"
+            )
+        if depths[0] != depths[1] and any(isinstance(each, SharedProjections) for each in own):
+            raise UsageError(
+                f"objective.shared_projections: the student has {depths[0]} layers and its teacher {depths[1]}, and"
+                " parameters are compared layer by layer: a student has as many layers as its teacher; write"
+                f" model.num_hidden_layers: {depths[1]}"
+            )
+
+
+def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source: str) -> list[str]:
+    """Overrides by which a student's vocabulary is learnt from the words that its teacher sees.
+
+    Args:
+        given: the recipe's `tokenizer`.
+        teacher: its tokenizer.
+        source: what to call the teacher.
+
+    Raises:
+        UsageError: the recipe asks for another case, or for accents to be treated otherwise.
+        DataError: the teacher's is no WordPiece vocabulary.
+    """
+    rules = word_rules(teacher)
+    if rules is None:
+        raise DataError(
+            f"{source}: its tokenizer is a {type(teacher.backend.model).__name__} vocabulary; a student has a"
+            " vocabulary of its own beside a teacher that reads WordPieces as BERT does"
+        )
+    if given.get("path") is not None:
+        return []  # what is in it is checked once it is loaded
+    wanted = {key: rules[key] for key in ("lowercase", "strip_accents")}
+    for key, value in wanted.items():
+        if given.get(key) not in (None, value):
+            raise UsageError(
+                f"tokenizer.{key}: {str(given[key]).lower()}, and the teacher's is {str(value).lower()}: both must see"
+                f" the same words; leave tokenizer.{key} out"
+            )
+    return [f"tokenizer.{key}={str(value).lower()}" for key, value in wanted.items()]
+
+
+def teacher_costs(recipe: DistillTextRecipe, teacher: HeadedModel) -> dict[str, float]:
+    """What the teacher that trains along adds to a plan: `flops` of the whole run, `memory_mb` and `disk_mb`; its text
+    is taken to be as long as the student's."""
+    costs = {"flops": 0.0, "memory_mb": 0.0, "disk_mb": 0.0}
+    micro_batch = resolve_engine(recipe.engine).micro_batch_tokens
+    kept = count_parameters(teacher).total * CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1)
+    for stage in stages_of(recipe):
+        length, sequences = stage.recipe.data.sequence_length, stage.recipe.optimisation.batch_sequences
+        tokens = sequences * length
+        for objective in stage.recipe.objectives:
+            if isinstance(objective, MixedVocabulary):
+                rows = objective.expected_count(length) / length
+                costs["flops"] += (stage.end_step - stage.first_step) * step_flops(
+                    teacher,
+                    tokens=tokens,
+                    squared_lengths=tokens * length,
+                    predictions={MaskedLM.term: tokens * rows},
+                    sequences=sequences,
+                )
+                read = min(micro_batch, tokens)
+                memory = training_memory_bytes(teacher, micro_batch_tokens=read, predictions=read * rows)
+                costs["memory_mb"] = max(costs["memory_mb"], memory / 1e6)
+                costs["disk_mb"] = kept / 1e6
+    return costs

@@ -1,0 +1,42 @@
+"""The terms of distillation by the name that a recipe gives them; a new one is one class and one entry here."""
+
+from __future__ import annotations
+
+from bertkit.distillation.terms.attention import Attention
+from bertkit.distillation.terms.base import LinearMaps, Seen, Shape, Sizes, Term, Wanted
+from bertkit.distillation.terms.logits import HardTargets, LogitError, SoftTargets
+from bertkit.distillation.terms.states import Cosine, EmbeddingStates, FeatureMaps, HiddenStates, Patience
+
+TERMS: dict[str, type[Term]] = {
+    kind.term: kind
+    for kind in (
+        SoftTargets,
+        HardTargets,
+        LogitError,
+        EmbeddingStates,
+        HiddenStates,
+        Attention,
+        Cosine,
+        Patience,
+        FeatureMaps,
+    )
+}
+
+__all__ = [
+    "TERMS",
+    "Attention",
+    "Cosine",
+    "EmbeddingStates",
+    "FeatureMaps",
+    "HardTargets",
+    "HiddenStates",
+    "LinearMaps",
+    "LogitError",
+    "Patience",
+    "Seen",
+    "Shape",
+    "Sizes",
+    "SoftTargets",
+    "Term",
+    "Wanted",
+]

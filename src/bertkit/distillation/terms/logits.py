@@ -1,0 +1,67 @@
+"""What the models say: the terms that compare logits.
+
+Hinton et al. 2015, arXiv:1503.02531 (soft targets); Ba and Caruana 2014, arXiv:1312.6184 (logits themselves).
+
+Shapes: M rows, K classes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.distillation.losses import hard_targets, logit_squared_error, soft_targets
+from bertkit.distillation.terms.base import LinearMaps, Seen, Sizes, Term, Wanted, summed
+from bertkit.models.loss_sum import LossSum
+
+
+class LogitTerm(Term):
+    """A term that needs nothing but logits, so that student and teacher may have any inside."""
+
+    @abstractmethod
+    def rows(self, student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
+        """The loss of each row, (M,)."""
+
+    def wants(self, sizes: Sizes) -> tuple[Wanted, Wanted]:
+        return Wanted(logits=True), Wanted(logits=True)
+
+    def count(self, batch: PackedBatch, rows: int) -> int:
+        return rows
+
+    def loss(self, student: Seen, teacher: Seen, sizes: Sizes, maps: LinearMaps) -> LossSum:
+        student_MK, teacher_MK = student.logits, teacher.logits
+        agreeing_M = student_MK.detach().argmax(dim=-1) == teacher_MK.argmax(dim=-1)
+        return summed(self.rows(student_MK, teacher_MK), agreeing=agreeing_M)
+
+
+class SoftTargets(LogitTerm):
+    """The teacher's probabilities at a temperature: T^2 KL, summed over classes, mean over rows."""
+
+    term: ClassVar[str] = "soft_targets"
+
+    temperature: float = Field(1.0, gt=0, description="T, by which both models' logits are divided.")
+
+    def rows(self, student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
+        return soft_targets(student_MK, teacher_MK, self.temperature)
+
+
+class HardTargets(LogitTerm):
+    """The class that the teacher finds likeliest: cross-entropy, mean over rows."""
+
+    term: ClassVar[str] = "hard_targets"
+
+    def rows(self, student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
+        return hard_targets(student_MK, teacher_MK)
+
+
+class LogitError(LogitTerm):
+    """The teacher's logits: squared error, mean over classes and rows; for a regression, its number."""
+
+    term: ClassVar[str] = "logit_error"
+
+    def rows(self, student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
+        return logit_squared_error(student_MK, teacher_MK)

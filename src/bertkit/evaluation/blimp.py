@@ -1,0 +1,351 @@
+"""BLiMP: does a model find the grammatical sentence of a minimal pair more probable?
+
+Warstadt et al. 2020, arXiv:1912.00582; masked models score by pseudo-log-likelihood, Salazar et al. 2020,
+arXiv:1910.14659. How a sentence is scored is in probes/pseudo_likelihood.py, how pairs are read in
+tasks/minimal_pairs.py; here scores are compared and averaged.
+
+A tie counts half: were it given to the good sentence, a model that knows nothing would be right. The sum of
+log-probabilities favours the sentence of fewer tokens, so each paradigm says what constant logits would score.
+
+Shapes: P pairs of a paradigm.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from bertkit.errors import DataError
+from bertkit.evaluation.arguments import EvalRequest, Evaluated, measured_once
+from bertkit.evaluation.run import Examined, begin_measurement
+from bertkit.files import sha256_of
+from bertkit.models.pseudo_likelihood import TextScore, choose_rule, score_texts
+from bertkit.progress import Progress, silent_progress
+from bertkit.run.directory import RunDirectory
+from bertkit.settings import Settings
+from bertkit.tasks.minimal_pairs import FIELD_SPELLINGS, MinimalPair, Paradigm, read_paradigms, select
+from bertkit.training.engine import Engine
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+
+SUITE = "blimp"
+PAIRS_OF_BLIMP = 1000
+PARADIGMS_OF_BLIMP = 67
+NEAR_TIE = 1e-4
+"""Differences below this many nats may come out otherwise on another machine."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """The good sentences of a paradigm's pairs, or the bad ones.
+
+    Attributes:
+        total_P: log-likelihoods, in nats.
+        tokens_P: tokens scored.
+        words_P: words, parted by white space.
+    """
+
+    total_P: Floats
+    tokens_P: Int64s
+    words_P: Int64s
+
+    @classmethod
+    def of(cls, scores: Sequence[TextScore]) -> Side:
+        return cls(
+            np.array([score.total for score in scores]),
+            np.array([score.tokens for score in scores]),
+            np.array([score.words for score in scores]),
+        )
+
+    def with_constant_logits(self) -> Side:
+        """The same sentences where every token has the same probability; which one cancels."""
+        return replace(self, total_P=-self.tokens_P.astype(np.float64))
+
+
+NORMALISATIONS: dict[str, Callable[[Side], Floats]] = {
+    "accuracy": lambda side: side.total_P,
+    "accuracy_per_token": lambda side: side.total_P / side.tokens_P,
+    "accuracy_per_word": lambda side: side.total_P / side.words_P,
+}
+"""What is compared: the sum of log-probabilities, and the same divided by tokens or by words. The first is BLiMP's."""
+
+REFERENCES = (
+    {"model": "human", "accuracy": 0.886, "source": "Salazar et al. 2020, repository awslabs/mlm-scoring"},
+    {"model": "RoBERTa-large", "accuracy": 0.865, "source": "Salazar et al. 2020, repository awslabs/mlm-scoring"},
+    {"model": "GPT-2-345M", "accuracy": 0.826, "source": "Salazar et al. 2020, repository awslabs/mlm-scoring"},
+    {"model": "LSTM", "accuracy": 0.698, "source": "Warstadt et al. 2020, repository alexwarstadt/blimp"},
+    {"model": "n-gram", "accuracy": 0.612, "source": "Warstadt et al. 2020, repository alexwarstadt/blimp"},
+)
+"""Published averages over all pairs of all 67 paradigms."""
+
+
+class BlimpSettings(Settings):
+    """What decides the result, beside model and data."""
+
+    rule: (
+        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token"] | None
+    ) = Field(
+        None,
+        description="How a sentence is scored; null: as the model's config.json says it was trained, else original with"
+        " a masked-LM head, else left_to_right.",
+    )
+    pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random; null: all.")
+    only: list[str] = Field(
+        default_factory=list, description="Paradigms, fields or phenomena, as patterns (`anaphor_*`); empty: all."
+    )
+    seed: int = Field(0, ge=0, description="Of the draw of pairs.")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A paradigm's pairs with their scores."""
+
+    paradigm: Paradigm
+    good: Side
+    bad: Side
+
+    @property
+    def pairs(self) -> int:
+        return self.good.total_P.size
+
+    def differences_P(self, name: str = "accuracy") -> Floats:
+        """Good minus bad, in nats (per token or word), under one of the NORMALISATIONS."""
+        return NORMALISATIONS[name](self.good) - NORMALISATIONS[name](self.bad)
+
+    def accuracy(self, name: str = "accuracy") -> float:
+        return share_preferred(self.differences_P(name))
+
+    def constant_accuracy(self, name: str = "accuracy") -> float:
+        """What a model of constant logits scores: it prefers fewer tokens, and ties where they are as many."""
+        sides = self.good.with_constant_logits(), self.bad.with_constant_logits()
+        return Outcome(self.paradigm, *sides).accuracy(name)
+
+    @property
+    def ties(self) -> int:
+        """Pairs with equal sums, identical sentences included."""
+        return int((self.differences_P() == 0).sum())
+
+    @property
+    def near_ties(self) -> int:
+        difference_P = np.abs(self.differences_P())
+        return int(((difference_P > 0) & (difference_P < NEAR_TIE)).sum())
+
+    @property
+    def differing_lengths(self) -> float:
+        """Share of the pairs whose sentences have different numbers of tokens."""
+        return float(np.mean(self.good.tokens_P != self.bad.tokens_P))
+
+
+def share_preferred(difference_P: Floats) -> float:
+    """Share of the pairs whose good sentence scores higher; a tie counts half."""
+    return float(np.mean((np.sign(difference_P) + 1) / 2))
+
+
+def evaluate_blimp(
+    request: EvalRequest, data: Path | None, settings: BlimpSettings, *, progress: Progress = silent_progress
+) -> Evaluated:
+    """Score all pairs and write the run: results.json, paradigms.csv, predictions/blimp.jsonl.
+
+    Args:
+        request: the model, and where to compute and write.
+        data: BLiMP's directory, or any file or directory of minimal pairs in its shape.
+        settings: which pairs, and how they are scored.
+        progress: the display.
+
+    Raises:
+        DataError: the data or the model is at fault, or the model cannot score text.
+        UsageError: nothing matches `only`, the rule does not fit the model, or the run directory is taken.
+    """
+    paradigms = chosen_paradigms(data, settings)
+    examined = Examined.load(request.model, offline=request.offline)
+    choose_rule(examined.model, settings.rule, source=request.model)  # before there is a run to show for it
+    engine = request.engine()
+    files = {str(path): sha256_of(path) for path in dict.fromkeys(paradigm.path for paradigm in paradigms)}
+    run = begin_measurement("eval", SUITE, [examined], settings, request, data=files, seed=settings.seed)
+    with run.recording(request.command):
+        run.write_environment()
+        outcomes = score_paradigms(examined, paradigms, settings, engine, progress)
+        results = blimp_results(outcomes, examined, settings)
+        _write_predictions(run, outcomes)
+        _write_table(run.path / "paradigms.csv", outcomes)
+        run.write_results(results)
+    return Evaluated(run, results)
+
+
+def score_paradigms(
+    subject: Examined, paradigms: Sequence[Paradigm], settings: BlimpSettings, engine: Engine, progress: Progress
+) -> list[Outcome]:
+    """The paradigms' pairs with their scores, all of them scored in one go.
+
+    Raises:
+        DataError: the model cannot score text.
+        UsageError: the rule does not fit the model.
+    """
+    scores = iter(
+        score_texts(
+            subject.model,
+            subject.tokenizer,
+            [text for paradigm in paradigms for pair in paradigm.pairs for text in (pair.good, pair.bad)],
+            rule=settings.rule,
+            max_batch_tokens=engine.micro_batch_tokens,
+            device=engine.device,
+            progress=progress,
+        )
+    )
+    own = [list(islice(scores, 2 * len(paradigm.pairs))) for paradigm in paradigms]
+    return [Outcome(p, Side.of(some[::2]), Side.of(some[1::2])) for p, some in zip(paradigms, own, strict=True)]
+
+
+def chosen_paradigms(data: Path | None, settings: BlimpSettings) -> list[Paradigm]:
+    """What the settings choose of the data.
+
+    Raises:
+        DataError: no data, or faulty ones.
+        UsageError: nothing matches `only`.
+    """
+    if data is None:
+        raise DataError(
+            "no minimal pairs: give --data-dir DIR, the folder `data` of github.com/alexwarstadt/blimp, or any file or"
+            " folder of JSON Lines with sentence_good and sentence_bad"
+        )
+    paradigms = select(read_paradigms(data), settings.only)
+    return [p if settings.pairs is None else p.drawn(settings.pairs, settings.seed) for p in paradigms]
+
+
+def blimp_results(outcomes: Sequence[Outcome], examined: Examined, settings: BlimpSettings) -> dict[str, Any]:
+    """The contents of results.json."""
+    names = list(NORMALISATIONS)
+    table = {outcome.paradigm.name: {name: outcome.accuracy(name) for name in names} for outcome in outcomes}
+    averages = {name: _mean([row[name] for row in table.values()]) for name in names}
+    identical = [f"{o.paradigm.name}/{pair}" for o in outcomes for pair in o.paradigm.identical]
+    return {
+        "suite": SUITE,
+        "model": examined.name,
+        "average": averages["accuracy"],
+        "standard_error": _standard_error([row["accuracy"] for row in table.values()], outcomes),
+        "averages": averages,
+        "constant_logits": {name: _mean([o.constant_accuracy(name) for o in outcomes]) for name in names},
+        "by_field": _by(outcomes, table, lambda paradigm: paradigm.field),
+        "by_linguistics_term": _by(outcomes, table, lambda paradigm: paradigm.term),
+        "pairs": sum(o.pairs for o in outcomes),
+        "paradigms": len(outcomes),
+        "ties": sum(o.ties for o in outcomes),
+        "near_ties": sum(o.near_ties for o in outcomes),
+        "identical_pairs": identical,
+        "differing_token_counts": _mean([o.differing_lengths for o in outcomes]),
+        "protocol": _protocol(outcomes, examined, settings),
+        "tasks": {task: {name: measured_once(value) for name, value in row.items()} for task, row in table.items()},
+        "trained": examined.training,
+        "references": [dict(reference) for reference in REFERENCES] if _is_whole(outcomes) else [],
+    }
+
+
+def _protocol(outcomes: Sequence[Outcome], examined: Examined, settings: BlimpSettings) -> dict[str, Any]:
+    """Everything that a score must say of how it was made."""
+    rule = choose_rule(examined.model, settings.rule)
+    available = sum(o.paradigm.available for o in outcomes)
+    pairs = sum(o.pairs for o in outcomes)
+    drawn = "" if pairs == available else f", drawn with seed {settings.seed} (Philox, by paradigm)"
+    return {
+        "rule": rule.name,
+        "statement": rule.statement,
+        "special_tokens": "around the text, never scored",
+        "first_token": "given, not scored" if rule(examined.tokenizer).unscored_tokens else "scored",
+        "compared": "sum of log-probabilities in nats; per_token divides by tokens scored, per_word by words parted by"
+        " white space",
+        "temperature": 1.0,
+        "dtype": "float32 model and log-softmax, float64 sums",
+        "ties": "equal sums count one half; identical sentences are ties",
+        "near_ties": f"decided pairs that differ by less than {NEAR_TIE} nats",
+        "average": "mean over paradigms, each with the same weight",
+        "standard_error": "of the average, if the pairs of a paradigm are a sample of those that could be written",
+        "constant_logits": "what a model scores whose logits are all the same, by the number of tokens alone",
+        "set": f"{'BLiMP in full' if _is_whole(outcomes) else 'a selection'}: {len(outcomes)} paradigms,"
+        f" {pairs} of their {available} pairs{drawn}",
+        "fields": f"spellings taken as one: {json.dumps(FIELD_SPELLINGS)}",
+    }
+
+
+def _is_whole(outcomes: Sequence[Outcome]) -> bool:
+    return len(outcomes) == PARADIGMS_OF_BLIMP and all(o.pairs == PAIRS_OF_BLIMP for o in outcomes)
+
+
+def _by(
+    outcomes: Sequence[Outcome], table: Mapping[str, Mapping[str, float]], group_of: Callable[[Paradigm], str | None]
+) -> dict[str, dict[str, Any]]:
+    """Mean over the paradigms of each field or phenomenon."""
+    members: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        members.setdefault(group_of(outcome.paradigm) or "(not stated)", []).append(outcome.paradigm.name)
+    return {
+        group: {
+            **{name: _mean([table[task][name] for task in tasks]) for name in NORMALISATIONS},
+            "paradigms": len(tasks),
+        }
+        for group, tasks in sorted(members.items())
+    }
+
+
+def _standard_error(accuracies: Sequence[float], outcomes: Sequence[Outcome]) -> float | None:
+    """Of the mean over paradigms, if pairs are a sample of those that could be written; None with single pairs."""
+    counts = [outcome.pairs for outcome in outcomes]
+    if min(counts) < 2:
+        return None
+    variances = [p * (1 - p) / (n - 1) for p, n in zip(accuracies, counts, strict=True)]
+    return math.sqrt(math.fsum(variances)) / len(variances)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _write_predictions(run: RunDirectory, outcomes: Sequence[Outcome]) -> None:
+    """One line a pair: both scores, and which sentence is preferred."""
+    directory = run.path / "predictions"
+    directory.mkdir(exist_ok=True)
+    with (directory / f"{SUITE}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+        for outcome in outcomes:
+            for number, pair in enumerate(outcome.paradigm.pairs):
+                file.write(json.dumps(_prediction(outcome, number, pair), ensure_ascii=False) + "\n")
+
+
+def _prediction(outcome: Outcome, number: int, pair: MinimalPair) -> dict[str, Any]:
+    good, bad = float(outcome.good.total_P[number]), float(outcome.bad.total_P[number])
+    return {
+        "task": outcome.paradigm.name,
+        "id": pair.id,
+        "prediction": "tie" if good == bad else "good" if good > bad else "bad",
+        "good_nats": good,
+        "bad_nats": bad,
+        "good_tokens": int(outcome.good.tokens_P[number]),
+        "bad_tokens": int(outcome.bad.tokens_P[number]),
+    }
+
+
+def _write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            ["task", "field", "linguistics_term", "pairs", *NORMALISATIONS]
+            + [f"constant_logits_{name}" for name in NORMALISATIONS]
+            + ["ties", "near_ties", "identical", "differing_token_counts"]
+        )
+        for outcome in outcomes:
+            paradigm = outcome.paradigm
+            writer.writerow(
+                [paradigm.name, paradigm.field, paradigm.term, outcome.pairs]
+                + [outcome.accuracy(name) for name in NORMALISATIONS]
+                + [outcome.constant_accuracy(name) for name in NORMALISATIONS]
+                + [outcome.ties, outcome.near_ties, len(paradigm.identical), outcome.differing_lengths]
+            )

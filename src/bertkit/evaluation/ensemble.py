@@ -1,0 +1,326 @@
+"""Several finished runs of one task as one: the mean of what they said, from their saved predictions, without a model.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, table 2, and Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 5.1, report
+ensembles of 5 to 7 runs; neither says how they combined them. Here probabilities are averaged where there are labels,
+tags or endings, and the numbers themselves in a regression. Sibling runs_diff.py compares two runs.
+
+The mean of several numbers does not depend on their order, and of equal ones it is the number itself, to the bit.
+
+Quirk: a question's saved prediction has the score of the best span alone, so spans cannot be averaged.
+
+Shapes: R runs, K labels, W words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import ArrayLike, NDArray
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.arguments import Evaluated, measured_once
+from bertkit.evaluation.runs_diff import Key, SavedRun, check_same
+from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
+from bertkit.files import sha256_of
+from bertkit.finetuning.data import load_examples
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.finetuning.run import SUITE_FILE
+from bertkit.finetuning.trainer import by_name, write_predictions
+from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.tasks.base import Prediction, Scores
+from bertkit.tasks.catalogue import Kind
+from bertkit.tasks.examples import Example
+
+log = logging.getLogger(__name__)
+
+SUITE = "ensemble"
+_THRESHOLD = 0.5
+
+
+@dataclass(frozen=True)
+class EnsembleRequest:
+    """What the user asked for.
+
+    Attributes:
+        runs: fine-tuning runs, evaluations, or suites: of a suite, all runs of the setting that it chose.
+        runs_root: where the ensemble's own run goes.
+        run_dir: exactly where.
+        offline: ask no network for gold data.
+        command: the command line, for the record.
+        begun: called with the run's directory before the work starts.
+    """
+
+    runs: Sequence[RunDirectory]
+    runs_root: Path = Path("runs")
+    run_dir: Path | None = None
+    offline: bool = False
+    command: Sequence[str] = ()
+    begun: Callable[[RunDirectory], None] = lambda run: None
+
+
+def evaluate_ensemble(request: EnsembleRequest) -> Evaluated:
+    """Average, score and write, for every task and split that all runs predicted.
+
+    Raises:
+        UsageError: no run, or a kind of task that saved predictions are too little for.
+        DataError: a run without predictions, or runs of other tasks or examples.
+    """
+    if not request.runs:
+        raise UsageError("give the runs whose predictions are averaged: bertkit eval ensemble RUN RUN RUN")
+    saved = [SavedRun.open(run) for given in request.runs for run in members_of(given)]
+    parts = [_Part.read(saved, key, offline=request.offline) for key in common_keys(saved)]
+    digest = hashlib.sha256(json.dumps(sorted(sha256_of(file) for part in parts for file in part.files)).encode())
+    recipe = {"kind": "eval", "suite": SUITE, "runs": [str(each.run.path.resolve()) for each in saved]}
+    run = RunDirectory.create(
+        request.runs_root,
+        RunIdentity(
+            kind="eval",
+            recipe=f"eval-{SUITE}",
+            recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
+            what_hash=digest.hexdigest(),
+            seed=0,
+            command=request.command,
+            fingerprints={"predictions": digest.hexdigest()},
+        ),
+        request.run_dir,
+    )
+    request.begun(run)
+    with run.recording(request.command):
+        run.write_environment()
+        for part in parts:
+            name = "-".join(part.key)
+            write_predictions(run.path / "predictions" / f"{name}.jsonl", part.averaged)
+        results = _results(saved, parts)
+        run.write_results(results)
+    return Evaluated(run, results)
+
+
+def members_of(run: RunDirectory) -> list[RunDirectory]:
+    """The run itself; of a suite, the runs of the setting that it chose.
+
+    Raises:
+        DataError: the suite is not done.
+    """
+    if not (run.path / SUITE_FILE).exists():
+        return [run]
+    if run.results is None:
+        raise DataError(f"{run.path}: the suite is not done; `bertkit finetune --resume {run.path}` ends it")
+    setting = run.results["chosen"]["setting"]
+    return [RunDirectory.open(Path(each["run"])) for each in run.results["runs"] if each["setting"] == setting]
+
+
+def common_keys(saved: Sequence[SavedRun]) -> list[Key]:
+    """The tasks and splits that all runs predicted; what only some did is logged.
+
+    Raises:
+        DataError: there is none.
+    """
+    keys = [key for key in saved[0].files if all(key in each.files for each in saved)]
+    if not keys:
+        lines = "".join(
+            f"\n  {each.run.path}: {', '.join(' '.join(key) for key in each.files)}"
+            for each in {each.run.path: each for each in saved}.values()
+        )
+        raise DataError(f"the runs are of different tasks, nothing is predicted by all of them:{lines}")
+    only_some = {key for each in saved for key in each.files} - set(keys)
+    if only_some:
+        log.info("not predicted by all runs, and left out: %s", ", ".join(" ".join(key) for key in sorted(only_some)))
+    return keys
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One task and split: what each run said of it, and their mean.
+
+    Attributes:
+        key: task and split.
+        recipe: the first run's, for that task.
+        examples: the gold data.
+        files: of each run's predictions.
+        said: by run.
+        averaged: the ensemble's.
+    """
+
+    key: Key
+    recipe: FinetuneRecipe
+    examples: Sequence[Example]
+    files: Sequence[Path]
+    said: Sequence[Sequence[Prediction]]
+    averaged: list[Prediction]
+
+    @classmethod
+    def read(cls, saved: Sequence[SavedRun], key: Key, *, offline: bool) -> _Part:
+        task, split = key
+        recipes = [each.recipes[task] for each in saved]
+        kinds = dict.fromkeys(recipe.spec.kind for recipe in recipes)
+        if len(kinds) > 1:
+            raise DataError(f"{task}: is {' in one run and '.join(kinds)} in another; an ensemble is of one task")
+        examples = load_examples(recipes[0], split, offline=offline).examples
+        read = {_source(recipes[0])}
+        for recipe in recipes[1:]:
+            if _source(recipe) not in read:
+                check_same(examples, load_examples(recipe, split, offline=offline).examples, key)
+                read.add(_source(recipe))
+        files = [each.files[key] for each in saved]
+        said = [
+            matched(read_predictions(file, recipe.spec), examples, source=str(file))
+            for file, recipe in zip(files, recipes, strict=True)
+        ]
+        combine = COMBINED.get(recipes[0].spec.kind)
+        if combine is None:
+            raise UsageError(
+                f"{task}: is a task of kind {recipes[0].spec.kind}, whose saved predictions hold the best answer and"
+                " its score alone, not those of every start and end; such runs cannot be averaged"
+            )
+        averaged = []
+        for place in range(len(examples)):
+            try:
+                averaged.append(combine([own[place] for own in said]))
+            except _UnfitError as fault:
+                raise DataError(f"{files[fault.run]}: example {examples[place].id}: {fault}") from fault
+        return cls(key, recipes[0], examples, files, said, averaged)
+
+    def scores(self, predictions: Sequence[Prediction]) -> Scores | None:
+        """None where the labels are not known."""
+        if not all(is_labelled(example) for example in self.examples):
+            return None
+        return scoring_task(self.recipe, self.examples, predictions).score(predictions, self.examples)
+
+
+def _source(recipe: FinetuneRecipe) -> str:
+    """Where a task's examples come from."""
+    parts = recipe.model_dump(mode="json", include={"task": True, "data": {"directory"}})
+    return json.dumps(parts, sort_keys=True)
+
+
+def _results(saved: Sequence[SavedRun], parts: Sequence[_Part]) -> dict[str, Any]:
+    tables: dict[str, dict[str, Any]] = {}
+    runs: dict[str, list[dict[str, Any]]] = {}
+    primaries = []
+    for task in dict.fromkeys(part.key[0] for part in parts):
+        own = {part.key[1]: part for part in parts if part.key[0] == task}
+        found = {split: scores for split, part in own.items() if (scores := part.scores(part.averaged)) is not None}
+        if not found:
+            log.info("%s: no labels, so nothing is scored", task)
+            continue
+        main = next(iter(sorted(found, key=lambda split: (not split.startswith("dev"), len(split)))))
+        tables[task] = {name: measured_once(value) for name, value in by_name(found, main).items()}
+        primaries.append(found[main][next(iter(own.values())).recipe.spec.primary])
+        runs[task] = [
+            {
+                "run": str(each.run.path.resolve()),
+                "seed": each.run.record.get("seed"),
+                "scores": by_name({split: own[split].scores(own[split].said[number]) or {} for split in found}, main),
+                "degenerate": None,
+                # Where whoever reads this run finds the recipe of its task.
+                "predicts": number == 0,
+            }
+            for number, each in enumerate(saved)
+        ]
+    known = [score for score in primaries if score is not None]
+    return {
+        "suite": SUITE,
+        "model": " + ".join(each.run.id for each in saved),
+        "tasks": tables,
+        "average": sum(known) / len(known) if known and len(known) == len(primaries) else None,
+        "runs": runs,
+        "examples": {"/".join(part.key): len(part.examples) for part in parts},
+    }
+
+
+class _UnfitError(Exception):
+    """A run's prediction that cannot be averaged with the others'; `run` is its number."""
+
+    def __init__(self, run: int, reason: str) -> None:
+        super().__init__(reason)
+        self.run = run
+
+
+def mean(values: ArrayLike) -> NDArray[np.float64]:
+    """Over the first axis: the same for any order, and exactly the value where all are equal."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=0)
+    return np.asarray(ordered[0] + (ordered - ordered[0]).sum(axis=0) / len(ordered))
+
+
+def _winner(names: Sequence[Any], shares: NDArray[np.float64], said: Sequence[Any]) -> Any:
+    """The name with the greatest share; of equal ones the one that most runs said, then the first."""
+    best = [name for name, share in zip(names, shares.tolist(), strict=True) if share == shares.max()]
+    counts = Counter(said)
+    return max(best, key=lambda name: counts[name])
+
+
+def _by_label(said: Sequence[Prediction]) -> tuple[list[str], NDArray[np.float64]]:
+    """The labels, in the runs' order where they agree on it, and the mean probability of each."""
+    for number, each in enumerate(said):
+        if not isinstance(each.scores, Mapping):
+            raise _UnfitError(number, "no scores beside the prediction, expected a probability for each label")
+        if each.scores.keys() != said[0].scores.keys():
+            here, there = (", ".join(map(str, scores)) for scores in (each.scores, said[0].scores))
+            raise _UnfitError(number, f"the labels are {here}, where the first run has {there}")
+    names = _agreed([list(each.scores) for each in said])
+    return names, mean([[each.scores[name] for name in names] for each in said])
+
+
+def _agreed(orders: Sequence[list[str]]) -> list[str]:
+    return orders[0] if all(order == orders[0] for order in orders) else sorted(orders[0])
+
+
+def _label(said: Sequence[Prediction]) -> Prediction:
+    names, share_K = _by_label(said)
+    winner = _winner(names, share_K, [each.prediction for each in said])
+    return Prediction(said[0].id, winner, dict(zip(names, share_K.tolist(), strict=True)))
+
+
+def _labels(said: Sequence[Prediction]) -> Prediction:
+    names, share_K = _by_label(said)
+    scores = dict(zip(names, share_K.tolist(), strict=True))
+    return Prediction(said[0].id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
+
+
+def _number(said: Sequence[Prediction]) -> Prediction:
+    return Prediction(said[0].id, float(mean([each.prediction for each in said])))
+
+
+def _ending(said: Sequence[Prediction]) -> Prediction:
+    for number, each in enumerate(said):
+        if not isinstance(each.scores, list) or len(each.scores) != len(said[0].scores):
+            raise _UnfitError(number, "expected a probability for each ending beside the prediction")
+    shares = mean([each.scores for each in said])
+    winner = _winner(range(len(shares)), shares, [each.prediction for each in said])
+    return Prediction(said[0].id, winner, shares.tolist())
+
+
+def _tags(said: Sequence[Prediction]) -> Prediction:
+    for number, each in enumerate(said):
+        if not isinstance(each.scores, Mapping) or not {"tags", "probabilities"} <= each.scores.keys():
+            raise _UnfitError(number, "no probabilities beside the tags, fine-tune again with this version")
+        if sorted(each.scores["tags"]) != sorted(said[0].scores["tags"]):
+            raise _UnfitError(number, "the tags are not those of the first run")
+    names = _agreed([list(each.scores["tags"]) for each in said])
+    columns = [[each.scores["tags"].index(name) for name in names] for each in said]
+    rows_RWK = [
+        np.asarray(each.scores["probabilities"], dtype=np.float64).reshape(len(each.prediction), -1)[:, own]
+        for each, own in zip(said, columns, strict=True)
+    ]
+    share_WK = mean(rows_RWK)
+    tags = [_winner(names, row_K, [each.prediction[w] for each in said]) for w, row_K in enumerate(share_WK)]
+    return Prediction(said[0].id, tags, {"tags": names, "probabilities": share_WK.tolist()})
+
+
+COMBINED: Mapping[Kind, Callable[[Sequence[Prediction]], Prediction]] = {
+    "classification": _label,
+    "multi_label": _labels,
+    "regression": _number,
+    "choice": _ending,
+    "tagging": _tags,
+}
+"""How what several runs said of one example becomes one prediction; spans cannot be averaged."""

@@ -1,0 +1,177 @@
+"""Models that are looked into: any MODEL, and what a run's checkpoints hold.
+
+Own design (contract: MODEL). Beside the names that every command takes, `RUN@500` is the checkpoint of that step, and
+`RUN@all` every checkpoint that the run has kept, in order. evaluating/base.py finds models as they were finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.run import Examined
+from bertkit.files import sha256_of
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import check_vocabulary, load_model
+from bertkit.pretraining.stages import stages_of
+from bertkit.recipe.load import load_recipe
+from bertkit.run.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
+from bertkit.run.directory import RECIPE, RECORD, RunDirectory
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
+
+ALL = "all"
+_WEIGHTS = "weights"
+
+
+@dataclass(frozen=True)
+class Subject(Examined):
+    """A model that is looked into.
+
+    Attributes:
+        label: a short name for figures: the last part of its path or id, with the step of a checkpoint.
+    """
+
+    label: str = ""
+
+    @property
+    def config(self) -> EncoderConfig:
+        return self.model.encoder.config
+
+    def random_twin(self, seed: int = 0) -> Subject:
+        """The same model with weights drawn anew, by its family's rules: what training had nothing to do with."""
+        model = HeadedModel(
+            self.config.build(self.model.encoder.vocab_size, pad_id=self.config.default_pad_id),
+            self.model.head_names,
+            labels=self.model.labels,
+        )
+        model.initialise(seed)
+        return replace(
+            self, name=f"{self.name} (random weights)", label=f"{self.label}, random", model=model.eval(), training=None
+        )
+
+
+def load_subjects(names: Sequence[str], *, offline: bool = False) -> list[Subject]:
+    """Find and read the models of these names, in order.
+
+    Raises:
+        DataError: nothing there, files at fault, or no checkpoint of this step.
+        UsageError: a name is given twice.
+    """
+    subjects = [subject for name in names for subject in _load(name, offline=offline)]
+    seen: set[str] = set()
+    for subject in subjects:
+        if subject.name in seen:
+            raise UsageError(f"--model {subject.name} is given twice; name different models or checkpoints")
+        seen.add(subject.name)
+    labels = [subject.label for subject in subjects]
+    if len(set(labels)) < len(labels):
+        return [replace(subject, label=subject.name) for subject in subjects]
+    return subjects
+
+
+def short_name(name: str) -> str:
+    """What a figure calls a model: its directory's or Hub id's last part, a run's own name for RUN/model."""
+    path = Path(name)
+    parts = [part for part in path.parts if part not in ("/", ".", "..")]
+    if not parts:
+        parts = list(path.resolve().parts)
+    return parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
+
+
+def _load(name: str, *, offline: bool) -> list[Subject]:
+    run_path, at, step = name.rpartition("@")
+    if at and (Path(run_path) / RECORD).is_file():
+        return _checkpoints(run_path, step)
+    found = Examined.load(name, offline=offline)
+    fields = {key: getattr(found, key) for key in Examined.__dataclass_fields__}
+    return [Subject(**fields, label=short_name(name))]
+
+
+def _checkpoints(run_path: str, step: str) -> list[Subject]:
+    run = RunDirectory.open(Path(run_path))
+    paths = {_step_of(path): path for path in list_checkpoints(run.checkpoints)}
+    wanted = list(paths) if step == ALL else [int(step)] if step.isdecimal() else []
+    if not wanted or not set(wanted) <= set(paths):
+        near = get_close_matches(step, [str(each) for each in paths], n=1)
+        hint = f"; did you mean {run_path}@{near[0]}?" if near else ""
+        has = ", ".join(map(str, paths)) or "none"
+        raise DataError(
+            f"{run_path}@{step}: no such checkpoint; the run has kept those of steps {has}, or write @{ALL}{hint}"
+        )
+    tokenizer = _tokenizer_of(run)
+    return [_read(run, run_path, each, paths[each], tokenizer) for each in wanted]
+
+
+def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: Tokenizer) -> Subject:
+    checkpoint = load_checkpoint(path)
+    name = f"{run_path}@{step}"
+    model = _model_of(run, checkpoint, name)
+    check_vocabulary(model, tokenizer, source=name)
+    training: dict[str, Any] = {
+        "run": run.id,
+        "steps": checkpoint.state.get("step", step),
+        "tokens": checkpoint.state.get("tokens"),
+    }
+    fingerprint = sha256_of(path / f"{_WEIGHTS}.safetensors")
+    return Subject(name, path, model, tokenizer, fingerprint, training, label=f"{short_name(run_path)}@{step}")
+
+
+def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedModel:
+    """The model as the recipe's stage has it, with the checkpoint's weights and the heads of the finished model."""
+    recipe = load_recipe(str(run.path / RECIPE))
+    step = checkpoint.step
+    stage = next((each for each in stages_of(recipe) if step <= each.end_step), None)
+    if stage is None:
+        raise DataError(f"{name}: the recipe ends before step {step}; the run directory is not of one piece")
+    heads: tuple[str, ...] = ()
+    labels = None
+    if run.model.is_dir():
+        finished, _ = load_model(run.model)
+        heads, labels = finished.head_names, finished.labels
+    weights = checkpoint.tensors.get(_WEIGHTS, {})
+    config = stage.recipe.model
+    words = next((tensor for key, tensor in weights.items() if key.endswith(_word_table(config))), None)
+    if words is None:
+        raise DataError(f"{checkpoint.path}: holds no {_word_table(config)}; it is of another version or kind of run")
+    model = HeadedModel(config.build(words.shape[0], pad_id=config.default_pad_id), heads, labels=labels)
+    model.initialise(seed=0)
+    own = dict(model.named_parameters())
+    lacking = sorted(key for key, tensor in own.items() if getattr(weights.get(key), "shape", None) != tensor.shape)
+    if lacking:
+        raise DataError(f"{checkpoint.path}: lacks {len(lacking)} weights of the model, such as {lacking[0]}")
+    with torch.no_grad():
+        for key, parameter in own.items():
+            parameter.copy_(weights[key])
+    return model.eval()
+
+
+def _word_table(config: EncoderConfig) -> str:
+    """The name of the word embeddings' table in a checkpoint."""
+    with torch.device("meta"):
+        encoder = config.build(1)
+    table = encoder.word_embedding.weight
+    return next(f"encoder.{name}" for name, parameter in encoder.named_parameters() if parameter is table)
+
+
+def _tokenizer_of(run: RunDirectory) -> Tokenizer:
+    """The run's tokenizer, which its model has, or the shards that it reads."""
+    shards = run.record.get("shards")
+    for directory in (run.model, Path(shards) if shards else None):
+        if directory is not None and directory.is_dir():
+            return load_tokenizer(directory)
+    raise DataError(
+        f"{run.path}: the run is not finished and its token shards are gone, so that its tokenizer is not known; go on"
+        f" with `bertkit pretrain --resume {run.path}`"
+    )
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))

@@ -1,0 +1,228 @@
+"""How well a model predicts the masked tokens of a text: accuracy, perplexity, pseudo-perplexity.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 (a share of the tokens is masked at once) and Salazar et al.
+2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: each token masked in turn). Sibling held_out.py measures these
+in training, on the recipe's own samples and masking; here any model is asked about any text, always in the same way,
+so that models of one tokenizer can be compared.
+
+Shapes: T tokens of a window, M predicted tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from bertkit.data.random import Draw
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.arguments import EvalRequest, Evaluated, measured_once
+from bertkit.evaluation.run import Examined, begin_measurement
+from bertkit.models.pseudo_likelihood import Original, TokenPredictor, choose_rule, score_ids
+from bertkit.progress import Progress, silent_progress
+from bertkit.settings import Settings
+from bertkit.text.sources import Corpus, open_corpus
+from bertkit.text.tokenizer import Tokenizer
+
+SUITE = TASK = "mlm"
+USUAL_LENGTH = 128
+SPECIAL_TOKENS = 2
+MIN_TOKENS = 8
+"""A shorter rest of a document is no window."""
+
+Int64s = NDArray[np.int64]
+
+
+class MlmSettings(Settings):
+    """What decides the result, beside model and text."""
+
+    sequence_length: int | None = Field(
+        None, ge=MIN_TOKENS + SPECIAL_TOKENS, description="Tokens of a window; null: 128, or what the model reads."
+    )
+    sequences: int = Field(512, ge=1, description="Windows that are masked at `rate`, drawn from the whole text.")
+    pseudo_sequences: int = Field(16, ge=0, description="How many of them are scored with each token masked in turn.")
+    rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
+    seed: int = Field(0, ge=0, description="Of the draws of windows and masks.")
+
+
+@dataclass(frozen=True)
+class Window:
+    """A piece of a document without special tokens; `number` counts the windows of the whole text."""
+
+    number: int
+    ids_T: Int64s
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Sums over the predicted tokens, in nats."""
+
+    log_p_M: NDArray[np.float32]
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp of the mean negative log-probability; None where it exceeds every float."""
+        mean = -float(self.log_p_M.mean(dtype=np.float64))
+        return math.exp(mean) if mean < math.log(np.finfo(np.float64).max) else None
+
+
+def evaluate_mlm(
+    request: EvalRequest, sources: Sequence[str], settings: MlmSettings, *, progress: Progress = silent_progress
+) -> Evaluated:
+    """Measure and write the run's results.json.
+
+    Args:
+        request: the model, and where to compute and write.
+        sources: text: files, directories, globs, `hub:ORG/NAME`, `builtin:pydocs`.
+        settings: how it is cut and masked.
+        progress: the display.
+
+    Raises:
+        DataError: text or model at fault, or the model has no masked-LM head.
+        UsageError: no source, or a window longer than the model reads.
+    """
+    if not sources:
+        raise UsageError("no text to evaluate on: give --data SOURCE, text that the model was not trained on")
+    corpus = open_corpus(sources, offline=request.offline)
+    examined = Examined.load(request.model, offline=request.offline)
+    choose_rule(examined.model, Original.name, source=request.model)
+    length = _window_length(settings, examined.model.encoder.max_tokens)
+    draw = Draw(settings.seed, SUITE)
+    windows = drawn_windows(corpus, examined.tokenizer, length - SPECIAL_TOKENS, settings.sequences, draw)
+    engine = request.engine()
+    predict = TokenPredictor(examined.model, Original.head, device=engine.device)
+    data = {entry["name"]: entry["content"] for entry in corpus.describe()}
+    run = begin_measurement("eval", SUITE, [examined], settings, request, data=data, seed=settings.seed)
+    with run.recording(request.command):
+        run.write_environment()
+        figures: dict[str, Any] = masked_figures(
+            predict, examined.tokenizer, windows, draw, rate=settings.rate, max_batch_tokens=engine.micro_batch_tokens
+        )
+        some = [window.ids_T.tolist() for window in windows[: settings.pseudo_sequences]]
+        if some:
+            rule = Original(examined.tokenizer)
+            log_p = score_ids(predict, rule, some, some, max_batch_tokens=engine.micro_batch_tokens, progress=progress)
+            figures["pseudo_perplexity"] = Figures(np.concatenate(log_p)).perplexity
+        protocol = _protocol(settings, length, windows, scored=len(some))
+        results = {
+            "suite": SUITE,
+            "model": examined.name,
+            "average": figures["accuracy"],
+            "tasks": {TASK: {name: measured_once(value) for name, value in figures.items()}},
+            "protocol": protocol,
+            "trained": examined.training,
+        }
+        run.write_results(results)
+    return Evaluated(run, results)
+
+
+def drawn_windows(corpus: Corpus, tokenizer: Tokenizer, length: int, count: int, draw: Draw) -> list[Window]:
+    """Windows of at most `length` tokens, drawn from the whole text in bounded memory, in random order.
+
+    Raises:
+        DataError: the text has no window.
+    """
+    # Those with the smallest of one random number each are a uniform choice, and their order is random.
+    least: list[tuple[float, int, Window]] = []
+    for window in _windows(corpus, tokenizer, length):
+        key = float(draw.uniform("window", sample=window.number))
+        if len(least) < count:
+            heapq.heappush(least, (-key, window.number, window))
+        elif -key > least[0][0]:
+            heapq.heapreplace(least, (-key, window.number, window))
+    if not least:
+        raise DataError(f"{', '.join(corpus.sources)}: no document of at least {MIN_TOKENS} tokens")
+    return [window for _, _, window in sorted(least, key=lambda entry: (-entry[0], entry[1]))]
+
+
+def _windows(corpus: Corpus, tokenizer: Tokenizer, length: int) -> Iterator[Window]:
+    number = 0
+    for lines in corpus.documents():
+        ids_T, _ = tokenizer.encode_plain([" ".join(lines)])
+        for first in range(0, ids_T.size, length):
+            window_T = ids_T[first : first + length]
+            if window_T.size >= min(MIN_TOKENS, length):
+                yield Window(number, window_T)
+                number += 1
+
+
+def masked_figures(
+    predict: TokenPredictor,
+    tokenizer: Tokenizer,
+    windows: Sequence[Window],
+    draw: Draw,
+    *,
+    rate: float,
+    max_batch_tokens: int,
+) -> dict[str, Any]:
+    """Accuracy, perplexity and the accuracy of the best constant guess, with a share of each window masked at once."""
+    log_p, is_first, targets = [], [], []
+    for batch in _batches(windows, max_batch_tokens):
+        ids, index_M, target_M, offset = [], [], [], 0
+        for window in batch:
+            masked = np.sort(chosen_tokens(window, draw, rate))
+            ids_T = window.ids_T.copy()
+            target_M.append(ids_T[masked])
+            ids_T[masked] = tokenizer.mask_id
+            index_M.append(offset + 1 + masked)
+            ids.append([tokenizer.cls_id, *ids_T.tolist(), tokenizer.sep_id])
+            offset += len(ids[-1])
+        targets.append(np.concatenate(target_M))
+        answers = predict(ids, np.concatenate(index_M), targets[-1])
+        log_p.append(answers.log_p_M)
+        is_first.append(answers.is_first_M)
+    return {
+        "accuracy": float(np.concatenate(is_first).mean()),
+        "perplexity": Figures(np.concatenate(log_p)).perplexity,
+        "constant_accuracy": float(np.bincount(np.concatenate(targets)).max() / sum(map(len, targets))),
+    }
+
+
+def chosen_tokens(window: Window, draw: Draw, rate: float) -> Int64s:
+    """Positions of an exact share of the window's tokens, at least one."""
+    key_T = draw.uniform("mask", sample=window.number, position=np.arange(window.ids_T.size))
+    return np.argsort(key_T, kind="stable")[: max(1, round(rate * window.ids_T.size))]
+
+
+def _batches(windows: Sequence[Window], max_batch_tokens: int) -> Iterator[list[Window]]:
+    batch: list[Window] = []
+    tokens = 0
+    for window in sorted(windows, key=lambda window: (window.ids_T.size, window.number)):
+        size = window.ids_T.size + SPECIAL_TOKENS
+        if batch and tokens + size > max_batch_tokens:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(window)
+        tokens += size
+    yield batch
+
+
+def _window_length(settings: MlmSettings, max_tokens: int) -> int:
+    if settings.sequence_length is None:
+        return min(USUAL_LENGTH, max_tokens)
+    if settings.sequence_length > max_tokens:
+        raise UsageError(f"--sequence-length {settings.sequence_length}: the model reads at most {max_tokens} tokens")
+    return settings.sequence_length
+
+
+def _protocol(settings: MlmSettings, length: int, windows: Sequence[Window], *, scored: int) -> dict[str, Any]:
+    return {
+        "windows": f"{len(windows)} of at most {length} tokens, [CLS] and [SEP] included, none across documents, drawn"
+        f" with seed {settings.seed} (Philox)",
+        "tokens": int(sum(window.ids_T.size for window in windows)),
+        "accuracy": f"{settings.rate:.0%} of a window's tokens masked at once, every one by the mask token",
+        "perplexity": "exp of the mean negative log-probability of these tokens; per token, so not comparable between"
+        " tokenizers",
+        "pseudo_perplexity": f"the same for every token of {scored} windows, each masked in turn, alone (Salazar et al."
+        " 2020)",
+        "constant_accuracy": "of always guessing the most frequent of the masked tokens",
+        "dtype": "float32 model and log-softmax, float64 sums",
+        "settings": json.loads(settings.model_dump_json()),
+    }

@@ -1,0 +1,112 @@
+"""Whether a model can be evaluated on a task as it is, or must be fine-tuned first.
+
+Nothing here follows a paper. A head counts as the task's own where its run or its config.json says so, or where its
+labels have the task's names; never by their number or order. Where nothing says what the outputs mean, the user must.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.data import has_head
+from bertkit.finetuning.warm_start import head_directory, recipe_of
+from bertkit.models.hub import read_config
+from bertkit.models.labels import Labels
+from bertkit.tasks.catalogue import TASKS, TaskSpec, find_task
+from bertkit.tasks.readers.hub import HUB_LAYOUTS
+
+log = logging.getLogger(__name__)
+
+HeadChoice = Literal["auto", "own", "new"]
+"""Of a model that has a head: decide by its names, evaluate it as it is, or fine-tune with a new one."""
+HeadUse = Literal["own", "new", "none"]
+"""Evaluate the head that is there; fine-tune in spite of one; fine-tune because there is none."""
+
+_REMEDY = "give --head new to fine-tune with a new head, or --head own where its labels are named as the task's"
+
+
+def head_use(directory: Path, spec: TaskSpec, choice: HeadChoice, *, name: str) -> HeadUse:
+    """What to do with the head that a model has.
+
+    Args:
+        directory: where it lies.
+        spec: the task.
+        choice: the user's.
+        name: the model's, for messages.
+
+    Raises:
+        DataError: nothing says whether the head is the task's, or `own` was chosen and there is none.
+    """
+    directory = head_directory(directory, spec.name)
+    config, contents = read_config(directory)
+    if not has_head(config, contents, spec.head):
+        if choice == "own":
+            raise DataError(f"{name}: has no head for {spec.kind}, which --head own asks for")
+        return "none"
+    if choice != "auto":
+        return choice
+    task = _learnt(directory, contents)
+    if task is not None:
+        return _told(task.name == spec.name, name, spec, f"its head is of {task.name}")
+    if spec.kind in ("span", "choice"):
+        return "own"
+    return _by_labels(contents, spec, name)
+
+
+def _learnt(directory: Path, contents: Mapping[str, Any]) -> TaskSpec | None:
+    """The published task that the model was fine-tuned on, where its run or config.json says it."""
+    recipe = recipe_of(directory)
+    named = contents.get("finetuning_task") if recipe is None else recipe.task
+    if not isinstance(named, str):
+        return None
+    try:
+        return find_task(named)
+    except UsageError:
+        return None
+
+
+def _by_labels(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> HeadUse:
+    labels = Labels.from_hub(contents)
+    is_number = labels.count == 1 or contents.get("problem_type") == "regression"
+    if spec.kind == "regression" or is_number:
+        return _told(spec.kind == "regression" and is_number, name, spec, f"its head has {labels.count} outputs")
+    here = _folded(labels.names)
+    if labels.are_named and not all(each.isdigit() for each in here):
+        like = [each.name for each in TASKS.values() if here in _names_of(each)]
+        if spec.name in like:
+            like.remove(spec.name)
+            if like:
+                log.warning(
+                    "%s: nothing says what it was fine-tuned on; its head's labels are those of %s, and also of %s:"
+                    " --head new fine-tunes with a new head",
+                    *(name, spec.name, ", ".join(like)),
+                )
+            return "own"
+        if like:
+            return _told(False, name, spec, f"its head's labels are those of {like[0]}")
+    raise DataError(
+        f"{name}: its head's labels are {', '.join(labels.names)}, which does not say whether it is one of {spec.name}"
+        f" ({', '.join(spec.labels or ()) or 'without fixed labels'}); {_REMEDY}"
+    )
+
+
+def _names_of(spec: TaskSpec) -> list[set[str]]:
+    """The names that a task's labels have in its own files, and those in its copy on the Hub."""
+    layout = HUB_LAYOUTS.get(spec.name)
+    found = [spec.labels or (), tuple(layout.names) if layout else ()]
+    return [_folded(names) for names in found if names]
+
+
+def _told(own: bool, name: str, spec: TaskSpec, reason: str) -> HeadUse:
+    if own:
+        return "own"
+    log.info("%s: %s; it is fine-tuned on %s with a new head", name, reason, spec.name)
+    return "new"
+
+
+def _folded(names: tuple[str, ...]) -> set[str]:
+    return {name.casefold() for name in names}

@@ -1,0 +1,213 @@
+"""What an evaluation on published tasks consists of: which tasks have data, what becomes of the model's head, recipes.
+
+Nothing here follows a paper. All of it is decided before anything is trained. Sibling tasks.py does it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.evaluation.arguments import EvalRequest
+from bertkit.evaluation.own_head import HeadChoice, HeadUse, head_use
+from bertkit.files import sha256_of
+from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.data import watched_splits
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.models.hub import read_config
+from bertkit.recipe.hashing import what_hash
+from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.published import PublishedModel, published_for, published_named
+from bertkit.tasks.readers import load_split
+from bertkit.tasks.readers.find import find_files
+
+log = logging.getLogger(__name__)
+
+MISMATCHED = "mnli-mm"
+"""The half of MNLI's dev set that papers have in a column of its own."""
+NO_ROWS = "none"
+
+
+@dataclass(frozen=True)
+class TaskEvaluation:
+    """What to evaluate.
+
+    Attributes:
+        suite: its name.
+        tasks: in the order of the table.
+        request: the model, and where to compute and write.
+        data_dir: where the official files lie; the Hub's copies where None.
+        seeds: one fine-tuning run for each.
+        overrides: KEY=VALUE of every task's recipe; keys may be short (`lr`).
+        head: what to do with a head that the model has.
+        predict: splits without labels that the best seed predicts where they are there.
+        published: whose rows to set beside; the model's own where None.
+        may_lack: whether a task without data is left out; else it is an error.
+        max_minutes: stop after so long, with a checkpoint.
+    """
+
+    suite: str
+    tasks: tuple[TaskSpec, ...]
+    request: EvalRequest
+    data_dir: Path | None = None
+    seeds: tuple[int, ...] = (0,)
+    overrides: tuple[str, ...] = ()
+    head: HeadChoice = "auto"
+    predict: tuple[str, ...] = ()
+    published: str | None = None
+    may_lack: bool = False
+    max_minutes: float | None = None
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """One task, decided.
+
+    Attributes:
+        spec: the task.
+        use: of the model's head.
+        watched: the splits that select; the first one's scores go by their own names.
+        later: the others: predicted, and scored where they have labels; a file may be missing.
+        files: sha256 of each file that is read, by its path.
+        recipes: by seed; empty where the head is evaluated as it is.
+    """
+
+    spec: TaskSpec
+    use: HeadUse
+    watched: tuple[str, ...]
+    later: tuple[str, ...]
+    files: Mapping[str, str]
+    recipes: Mapping[int, FinetuneRecipe]
+
+    @property
+    def deciding(self) -> Any:
+        """What decides its figures, besides model and data."""
+        hashes = {str(seed): what_hash(recipe) for seed, recipe in self.recipes.items()}
+        return {"recipes": hashes, "splits": [*self.watched, *self.later]}
+
+
+def plan_tasks(wanted: TaskEvaluation, directory: Path) -> tuple[list[PlannedTask], dict[str, str]]:
+    """The tasks that can be evaluated, and why the others cannot.
+
+    Raises:
+        DataError: none can, or one of a suite that may not lack any; or the head's labels are not clear.
+    """
+    planned: list[PlannedTask] = []
+    left_out: dict[str, str] = {}
+    for spec in wanted.tasks:
+        watched = watched_splits(spec)
+        use = head_use(directory, spec, wanted.head, name=wanted.request.model)
+        try:
+            files = _files(wanted, spec, watched if use == "own" else ("train", *watched))
+        except DataError as error:
+            if not wanted.may_lack:
+                raise
+            left_out[spec.name] = str(error)
+            continue
+        later: list[str] = []
+        for split in spec.splits:
+            if split not in watched and split in (*spec.scored, *wanted.predict):
+                try:
+                    files |= _files(wanted, spec, (split,))
+                    later.append(split)
+                except DataError as error:
+                    log.warning("%s: %s is not predicted: %s", spec.name, split, error)
+        recipes = {} if use == "own" else {seed: _recipe(wanted, spec, use, seed) for seed in wanted.seeds}
+        planned.append(PlannedTask(spec, use, watched, tuple(later), files, recipes))
+    if not planned:
+        reasons = "\n".join(f"  {name}: {reason}" for name, reason in left_out.items())
+        raise DataError(f"{wanted.suite}: no task has its data:\n{reasons}")
+    return planned, left_out
+
+
+def published_rows(wanted: TaskEvaluation, directory: Path) -> list[dict[str, Any]]:
+    """The published rows that have a figure of these tasks, as fractions; none where the model has none.
+
+    Raises:
+        UsageError: the name that was given is none.
+    """
+    model = _published(wanted, directory)
+    if model is None:
+        return []
+    names = {spec.name for spec in wanted.tasks} | (
+        {MISMATCHED} if any(s.name == "mnli" for s in wanted.tasks) else set()
+    )
+    rows = []
+    for row in model.rows:
+        figures = {
+            task: {metric: round(value / 100, 6) for metric, value in metrics.items()}
+            for task, metrics in row.figures.items()
+            if task in names
+        }
+        if figures:
+            rows.append(
+                {
+                    "name": model.name,
+                    "title": model.title,
+                    "split": row.split,
+                    "figures": figures,
+                    "averages": {name: round(value / 100, 6) for name, value in row.averages.items()},
+                    "source": row.source,
+                    "note": row.note,
+                }
+            )
+    return rows
+
+
+def _published(wanted: TaskEvaluation, directory: Path) -> PublishedModel | None:
+    if wanted.published is not None:
+        return None if wanted.published == NO_ROWS else published_named(wanted.published)
+    config, _ = read_config(directory)
+    shape = (config.model_type, getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0))
+    found = published_for(shape, wanted.request.model)
+    if found is not None:
+        log.info("beside it stand the figures of %s, which has this shape; --published %s: none", found.title, NO_ROWS)
+    return found
+
+
+def _files(wanted: TaskEvaluation, spec: TaskSpec, splits: Sequence[str]) -> dict[str, str]:
+    """The sha256 of what splits are read from, by its path.
+
+    Raises:
+        DataError: it is not there.
+    """
+    if wanted.data_dir is None:
+        sources = [load_split(spec, split, offline=wanted.request.offline).source for split in splits]
+        return {source: digest(source) for source in sources}
+    paths = [find_files(spec, split, wanted.data_dir) for split in splits]
+    parts = [each for path in paths for each in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    return {str(part): sha256_of(part) for part in parts if part.is_file()}
+
+
+def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneRequest:
+    """What `bertkit finetune` would be asked for one task, whichever the seeds."""
+    return FinetuneRequest(
+        task=spec.name,
+        model=wanted.request.model,
+        data_dir=None if wanted.data_dir is None else str(wanted.data_dir),
+        overrides=[
+            f"engine.device={wanted.request.device}",
+            *([f"engine.micro_batch_tokens={wanted.request.batch_tokens}"] if wanted.request.batch_tokens else []),
+            *(["new_head=true"] if use == "new" else []),
+            *wanted.overrides,
+        ],
+        runs_root=wanted.request.runs_root,
+        offline=wanted.request.offline,
+        command=wanted.request.command,
+    )
+
+
+def _recipe(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse, seed: int) -> FinetuneRecipe:
+    request = finetune_request(wanted, spec, use)
+    return replace(request, overrides=[*request.overrides, f"seed={seed}"]).requested()
+
+
+def digest(value: Any) -> str:
+    """sha256 (hex) of what JSON can hold."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

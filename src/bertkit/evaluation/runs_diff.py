@@ -1,0 +1,303 @@
+"""Two runs on the same examples: which is better, how surely, and where they disagree.
+
+Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP: the paired bootstrap over a test set's examples
+(bertkit.metrics.statistics). It says what other examples might have given, not what other seeds would. Sibling score.py
+scores one file of predictions.
+
+Shapes: N examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
+from bertkit.finetuning.data import load_examples
+from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, load_finetune_recipe, resolved
+from bertkit.finetuning.run import SUITE_FILE
+from bertkit.finetuning.warm_start import run_recipe
+from bertkit.metrics import RESAMPLED
+from bertkit.metrics.base import Additive, Floats, ratio
+from bertkit.metrics.classification import BinaryF1
+from bertkit.metrics.spans import accepted_v2, best_over, exact_match
+from bertkit.metrics.statistics import paired_bootstrap
+from bertkit.recipe.hashing import differing_keys
+from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.tasks.base import Prediction
+from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.examples import Example, QuestionExample
+
+PREDICTIONS = "predictions"
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run with predictions.
+
+    Attributes:
+        run: the directory; of a suite, the run that it chose.
+        files: the predictions by task and split.
+        recipes: of each task, for its gold data and metrics.
+    """
+
+    run: RunDirectory
+    files: Mapping[tuple[str, str], Path]
+    recipes: Mapping[str, FinetuneRecipe]
+
+    @classmethod
+    def open(cls, run: RunDirectory) -> SavedRun:
+        """Find the predictions of a fine-tuning run, a suite of them, or an evaluation on tasks.
+
+        Raises:
+            DataError: it has none.
+        """
+        if (run.path / SUITE_FILE).exists():
+            if run.results is None:
+                raise DataError(f"{run.path}: the suite is not done; `bertkit finetune --resume {run.path}` ends it")
+            run = RunDirectory.open(Path(run.results["chosen"]["run"]))
+        files = {}
+        for path in sorted((run.path / PREDICTIONS).glob("*.jsonl")):
+            task, dash, split = path.stem.rpartition("-")
+            if dash:
+                files[task, split] = path
+        if not files:
+            raise DataError(
+                f"{run.path}: a run of kind {run.record['kind']} ({run.status}) without predictions/; compare runs of"
+                " `bertkit finetune` or `bertkit eval TASK` that are done"
+            )
+        return cls(run, files, _recipes(run, {task for task, _ in files}))
+
+    @property
+    def own_task(self) -> str | None:
+        """The name of the user's own task, where that is all there is."""
+        names = [name for name, recipe in self.recipes.items() if isinstance(recipe.task, OwnTask)]
+        return names[0] if len(names) == len(self.recipes) == 1 else None
+
+
+def _recipes(run: RunDirectory, tasks: set[str]) -> dict[str, FinetuneRecipe]:
+    """Each task's recipe: of the run, or of the run that predicted for an evaluation.
+
+    A model that was evaluated as it is has none: then it says which task, data and model, and the rest is the task's.
+    """
+    recipe = run_recipe(run.path)
+    if recipe is not None:
+        return {each.spec.name: each for each in recipe.alone}
+    told = yaml.safe_load(run.recipe_yaml)
+    data = {} if told.get("data_dir") is None else {"directory": told["data_dir"]}
+    found = {}
+    for task in sorted(tasks):
+        members = [each["run"] for each in (run.results or {}).get("runs", {}).get(task, []) if each["predicts"]]
+        if members and (Path(members[0]) / RECIPE).is_file():
+            recipe = load_finetune_recipe(str(Path(members[0]) / RECIPE))
+            found[task] = next(each for each in recipe.alone if each.spec.name == task)
+        else:
+            plain = {"name": task, "task": task, "model": told["model"], "data": data}
+            found[task] = resolved(FinetuneRecipe.model_validate(plain))
+    return found
+
+
+def compare_runs(
+    a: RunDirectory,
+    b: RunDirectory,
+    *,
+    task: str | None = None,
+    split: str | None = None,
+    metric: str | None = None,
+    resamples: int = 10_000,
+    seed: int = 0,
+    offline: bool = False,
+) -> dict[str, Any]:
+    """Compare two runs on every task and split whose labels are known and which both predicted.
+
+    Args:
+        a, b: the runs.
+        task, split: only these.
+        metric: in place of the task's primary one.
+        resamples, seed: of the bootstrap.
+        offline: ask no network for gold data.
+
+    Returns:
+        `{"a", "b", "comparisons": [...]}`, each with the scores, the bootstrap, the agreement and, as `recipe`, the
+        keys that differ: `[{"key", "a", "b"}, ...]`.
+
+    Raises:
+        UsageError: a metric that the task does not have.
+        DataError: nothing in common, other examples, or gold data that cannot be read.
+    """
+    first, second = SavedRun.open(a), SavedRun.open(b)
+    pairs = [
+        (mine, theirs) for mine, theirs in _pairs(first, second) if task in (None, mine[0]) and split in (None, mine[1])
+    ]
+    if not pairs:
+        wanted = "".join(f" {name}" for name in (task, split) if name)
+        raise DataError(
+            f"nothing to compare{' of' if wanted else ''}{wanted}: {a.path} has {_shown(first)}, {b.path} has"
+            f" {_shown(second)}"
+        )
+    found = [
+        _comparison(first, second, mine, theirs, metric, resamples, seed, offline=offline) for mine, theirs in pairs
+    ]
+    comparisons = [each for each in found if each is not None]
+    if not comparisons:
+        raise DataError(f"{', '.join(f'{name} {part}' for (name, part), _ in pairs)}: no labels to compare with")
+    return {"a": str(a.path), "b": str(b.path), "comparisons": comparisons}
+
+
+Key = tuple[str, str]
+
+
+def _pairs(first: SavedRun, second: SavedRun) -> list[tuple[Key, Key]]:
+    """What both predicted; a user's own task may have another name in each run."""
+    pairs = [(key, key) for key in first.files if key in second.files]
+    mine, theirs = first.own_task, second.own_task
+    if not pairs and mine is not None and theirs is not None:
+        splits = [split for _, split in first.files if (theirs, split) in second.files]
+        return [((mine, split), (theirs, split)) for split in splits]
+    return pairs
+
+
+def _shown(saved: SavedRun) -> str:
+    return ", ".join(f"{task} {split}" for task, split in saved.files)
+
+
+def _comparison(
+    first: SavedRun,
+    second: SavedRun,
+    mine: Key,
+    theirs: Key,
+    metric: str | None,
+    resamples: int,
+    seed: int,
+    *,
+    offline: bool,
+) -> dict[str, Any] | None:
+    """One task and split; None where its labels are not known."""
+    recipe = first.recipes[mine[0]]
+    spec = recipe.spec
+    examples = load_examples(recipe, mine[1], offline=offline).examples
+    check_same(examples, load_examples(second.recipes[theirs[0]], theirs[1], offline=offline).examples, mine)
+    if not all(is_labelled(example) for example in examples):
+        return None
+    metric = metric or spec.primary
+    if metric not in spec.metrics:
+        raise UsageError(f"--metric {metric}: {spec.name} has {', '.join(spec.metrics)}")
+    said = [
+        matched(read_predictions(saved.files[key], saved.recipes[key[0]].spec), examples, source=str(saved.files[key]))
+        for saved, key in ((first, mine), (second, theirs))
+    ]
+    references = [reference_of(example) for example in examples]
+    impossible = any(getattr(example, "impossible", False) for example in examples)
+    guesses = [[each.prediction for each in predictions] for predictions in said]
+    measure = resampled(spec, metric, impossible=impossible)
+    bootstrap = asdict(paired_bootstrap(guesses[0], guesses[1], references, measure, resamples=resamples, seed=seed))
+    scores = [scoring_task(recipe, examples, predictions).score(predictions, examples) for predictions in said]
+    return {
+        "task": spec.name,
+        "split": mine[1],
+        "examples": len(examples),
+        "metric": metric,
+        **{key: bootstrap[key] for key in ("score_a", "score_b", "difference")},
+        "interval": [bootstrap["low"], bootstrap["high"]],
+        **{key: bootstrap[key] for key in ("confidence", "p_value", "resamples", "undefined")},
+        "agreement": agreement(spec, examples, *said),
+        "scores": {name: {"a": scores[0][name], "b": scores[1][name]} for name in scores[0]},
+        "recipe": [
+            {"key": key, "a": _plain(x), "b": _plain(y)}
+            for key, x, y in differing_keys(recipe, second.recipes[theirs[0]])
+        ],
+    }
+
+
+def check_same(first: Sequence[Example], second: Sequence[Example], key: Key) -> None:
+    """Refuse runs that were measured on other examples.
+
+    Raises:
+        DataError: naming the first difference.
+    """
+    name = " ".join(key)
+    if len(first) != len(second):
+        raise DataError(f"{name}: the runs were measured on other examples: {len(first)} and {len(second)} of them")
+    for mine, theirs in zip(first, second, strict=True):
+        if mine != theirs:
+            raise DataError(
+                f"{name}: the runs were measured on other examples: {mine.id} and {theirs.id} at the same place"
+                f"{' differ in their text or label' if mine.id == theirs.id else ''}; a paired test needs the same ones"
+            )
+
+
+def reference_of(example: Example) -> Any:
+    """What a prediction is compared with."""
+    if isinstance(example, QuestionExample):
+        return [answer.text for answer in example.answers]
+    return list(example.tags or ()) if hasattr(example, "tags") else example.label
+
+
+def resampled(spec: TaskSpec, metric: str, *, impossible: bool) -> Additive | Callable[[Any, Any], float | None]:
+    """What the bootstrap is given for a task's metric.
+
+    Raises:
+        UsageError: a metric that it cannot resample.
+    """
+    if spec.kind == "tagging":
+        if metric == "accuracy":
+            return TagAccuracy()
+        return RESAMPLED["strict_iob2" if metric.startswith("strict_") else "conlleval", metric]()
+    if spec.kind == "classification" and metric == "f1":
+        return BinaryF1(spec.positive) if spec.positive is not None else BinaryF1()
+    family = {"multi_label": "multi_label", "span": "squad_v2" if impossible else "squad"}.get(spec.kind, metric)
+    name = "exact" if family == "squad_v2" and metric == "exact_match" else metric
+    if (family, name) not in RESAMPLED:
+        known = [each for each in spec.metrics if (family, each) in RESAMPLED]
+        raise UsageError(f"--metric {metric}: cannot be resampled; {spec.name} has {', '.join(known) or 'none'}")
+    return RESAMPLED[family, name]()
+
+
+class TagAccuracy(Additive):
+    """The share of words whose tag is right, by sentences."""
+
+    name = "accuracy"
+
+    def rows(self, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
+        pairs = zip(predictions, references, strict=True)
+        return np.array([[sum(map(str.__eq__, guess, gold)), len(gold)] for guess, gold in pairs], dtype=float)
+
+    def value(self, totals: Floats) -> Floats:
+        return ratio(totals[..., 0], totals[..., 1])
+
+
+def agreement(
+    spec: TaskSpec, examples: Sequence[Example], first: Sequence[Prediction], second: Sequence[Prediction]
+) -> dict[str, int]:
+    """How many examples both, one or neither of two models have right; for numbers, which one is closer."""
+    triples = [
+        (reference_of(example), a.prediction, b.prediction)
+        for example, a, b in zip(examples, first, second, strict=True)
+    ]
+    same = sum(a == b for _, a, b in triples)
+    if spec.kind == "regression":
+        gap = [abs(a - gold) - abs(b - gold) for gold, a, b in triples]
+        return {"same": same, "a_closer": sum(x < 0 for x in gap), "b_closer": sum(x > 0 for x in gap)}
+    right = [(is_right(spec, a, gold), is_right(spec, b, gold)) for gold, a, b in triples]
+    counts = {"both_right": (True, True), "only_a": (True, False), "only_b": (False, True), "neither": (False, False)}
+    return {"same": same, **{name: right.count(pair) for name, pair in counts.items()}}
+
+
+def is_right(spec: TaskSpec, prediction: Any, reference: Any) -> bool:
+    """Whether a prediction is wholly right; of an answer, whether it matches exactly as SQuAD counts."""
+    if spec.kind == "span":
+        return best_over(exact_match, prediction, accepted_v2(reference)) == 1
+    if spec.kind == "multi_label":
+        return set(prediction) == set(reference)
+    return bool(prediction == reference)
+
+
+def _plain(value: Any) -> Any:
+    """A recipe's value as JSON holds it."""
+    return value if value is None or isinstance(value, bool | int | float | str | list | dict) else str(value)

@@ -1,0 +1,203 @@
+"""Models that are timed against each other: what each of them is, and how long its answers take.
+
+Own design. All models are read into one process and each cell of the table, a batch size and a length, is timed for all
+of them in turn (stopwatch.py), so that whatever slows the machine slows all alike. Sentences are random tokens of one
+length: no padding, and no work spent on cutting text into pieces.
+
+Shapes: T tokens of a sentence, B sentences of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from bertkit.data.batch import PackedBatch
+from bertkit.evaluation.loaded_model import short_name
+from bertkit.evaluation.run import Examined, MeasureRequest
+from bertkit.evaluation.speed.footprint import Footprint, ask, asked_head, multiply_adds
+from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
+from bertkit.evaluation.speed.stopwatch import CLOCKS, Timing, time_in_rounds
+from bertkit.models.bilstm import BilstmConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.progress import Progress
+from bertkit.settings import Settings
+from bertkit.text.tokenizer import Tokenizer
+
+USUAL_LENGTH = 128
+"""The length of the figure and of the compression table where it is among those that are measured."""
+
+
+class SpeedSettings(Settings):
+    """What is measured."""
+
+    models: list[str] = Field(min_length=1, description="The models; the first is the reference.")
+    batch_sizes: list[int] = Field([1, 32], min_length=1, description="Sentences computed at once.")
+    lengths: list[int] = Field([32, 128, 512], min_length=1, description="Tokens of a sentence, special ones included.")
+    threads: int | None = Field(None, ge=1, description="Of torch's operators; null: as many as it has.")
+    clock: Literal["wall", "processor"] = Field(
+        "wall", description="Time that passes, or what one thread computes, which other processes hardly change."
+    )
+    rounds: int = Field(7, ge=1, description="How often each cell is timed.")
+    seed: int = Field(0, ge=0, description="Of the draw of tokens.")
+
+    @property
+    def told_length(self) -> int:
+        """The one length of the figure and of the compression table: 128, or the nearest there is."""
+        return min(self.lengths, key=lambda length: abs(length - USUAL_LENGTH))
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """What all models are timed on in one go."""
+
+    batch: int
+    length: int
+
+    @property
+    def name(self) -> str:
+        """As metrics have it."""
+        return f"batch={self.batch}/length={self.length}"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model that is timed.
+
+    Attributes:
+        examined: the model.
+        label: its short name.
+        head: what is asked of it; None for the states of all tokens.
+        footprint: its size.
+        multiply_adds: of one sentence, by length.
+        cannot: why it is not timed at a length.
+        scores: by task.
+        method: the method that made it, and who says so.
+    """
+
+    examined: Examined
+    label: str
+    head: str | None
+    footprint: Footprint
+    multiply_adds: Mapping[int, int]
+    cannot: Mapping[int, str]
+    scores: Mapping[str, Score]
+    method: tuple[str, str] | None
+
+    @property
+    def asked(self) -> str:
+        """What is asked of it, in a word."""
+        return self.head or "encoder"
+
+
+Timings = Mapping[Cell, Mapping[str, Timing]]
+"""By cell and by label: of a whole batch."""
+
+
+def load_contenders(
+    settings: SpeedSettings, request: MeasureRequest, results: Sequence[str], methods: Sequence[str]
+) -> list[Contender]:
+    """Read the models, and what their runs say of them."""
+    examined = [Examined.load(name, offline=request.offline) for name in settings.models]
+    scores = scores_by_model(examined, results, request.runs_root)
+    made_by = methods_by_model(examined, methods)
+    labels = [short_name(name) for name in settings.models]
+    if len(set(labels)) < len(labels):
+        labels = list(settings.models)
+    return [_contender(*each, settings.lengths) for each in zip(examined, labels, scores, made_by, strict=True)]
+
+
+def _contender(
+    examined: Examined, label: str, scores: Mapping[str, Score], method: tuple[str, str] | None, lengths: Sequence[int]
+) -> Contender:
+    model = examined.model
+    head = asked_head(model)
+    cannot = {length: reason for length in lengths if (reason := _unfit(model, length)) is not None}
+    return Contender(
+        examined=examined,
+        label=label,
+        head=head,
+        footprint=Footprint.of(model, examined.directory),
+        multiply_adds={length: multiply_adds(model, head, length) for length in lengths if length not in cannot},
+        cannot=cannot,
+        scores=scores,
+        method=method,
+    )
+
+
+def _unfit(model: HeadedModel, length: int) -> str | None:
+    """Why a model cannot be timed at a length; None where it can."""
+    if length > model.encoder.max_tokens:
+        return f"reads at most {model.encoder.max_tokens} tokens"
+    return "reads pairs of texts" if length < 2 and reads_pairs(model) else None
+
+
+def measure(
+    contenders: Sequence[Contender], settings: SpeedSettings, device: torch.device, progress: Progress
+) -> Timings:
+    """Time every cell, in rounds of all models that can read it."""
+    cells = [Cell(batch, length) for batch in settings.batch_sizes for length in settings.lengths]
+    for each in contenders:
+        each.examined.model.to(device).eval()
+    timings: dict[Cell, dict[str, Timing]] = {}
+    done, clock = 0, CLOCKS[settings.clock]
+    with torch.inference_mode(), progress("timing", len(cells) * settings.rounds, "rounds") as meter:
+        for cell in cells:
+            able = [each for each in contenders if cell.length not in each.cannot]
+            works = [_Work(each, cell, settings.seed, device) for each in able]
+
+            def tick(cell: Cell = cell) -> None:
+                nonlocal done
+                done += 1
+                meter.update(done, cell.name)
+
+            timed = time_in_rounds(works, rounds=settings.rounds, clock=clock, after_round=tick) if works else []
+            timings[cell] = {each.label: timing for each, timing in zip(able, timed, strict=True)}
+    return timings
+
+
+class _Work:
+    """One model's answer to one batch."""
+
+    def __init__(self, contender: Contender, cell: Cell, seed: int, device: torch.device) -> None:
+        self._model, self._head = contender.examined.model, contender.head
+        pairs = reads_pairs(self._model)
+        self._batch = random_batch(contender.examined.tokenizer, cell, seed, pairs=pairs).to(device)
+        self._on_cuda = device.type == "cuda"
+
+    def __call__(self) -> None:
+        ask(self._model, self._head, self._batch)
+        if self._on_cuda:
+            torch.cuda.synchronize()
+
+
+def random_batch(tokenizer: Tokenizer, cell: Cell, seed: int, *, pairs: bool = False) -> PackedBatch:
+    """Sentences of random tokens, between the tokenizer's own first and last token where it has them.
+
+    Args:
+        tokenizer: the model's.
+        cell: how many, and how long.
+        seed: of the draw.
+        pairs: whether the second half of each is a second text.
+    """
+    plain = np.setdiff1d(np.arange(tokenizer.vocab_size), np.array(sorted(tokenizer.special_ids)))
+    ids_BT = np.random.default_rng(seed).choice(plain, size=(cell.batch, cell.length))
+    if "cls" in tokenizer.roles:
+        ids_BT[:, 0] = tokenizer.cls_id
+    if "sep" in tokenizer.roles and cell.length > 1:
+        ids_BT[:, -1] = tokenizer.sep_id
+    types_BT = np.zeros_like(ids_BT)
+    if pairs:
+        types_BT[:, -(cell.length // 2) :] = 1
+    return PackedBatch.from_ids(ids_BT.tolist(), types_BT.tolist())
+
+
+def reads_pairs(model: HeadedModel) -> bool:
+    """Whether a model answers for nothing but two texts."""
+    config = model.encoder.config
+    return isinstance(config, BilstmConfig) and config.texts == 2 and asked_head(model) is not None

@@ -1,0 +1,159 @@
+"""What a run of `eval speed` shows: two tables as CSV, and the figure of scores (or parameters) against milliseconds.
+
+Own design, in the look of probes/figures.py: grey, told apart by marker, each model named beside its point.
+
+Files: tables/speed.csv, tables/compression.csv, figures/pareto.svg, .png and the .csv that drew them.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertkit.evaluation.figures import MARKERS, new_figure, plain, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SPEED = (
+    *("batch", "length", "model", "ms_per_sentence", "ms_lower_quartile", "ms_upper_quartile"),
+    *("sentences_per_second", "speed_up", "reason"),
+)
+_PANEL_WIDTH, _PANEL_HEIGHT = 6.4, 4.4
+_LINE = 12.0
+"""Points from one name to the next one above it."""
+
+
+def write_report(directory: Path, results: Mapping[str, Any]) -> None:
+    """Write all of it below a run's directory.
+
+    Args:
+        directory: the run's.
+        results: its results.json.
+    """
+    write_table(directory / "tables" / "speed.csv", _SPEED, results["cells"])
+    rows = [compression_row(row) for row in results["compression"]]
+    write_table(directory / "tables" / "compression.csv", tuple(rows[0]), rows)
+    points = results["pareto"]["points"]
+    if points:
+        write_table(directory / "figures" / "pareto.csv", tuple(points[0]), points)
+        save(draw_pareto(results), directory / "figures" / "pareto")
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file; a value that is missing is an empty cell."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def compression_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the compression table, ours and the published one beside it, as flat as a CSV has it."""
+    published = row["published"] or {}
+    names = ("title", "compression", "retention", "speed_up", "against", "source", "note")
+    return {
+        "model": row["label"],
+        **{name: row[name] for name in ("size", "parameters", "retention", "speed_up", "measured_at")},
+        "tasks": " ".join(row["tasks"]),
+        **{f"published_{name}": published.get(name) for name in names},
+        "known_by": row["known_by"],
+    }
+
+
+def draw_pareto(results: Mapping[str, Any]) -> Figure:
+    """A panel for each batch size: milliseconds, in logarithms, and score or parameters; the frontier is a line."""
+    pareto = results["pareto"]
+    by_score = pareto["against"] == "score"
+    points: Sequence[Mapping[str, Any]] = pareto["points"]
+    batches = list(dict.fromkeys(point["batch"] for point in points))
+    rounds, threads = results["settings"]["rounds"], results["threads"]
+    where = f"{threads} {'thread' if threads == 1 else 'threads'}" if results["device"] == "cpu" else results["device"]
+    where += ", processor time" if results["settings"]["clock"] == "processor" else ""
+    goal = "score" if by_score else "size"
+    title = (
+        f"Speed and {goal}: {points[0]['length']} tokens a sentence, {where}, median and quartiles of {rounds} rounds"
+    )
+    figure, axes = new_figure(title, panels=len(batches), width=_PANEL_WIDTH * len(batches), height=_PANEL_HEIGHT)
+    tasks = pareto["tasks"]
+    told = f"mean of {len(tasks)} tasks" if len(tasks) > 1 else "".join(tasks)
+    height = f"score, % ({told})"
+    labels = list(dict.fromkeys(point["model"] for point in points))
+    for panel, batch in zip([axes] if len(batches) == 1 else axes, batches, strict=True):
+        own = [point for point in points if point["batch"] == batch]
+        _draw_panel(panel, own, labels, by_score=by_score)
+        plain(
+            panel,
+            x="milliseconds a sentence (logarithmic)",
+            y=height if by_score else "parameters, millions (logarithmic)",
+            title=f"batch of {batch}",
+        )
+        panel.grid(visible=False, which="minor")
+    return figure
+
+
+def _draw_panel(axes: Axes, points: Sequence[Mapping[str, Any]], labels: Sequence[str], *, by_score: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    xs = [point["ms_per_sentence"] for point in points]
+    ys = [100 * point["score"] if by_score else point["parameters"] / 1e6 for point in points]
+    axes.set_xscale("log")
+    axes.set_xlim(min(xs) / 1.4, max(xs) * 1.4)
+    if by_score:
+        margin = max(1.0, 0.15 * (max(ys) - min(ys)))
+        axes.set_ylim(min(ys) - margin, max(ys) + margin)
+    else:
+        axes.set_yscale("log")
+        axes.set_ylim(min(ys) / 1.6, max(ys) * 1.6)
+    for axis in (axes.xaxis, axes.yaxis) if not by_score else (axes.xaxis,):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    for point, x, y in zip(points, xs, ys, strict=True):
+        spread = [[x - point["ms_lower_quartile"]], [point["ms_upper_quartile"] - x]]
+        marker = MARKERS[labels.index(point["model"]) % len(MARKERS)]
+        filled = "black" if point["on_frontier"] else "white"
+        axes.errorbar(
+            x, y, xerr=spread, marker=marker, markersize=7, markerfacecolor=filled, color="black", elinewidth=1
+        )
+    best = sorted((x, y) for point, x, y in zip(points, xs, ys, strict=True) if point["on_frontier"])
+    axes.plot(*zip(*best, strict=True), color="0.6", linestyle="--", zorder=0)
+    axes.plot([], [], color="0.6", linestyle="--", marker="o", markerfacecolor="black", label="frontier")
+    axes.plot([], [], color="white", marker="o", markeredgecolor="black", label="another model is better in both")
+    axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.0, -0.16), ncols=2)
+    _name_points(axes, [point["model"] for point in points], xs, ys)
+
+
+def _name_points(axes: Axes, names: Sequence[str], xs: Sequence[float], ys: Sequence[float]) -> None:
+    """The names in a column on the right, in the order of the points' heights, each with a line to its point: beside
+    the points themselves, names of models that are near each other would cover one another."""
+    height = axes.bbox.height * 72 / axes.figure.dpi
+    order = sorted(range(len(names)), key=lambda index: (ys[index], -xs[index]))
+    across = [float(axes.transAxes.inverted().transform(axes.transData.transform((xs[i], ys[i])))[1]) for i in order]
+    for index, place in zip(order, spread(across, least=_LINE / height, top=1.0), strict=True):
+        axes.annotate(
+            names[index],
+            (xs[index], ys[index]),
+            xytext=(1.04, place),
+            textcoords="axes fraction",
+            va="center",
+            fontsize="small",
+            arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.7, "shrinkA": 2, "shrinkB": 5},
+            annotation_clip=False,
+        )
+
+
+def spread(places: Sequence[float], *, least: float, top: float) -> list[float]:
+    """Rising places, moved as little as needs be to lie this far apart and not above the top."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(place if not moved else max(place, moved[-1] + least))
+    limit = top
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], limit)
+        limit = moved[index] - least
+    return moved

@@ -1,0 +1,195 @@
+"""What a run of `eval speed` found: the contents of its results.json.
+
+Own design (contract: `eval`): each model is a task of the document, with metrics that name their units. The compression
+table is that of surveys of compressed BERTs (compression.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bertkit.evaluation.arguments import measured_once
+from bertkit.evaluation.speed.compression import Compressed, frontier, retention
+from bertkit.evaluation.speed.contenders import Cell, Contender, SpeedSettings, Timings
+from bertkit.metrics.statistics import summarise
+from bertkit.tasks.published_compression import published_compression
+
+SUITE = "speed"
+_MEGA = 1e6
+_MILLI = 1e3
+
+
+def speed_results(
+    contenders: Sequence[Contender],
+    timings: Timings,
+    settings: SpeedSettings,
+    *,
+    threads: int,
+    device: torch.device,
+) -> dict[str, Any]:
+    """The contents of results.json, without the machine's."""
+    reference = contenders[0]
+    table = compression_table(contenders, timings, settings)
+    return {
+        "suite": SUITE,
+        "model": reference.examined.name,
+        "average": None,
+        "tasks": {each.examined.name: _metrics(each, reference, timings) for each in contenders},
+        "models": [_described(each) for each in contenders],
+        "cells": [_cell_row(cell, each, timings, reference) for cell in timings for each in contenders],
+        "compression": [row.as_json() for row in table],
+        "pareto": _pareto(contenders, timings, settings),
+        "threads": threads,
+        "device": device.type,
+        "settings": settings.model_dump(mode="json"),
+        "protocol": _protocol(settings, threads, device),
+    }
+
+
+def _metrics(contender: Contender, reference: Contender, timings: Timings) -> dict[str, Any]:
+    """By name, in the contract's form; what was timed has a value a round in place of one a seed."""
+    size = contender.footprint
+    found: dict[str, Any] = {
+        "parameters": measured_once(size.parameters),
+        "parameters_without_embeddings": measured_once(size.without_embeddings),
+        "disk_mb": measured_once(size.disk_bytes / _MEGA),
+        **{f"multiply_adds/length={length}": measured_once(n) for length, n in contender.multiply_adds.items()},
+    }
+    for cell, timed in timings.items():
+        own, theirs = timed.get(contender.label), timed.get(reference.label)
+        if own is None:
+            continue
+        per_sentence = {number: _MILLI * seconds / cell.batch for number, seconds in enumerate(own.seconds)}
+        low, high = (_MILLI * seconds / cell.batch for seconds in own.quartiles)
+        summary = summarise(dict(per_sentence)).as_json()
+        found[f"ms_per_sentence/{cell.name}"] = summary | {"quartiles": [low, high]}
+        found[f"sentences_per_second/{cell.name}"] = measured_once(cell.batch / own.median)
+        if theirs is not None:
+            found[f"speed_up/{cell.name}"] = measured_once(own.times_as_fast_as(theirs))
+    found |= {f"{task}/{score.metric}": measured_once(score.value) for task, score in contender.scores.items()}
+    kept, _ = retention(contender.scores, reference.scores)
+    return found if kept is None else found | {"retention": measured_once(kept)}
+
+
+def _described(contender: Contender) -> dict[str, Any]:
+    config = contender.examined.model.encoder.config
+    return {
+        "name": contender.examined.name,
+        "label": contender.label,
+        "model_type": config.model_type,
+        "asked": contender.asked,
+        "fingerprint": contender.examined.fingerprint,
+        "trained": contender.examined.training,
+        "parameters": contender.footprint.parameters,
+        "parameters_without_embeddings": contender.footprint.without_embeddings,
+        "disk_mb": contender.footprint.disk_bytes / _MEGA,
+        "multiply_adds": {str(length): count for length, count in contender.multiply_adds.items()},
+        "cannot": {str(length): reason for length, reason in contender.cannot.items()},
+        "scores": {
+            task: {"metric": each.metric, "value": each.value, "run": each.run}
+            for task, each in contender.scores.items()
+        },
+        "method": None if contender.method is None else contender.method[0],
+    }
+
+
+def _cell_row(cell: Cell, contender: Contender, timings: Timings, reference: Contender) -> dict[str, Any]:
+    """A row of tables/speed.csv and of the table for people."""
+    row: dict[str, Any] = {"batch": cell.batch, "length": cell.length, "model": contender.label}
+    own, theirs = timings[cell].get(contender.label), timings[cell].get(reference.label)
+    if own is None:
+        return row | {"reason": contender.cannot[cell.length]}
+    low, high = own.quartiles
+    return row | {
+        "ms_per_sentence": _MILLI * own.median / cell.batch,
+        "ms_lower_quartile": _MILLI * low / cell.batch,
+        "ms_upper_quartile": _MILLI * high / cell.batch,
+        "sentences_per_second": cell.batch / own.median,
+        "speed_up": None if theirs is None else own.times_as_fast_as(theirs),
+    }
+
+
+def compression_table(contenders: Sequence[Contender], timings: Timings, settings: SpeedSettings) -> list[Compressed]:
+    """Every model against the first, timed at the first batch size and the length that is told."""
+    reference = contenders[0]
+    cell = Cell(settings.batch_sizes[0], settings.told_length)
+    rows = []
+    for each in contenders:
+        own, theirs = timings[cell].get(each.label), timings[cell].get(reference.label)
+        kept, tasks = retention(each.scores, reference.scores)
+        shape = each.examined.model.encoder.config.model_dump()
+        published = None
+        if each.method is not None and each is not reference:
+            layers, width = shape.get("num_hidden_layers"), shape.get("hidden_size")
+            published = published_compression(each.method[0], layers=layers, width=width)
+        rows.append(
+            Compressed(
+                label=each.label,
+                size=reference.footprint.disk_bytes / each.footprint.disk_bytes,
+                parameters=reference.footprint.parameters / each.footprint.parameters,
+                retention=kept,
+                tasks=tasks,
+                speed_up=None if own is None or theirs is None else own.times_as_fast_as(theirs),
+                measured_at=cell.name,
+                published=published,
+                known_by=None if each.method is None or published is None else each.method[1],
+            )
+        )
+    return rows
+
+
+def _pareto(contenders: Sequence[Contender], timings: Timings, settings: SpeedSettings) -> dict[str, Any]:
+    """What the figure shows: milliseconds against the mean score, or against parameters where there is none."""
+    tasks = [task for task in contenders[0].scores if all(task in each.scores for each in contenders)]
+    by_score = bool(tasks)
+    points = []
+    for batch in settings.batch_sizes:
+        cell = Cell(batch, settings.told_length)
+        timed = [each for each in contenders if each.label in timings[cell]]
+        heights = {
+            each.label: sum(each.scores[task].value for task in tasks) / len(tasks)
+            if by_score
+            else each.footprint.parameters
+            for each in timed
+        }
+        milliseconds = {each.label: _MILLI * timings[cell][each.label].median / batch for each in timed}
+        # Fewer parameters are better, a higher score is.
+        signed = [(milliseconds[label], height if by_score else -height) for label, height in heights.items()]
+        best = set(frontier(signed))
+        for number, each in enumerate(timed):
+            low, high = timings[cell][each.label].quartiles
+            points.append(
+                {
+                    "batch": batch,
+                    "length": cell.length,
+                    "model": each.label,
+                    "ms_per_sentence": milliseconds[each.label],
+                    "ms_lower_quartile": _MILLI * low / batch,
+                    "ms_upper_quartile": _MILLI * high / batch,
+                    "score" if by_score else "parameters": heights[each.label],
+                    "on_frontier": number in best,
+                }
+            )
+    return {"against": "score" if by_score else "parameters", "tasks": tasks, "points": points}
+
+
+def _protocol(settings: SpeedSettings, threads: int, device: torch.device) -> dict[str, str]:
+    """How the figures were made, in words."""
+    where = f"{threads} {'thread' if threads == 1 else 'threads'}" if device.type == "cpu" else device.type
+    return {
+        "timed": f"forward pass on {where}, without gradients: the head of a task where the model has one, else the"
+        " states of all tokens; the text is cut into tokens beforehand and not timed",
+        "sentences": f"random tokens, all of one length, special tokens included; drawn with seed {settings.seed}",
+        "clock": "time that passed" if settings.clock == "wall" else "time that the one thread computed",
+        "rounds": f"{settings.rounds} after warming up, all models in each, in another order every time",
+        "milliseconds": "median over the rounds, per sentence of the batch; spread: the quartiles of the rounds",
+        "speed_up": "the reference's time over the model's, taken in each round; the median",
+        "parameters": "with heads, tied ones once; without embeddings: outside the tables of words, positions and"
+        " segments",
+        "multiply_adds": "of linear maps, attention's products and LSTMs, for what is timed and one sentence",
+        "disk_mb": "weight files alone, 1 MB = 1,000,000 bytes",
+        "retention": "mean of the main scores over the reference's mean, on the tasks that both have",
+    }

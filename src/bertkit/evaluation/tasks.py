@@ -1,0 +1,327 @@
+"""Evaluation on published tasks: what has no head of the task is fine-tuned first, then measured.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4 (several seeds; the best on dev predicts test). Sibling glue.py
+adds what only the whole benchmark has. One run directory holds it all: a fine-tuning run for each task and seed below
+`runs/`, the predictions of the best seed, results.json. What is finished already, here or elsewhere, is not repeated;
+an evaluation that was stopped goes on where it stood.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bertkit.errors import StoppedError, UsageError
+from bertkit.evaluation.arguments import Evaluated
+from bertkit.evaluation.plan import (
+    MISMATCHED,
+    PlannedTask,
+    TaskEvaluation,
+    digest,
+    finetune_request,
+    plan_tasks,
+    published_rows,
+)
+from bertkit.finetuning.data import prepare
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.finetuning.run import finetune, finished_run
+from bertkit.finetuning.trainer import by_name, seed_summaries, write_predictions
+from bertkit.inference.predict import Predictor
+from bertkit.models.find import encoder_directory, find_model
+from bertkit.models.weight_files import weights_hash
+from bertkit.progress import Progress, silent_progress
+from bertkit.recipe.hashing import what_hash
+from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
+from bertkit.run.find import find_runs, newest_unfinished
+from bertkit.tasks.base import Scores
+from bertkit.tasks.readers import load_split
+from bertkit.text.tokenizer_files import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+PREDICTIONS = "predictions"
+_RUNS = "runs"
+_MISMATCHED_SPLIT = "dev_mm"
+
+Table = dict[str, dict[str, dict[str, Any]]]
+"""By task and metric: mean, std, median, n, seeds."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of one task.
+
+    Attributes:
+        scores: by seed.
+        runs: one line a seed, for results.json.
+        model: of the best seed.
+        cost: steps and tokens of the fine-tuning, over all seeds.
+    """
+
+    scores: dict[int, Scores]
+    runs: list[dict[str, Any]]
+    model: Path
+    cost: Mapping[str, int]
+
+
+Finish = Callable[[RunDirectory, Mapping[str, Measured], Table], dict[str, Any]]
+"""What a suite adds to results.json once its tasks are measured."""
+
+
+def evaluate_tasks(
+    wanted: TaskEvaluation, *, progress: Progress = silent_progress, finish: Finish | None = None
+) -> Evaluated:
+    """Evaluate, and write the run's results.json.
+
+    Raises:
+        UsageError: faulty overrides, or an unknown published row.
+        DataError: model or data at fault, or no task has data.
+        StoppedError, DivergedError: of a fine-tuning run.
+    """
+    directory = encoder_directory(find_model(wanted.request.model, offline=wanted.request.offline))
+    rows = published_rows(wanted, directory)
+    planned, left_out = plan_tasks(wanted, directory)
+    for name, reason in left_out.items():
+        log.warning("%s is left out: %s", name, reason)
+    fingerprints = {
+        "data": digest(sorted(value for task in planned for value in task.files.values())),
+        "tokenizer": load_tokenizer(directory, offline=wanted.request.offline).fingerprint,
+        "model": weights_hash(directory),
+    }
+    run, is_done = _run_directory(wanted, planned, fingerprints)
+    if is_done and run.results is not None:
+        log.info("finished already: %s", run.path)
+        return Evaluated(run, {**run.results, "published": rows})
+    wanted.request.begun(run)
+    deadline = None if wanted.max_minutes is None else time.monotonic() + 60 * wanted.max_minutes
+    with run.recording(wanted.request.command):
+        run.write_environment()
+        measured = {task.spec.name: _measure(wanted, task, run, progress, deadline) for task in planned}
+        table = figures_table(planned, measured)
+        first = planned[0].spec
+        results = {
+            "suite": wanted.suite,
+            "model": wanted.request.model,
+            "tasks": table,
+            "average": table[first.name][first.primary]["mean"],
+            "left_out": left_out,
+            "measured_on": measured_on(planned),
+            "evaluated_as_is": [task.spec.name for task in planned if task.use == "own"],
+            "runs": {name: each.runs for name, each in measured.items()},
+            **({} if finish is None else finish(run, measured, table)),
+        }
+        run.write_results({**results, "published": rows})
+        run.update(**{key: sum(each.cost[key] for each in measured.values()) for key in ("steps", "tokens")})
+    return Evaluated(run, {**results, "published": rows})
+
+
+def figures_table(planned: Sequence[PlannedTask], measured: Mapping[str, Measured]) -> Table:
+    """Each metric over the seeds; MNLI's mismatched half is a task of its own."""
+    table: Table = {}
+    for task in planned:
+        name = task.spec.name
+        summaries = seed_summaries(measured[name].scores)
+        other = f"/{_MISMATCHED_SPLIT}"
+        table[name] = {metric: summary for metric, summary in summaries.items() if not metric.endswith(other)}
+        apart = {metric.removesuffix(other): each for metric, each in summaries.items() if metric.endswith(other)}
+        if apart:
+            table[MISMATCHED] = apart
+    return table
+
+
+def measured_on(planned: Sequence[PlannedTask]) -> dict[str, str]:
+    """The split of each row of the table; a metric of another split has that one's name behind a slash."""
+    found: dict[str, str] = {}
+    for task in planned:
+        found[task.spec.name] = task.watched[0]
+        if task.spec.name == "mnli":
+            found[MISMATCHED] = _MISMATCHED_SPLIT
+    return found
+
+
+def _run_directory(
+    wanted: TaskEvaluation, planned: Sequence[PlannedTask], fingerprints: Mapping[str, str]
+) -> tuple[RunDirectory, bool]:
+    """The run to write: a finished one of the same evaluation, one that was stopped, or a new one; and whether done."""
+    request = wanted.request
+    identity = _identity(wanted, planned, fingerprints)
+    if request.run_dir is not None:
+        if not (request.run_dir / RECORD).exists():
+            return RunDirectory.create(request.runs_root, identity, request.run_dir), False
+        run = RunDirectory.open(request.run_dir)
+        if run.record["what_hash"] != identity.what_hash:
+            raise UsageError(f"{run.path}: holds another run; name a new directory with --run-dir")
+        return run, run.status == "done"
+    same = [run for run in find_runs(request.runs_root) if run.record["what_hash"] == identity.what_hash]
+    for run in same:
+        if run.status == "done":
+            return run, True
+    unfinished = newest_unfinished(same)
+    if unfinished is not None:
+        log.info("going on with %s", unfinished.path)
+        return unfinished, False
+    return RunDirectory.create(request.runs_root, identity), False
+
+
+def _identity(wanted: TaskEvaluation, planned: Sequence[PlannedTask], fingerprints: Mapping[str, str]) -> RunIdentity:
+    deciding = {
+        "suite": wanted.suite,
+        "tasks": {task.spec.name: task.deciding for task in planned},
+        "fingerprints": dict(fingerprints),
+    }
+    recipe = {
+        "kind": "eval",
+        "suite": wanted.suite,
+        "model": str(wanted.request.model),
+        "data_dir": None if wanted.data_dir is None else str(wanted.data_dir.absolute()),
+        "tasks": [task.spec.name for task in planned],
+        "seeds": list(wanted.seeds),
+        "overrides": list(wanted.overrides),
+        "head": wanted.head,
+    }
+    return RunIdentity(
+        kind="eval",
+        recipe=f"eval-{wanted.suite}",
+        recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
+        what_hash=digest(json.dumps(deciding, sort_keys=True)),
+        seed=wanted.seeds[0],
+        command=wanted.request.command,
+        fingerprints=dict(fingerprints),
+    )
+
+
+def _measure(
+    wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory, progress: Progress, deadline: float | None
+) -> Measured:
+    if task.use == "own":
+        return _as_it_is(wanted, task, run, progress)
+    members: dict[int, RunDirectory] = {}
+    for seed in task.recipes:
+        log.info("%s, seed %d", task.spec.name, seed)
+        members[seed] = _finetuned(wanted, task, seed, run, progress, deadline)
+    results = {seed: member.results or {} for seed, member in members.items()}
+    scores = {seed: _seed_scores(found) for seed, found in results.items()}
+    best = max(scores, key=lambda seed: _or_worst(scores[seed][task.spec.primary]))
+    for split in task.watched:
+        target = _saved(run, task, split)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(members[best].path / PREDICTIONS / target.name, target)
+    for seed, member in members.items():
+        scores[seed] |= _predict_later(wanted, task, member.model, run, progress, is_best=seed == best)
+    lines = [
+        {
+            "run": str(member.path.resolve()),
+            "seed": seed,
+            "scores": scores[seed],
+            "degenerate": results[seed]["degenerate"],
+            "predicts": seed == best,
+        }
+        for seed, member in members.items()
+    ]
+    cost = {key: sum(int(member.record[key]) for member in members.values()) for key in ("steps", "tokens")}
+    return Measured(scores, lines, members[best].model, cost)
+
+
+def _predict_later(
+    wanted: TaskEvaluation, task: PlannedTask, model: Path, run: RunDirectory, progress: Progress, *, is_best: bool
+) -> Scores:
+    """The scores of splits beside the selecting ones, where they have labels; the best seed's predictions are kept."""
+    scores: Scores = {}
+    predictor: Predictor | None = None
+    for split in task.later:
+        target, is_scored = _saved(run, task, split), split in task.spec.scored
+        if not is_scored and (not is_best or target.exists()):
+            continue
+        if predictor is None:
+            predictor = Predictor.load(
+                str(model), wanted.request.engine(), spec=task.spec, offline=wanted.request.offline
+            )
+        examples = load_split(task.spec, split, wanted.data_dir, offline=wanted.request.offline).examples
+        log.info("%s: predicting %s, %s examples", task.spec.name, split, f"{len(examples):,}")
+        predictions = predictor(examples, progress=progress, label=f"{task.spec.name}, {split}")
+        if is_best:
+            write_predictions(target, predictions)
+        if is_scored:
+            found = predictor.task.score(predictions, examples)
+            scores |= {f"{name}/{split}": value for name, value in found.items()}
+    return scores
+
+
+def _saved(run: RunDirectory, task: PlannedTask, split: str) -> Path:
+    """Where a split's predictions lie."""
+    return run.path / PREDICTIONS / f"{task.spec.name}-{split}.jsonl"
+
+
+def _as_it_is(wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory, progress: Progress) -> Measured:
+    """Predict and score with the head that the model has."""
+    spec, request = task.spec, wanted.request
+    names = (*task.watched, *task.later)
+    splits = {name: load_split(spec, name, wanted.data_dir, offline=request.offline).examples for name in names}
+    main = task.watched[0]
+    predictor = Predictor.load(
+        request.model, request.engine(), spec=spec, examples=splits[main], offline=request.offline
+    )
+    log.info("%s: %s has a head for it and is evaluated as it is", spec.name, request.model)
+    predictions = {
+        name: predictor(examples, progress=progress, label=f"{spec.name}, {name}") for name, examples in splits.items()
+    }
+    tuned = predictor.tuned(predictions[main], splits[main])
+    scores: dict[str, Scores] = {}
+    for name, examples in splits.items():
+        final = predictor.task.final(predictions[name], tuned)
+        write_predictions(_saved(run, task, name), final)
+        if name in spec.scored:
+            scores[name] = predictor.task.score(final, examples)
+    return Measured({0: by_name(scores, main)}, [], predictor.directory, {"steps": 0, "tokens": 0})
+
+
+def _finetuned(
+    wanted: TaskEvaluation, task: PlannedTask, seed: int, run: RunDirectory, progress: Progress, deadline: float | None
+) -> RunDirectory:
+    """The fine-tuning run: one that is finished, one that was begun here, or a new one."""
+    path = run.path / _RUNS / f"{task.spec.name}-seed={seed}"
+    begun = RunDirectory.open(path) if (path / RECORD).exists() else None
+    if begun is not None and begun.status == "done" and begun.results is not None:
+        return begun
+    if begun is None and (done := _done_elsewhere(wanted, task.recipes[seed])) is not None:
+        log.info("finished already: %s", done.path)
+        return done
+    request = finetune_request(wanted, task.spec, task.use)
+    minutes = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
+    request = replace(request, seeds=[seed], max_minutes=minutes)
+    if begun is None:
+        path.parent.mkdir(exist_ok=True)
+        request = replace(request, run_dir=path)
+    else:
+        request = replace(request, resume=str(path))
+    try:
+        return finetune(request, progress=progress).run
+    except StoppedError as stopped:
+        told = str(stopped).partition("; go on")[0]
+        raise StoppedError(f"{told}; give the same command again to go on with {run.path}") from stopped
+
+
+def _done_elsewhere(wanted: TaskEvaluation, recipe: FinetuneRecipe) -> RunDirectory | None:
+    """A finished run of the same recipe, data and model under the root."""
+    root, wanted_hash = wanted.request.runs_root, what_hash(recipe)
+    records = [*root.glob(f"*/{RECORD}"), *root.glob(f"*/{_RUNS}/*/{RECORD}")]
+    if not any(wanted_hash in record.read_text(encoding="utf-8") for record in records):
+        return None  # the data need not be read to know that there is none
+    return finished_run(root, root, wanted_hash, prepare(recipe, offline=wanted.request.offline).fingerprints)
+
+
+def _seed_scores(results: Mapping[str, Any]) -> Scores:
+    (scores,) = results["tasks"].values()
+    return {name: summary["seeds"][0] for name, summary in scores.items()}
+
+
+def _or_worst(score: float | None) -> float:
+    return -float("inf") if score is None else score

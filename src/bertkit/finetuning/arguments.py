@@ -1,0 +1,170 @@
+"""What a user asks of fine-tuning, and what it comes to: a recipe, its data, and what trains.
+
+Nothing here follows a paper. Distillation on a task asks for more (DistillRequest); suite.py carries a request out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bertkit.errors import UsageError
+from bertkit.finetuning.data import Prepared, prepare
+from bertkit.finetuning.recipe import (
+    AnyRecipe,
+    FinetuneRecipe,
+    OwnTask,
+    TaskEntry,
+    changed,
+    load_finetune_recipe,
+    load_own_task,
+    own_spec,
+    resolved,
+)
+from bertkit.finetuning.trainer import Finetuning
+from bertkit.run.directory import RunDirectory
+
+_UNNAMED = "unnamed"
+"""Of a recipe that is named by what it turns out to train."""
+
+
+@dataclass(frozen=True)
+class FinetuneRequest:
+    """What the user asked for.
+
+    Attributes:
+        recipe: name or path; None where task and model say it all.
+        task: a published task, a task YAML, or the user's own data, in place of the recipe's; several: all of them
+            with one encoder.
+        model: to start from, in place of the recipe's.
+        data_dir: where the task's files lie, in place of the recipe's.
+        overrides: KEY=VALUE, on top of all that; keys may be short (`lr`).
+        seeds: one run for each; empty for the recipe's.
+        grid: the values to try of each key.
+        resume: a run's or a suite's name or path, `bertkit.run.NEWEST`, or None for a new one.
+        runs_root: where runs lie.
+        run_dir: exactly where a new run or suite goes.
+        offline: ask no network.
+        max_minutes: stop after so long, with a checkpoint.
+        command: the command line, for the record.
+        default_model: to start from where nothing names one.
+    """
+
+    recipe: str | None = None
+    task: TaskEntry | Sequence[TaskEntry] | None = None
+    model: str | None = None
+    data_dir: str | None = None
+    overrides: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    resume: str | None = None
+    runs_root: Path = Path("runs")
+    run_dir: Path | None = None
+    offline: bool = False
+    max_minutes: float | None = None
+    command: Sequence[str] = ()
+    default_model: str | None = None
+
+    kind: ClassVar[str] = "finetune"
+    """What its runs are called in run.json, and the command that makes them."""
+
+    @property
+    def names_nothing(self) -> bool:
+        """Whether neither a recipe nor a task is given."""
+        return self.recipe is None and self.task is None
+
+    def load(self, name: str) -> FinetuneRecipe:
+        """The recipe of that name or path."""
+        return load_finetune_recipe(name)
+
+    def requested(self) -> FinetuneRecipe:
+        """The recipe with everything that the command line changes in it, resolved.
+
+        Raises:
+            UsageError: all faults at once.
+        """
+        if self.recipe is not None:
+            recipe = self.load(self.recipe)
+        elif self.task is None:
+            raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
+        else:
+            recipe = FinetuneRecipe(name=_UNNAMED)
+        update = {} if self.model is None else {"model": absolute(self.model)}
+        recipe = changed(self.with_data(recipe).model_copy(update=update), list(self.overrides))
+        if recipe.model is None and self.default_model is not None:
+            recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
+        if recipe.name == _UNNAMED:
+            recipe = recipe.model_copy(update={"name": _name_of(_entries(recipe.task), recipe.model)})
+        return resolved(recipe)
+
+    def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
+        """The recipe with the task and the folder that the command line names."""
+        given = _entries(self.task)
+        update: dict[str, Any] = {"task": given[0] if len(given) == 1 else given} if given else {}
+        if self.data_dir is not None:
+            update["data"] = recipe.data.model_copy(update={"directory": absolute(self.data_dir)})
+        return recipe.model_copy(update=update)
+
+    def before(self, recipe: FinetuneRecipe) -> FinetuneRecipe | None:
+        """The recipe of a run that goes before, and from whose model this one starts; None where there is none."""
+        return None
+
+    def draws_data(self, recipe: FinetuneRecipe) -> bool:
+        """Whether what is read depends on the seed, as a sample of the examples does."""
+        return recipe.data.train_examples is not None
+
+    def prepare(self, recipe: FinetuneRecipe) -> Prepared:
+        """What one task of the recipe reads."""
+        return prepare(recipe, offline=self.offline)
+
+    def training(
+        self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
+    ) -> Finetuning:
+        """The run itself.
+
+        Args:
+            recipe: resolved.
+            prepared: what its tasks read.
+            run: where it is written.
+            start: the model of the run before.
+        """
+        return Finetuning(recipe, prepared, run)
+
+    def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a suite's results.json says besides, of the runs of the setting that was chosen."""
+        return {}
+
+
+def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, ...]:
+    """The tasks that a request names, files with their full paths."""
+    if given is None:
+        return ()
+    entries = (given,) if isinstance(given, str | OwnTask) else tuple(given)
+    read = [
+        load_own_task(Path(each)) if isinstance(each, str) and each.endswith((".yaml", ".yml")) else each
+        for each in entries
+    ]
+    return tuple(_absolute_files(each) if isinstance(each, OwnTask) else each for each in read)
+
+
+def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
+    """A recipe's name where none is given: the tasks', or the training file's, and the model's."""
+    first = "+".join(own_spec(each).name if isinstance(each, OwnTask) else each for each in tasks)
+    last = "" if model is None else Path(model.rstrip("/")).name.partition("@")[0]
+    if last == "model":
+        last = Path(model or "").resolve().parent.name
+    name = "-".join(part for part in (first, last) if part)
+    return "".join(each if each.isalnum() or each in "_.+-" else "-" for each in name)
+
+
+def _absolute_files(task: OwnTask) -> OwnTask:
+    files = {split: getattr(task, split) for split in ("train", "dev", "test")}
+    found = {split: str(Path(file).expanduser().absolute()) for split, file in files.items() if file is not None}
+    return task.model_copy(update=found)
+
+
+def absolute(path: str) -> str:
+    """A directory's full path, so that the recorded recipe runs from anywhere; a Hub id as it is."""
+    return str(Path(path).expanduser().absolute()) if Path(path).expanduser().exists() else path

@@ -1,0 +1,359 @@
+"""From a fine-tuning recipe to what the loop reads: examples, labels in the model's order, sequences.
+
+Nothing here follows a paper. The order of labels differs between code bases, so it is only ever matched by name: a
+model that has the head already says what its outputs mean, and a model that does not say so is refused. Sibling
+finetune.py trains on what is prepared here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.data.random import Draw
+from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask
+from bertkit.finetuning.warm_start import head_directory, with_start
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.find import encoder_directory
+from bertkit.models.hub import find_model, read_config, refuse_quantised
+from bertkit.models.labels import Labels, ProblemType
+from bertkit.models.weight_files import weights_hash
+from bertkit.tasks.base import Features, Task
+from bertkit.tasks.catalogue import Kind, TaskSpec
+from bertkit.tasks.choice import Choice
+from bertkit.tasks.classification import (
+    Classification,
+    MultiLabelClassification,
+    Regression,
+    class_weights,
+)
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import Split
+from bertkit.tasks.readers import label_names, load_split, read_own
+from bertkit.tasks.readers.columns import NOT_IOB2
+from bertkit.tasks.span import Span
+from bertkit.tasks.tagging import Tagging
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+_PROBLEM_TYPES: dict[Kind, ProblemType] = {
+    "classification": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
+
+
+@dataclass(frozen=True)
+class EncodedSplit:
+    """A split with its sequences.
+
+    Attributes:
+        split: examples, and what was noticed while reading them.
+        features: of all of them, in their order.
+        scored: whether its examples have labels.
+    """
+
+    split: Split
+    features: Features
+    scored: bool
+
+    @property
+    def examples(self) -> list[Any]:
+        return self.split.examples
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a run reads.
+
+    Attributes:
+        spec: the task.
+        task: with its labels in the order of the model's outputs.
+        model_directory: where the model lies.
+        config: of the encoder that is trained.
+        new_head: whether the head that it may have is not the task's.
+        tokenizer: the model's.
+        train: what is learnt from.
+        others: by name, what is predicted; all that are looked at while it trains have labels.
+        watched: names of those that are looked at while it trains; the first one's score selects.
+        fingerprints: of data, tokenizer and model.
+    """
+
+    spec: TaskSpec
+    task: Task
+    model_directory: Path
+    config: EncoderConfig
+    new_head: bool
+    tokenizer: Tokenizer
+    train: EncodedSplit
+    others: Mapping[str, EncodedSplit]
+    watched: tuple[str, ...]
+    fingerprints: Mapping[str, str]
+
+    @property
+    def selecting(self) -> str:
+        """The split whose score selects: dev, or the one that has labels where there is no dev."""
+        return self.watched[0]
+
+
+class Preparation:
+    """What a kind of recipe has other than its own data and its own model; of fine-tuning, nothing."""
+
+    needs_labels = True
+    """Whether what is learnt from must have labels."""
+
+    def check_start(self, directory: Path, contents: Mapping[str, Any]) -> None:
+        """Of the model in `recipe.model` and its config.json, before anything is read.
+
+        Raises:
+            DataError: it cannot be trained.
+        """
+        refuse_quantised(directory, contents)
+
+    def labels(self, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """The task's labels in the order of a head that is drawn anew."""
+        return names
+
+    def encoder_config(self, found: EncoderConfig) -> EncoderConfig:
+        """That of the model that learns, which may be another than the one in `recipe.model`."""
+        return found
+
+    def learnt_from(self, train: Split) -> Split:
+        """What is learnt from in place of the training examples."""
+        return train
+
+
+def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Preparation | None = None) -> Prepared:
+    """Read the data and lay out the sequences.
+
+    Args:
+        recipe: resolved, of one task.
+        offline: ask no network.
+        preparation: of the recipe's kind.
+
+    Raises:
+        UsageError: a length that the model cannot read.
+        DataError: data, labels, model or tokenizer at fault.
+    """
+    spec, preparation = recipe.spec, preparation or Preparation()
+    watched = watched_splits(spec)
+    assert recipe.model is not None
+    directory = head_directory(encoder_directory(find_model(recipe.model, offline=offline)), spec.name)
+    config, contents = read_config(directory)
+    preparation.check_start(directory, contents)
+    tokenizer = load_tokenizer(directory, offline=offline)
+    names = ("train", *watched, *recipe.data.predict)
+    log.info("reading %s: %s", spec.name, ", ".join(dict.fromkeys(names)))
+    splits = {name: load_examples(recipe, name, offline=offline) for name in dict.fromkeys(names)}
+    train = fewer(splits.pop("train"), recipe.data.train_examples, recipe.seed)
+    for name, split in {"train": train, **splits}.items():
+        for what, count in split.notes.items():
+            level = logging.INFO if what == NOT_IOB2 else logging.WARNING
+            named = ", ".join(split.named.get(what, ())[:3])
+            log.log(level, "%s, %s: %s: %d (%s)", spec.name, name, what, count, named)
+    names_of_labels = spec.labels
+    if names_of_labels is None and spec.kind in ("classification", "multi_label", "tagging"):
+        scored = {name: splits[name].examples for name in watched}
+        names_of_labels = label_names(train.examples, scored)
+    names_of_labels = preparation.labels(names_of_labels)
+    recipe = with_start(recipe, names_of_labels, directory)
+    task = build_task(recipe, train.examples, names_of_labels, config, contents, directory)
+    encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
+    train = preparation.learnt_from(train)
+    labelled = (*(("train",) if preparation.needs_labels else ()), *watched)
+    encoded = {
+        name: encode_split(task, name, split, encoder, must_be_scored=name in labelled)
+        for name, split in {"train": train, **splits}.items()
+    }
+    return Prepared(
+        spec=spec,
+        task=task,
+        model_directory=directory,
+        config=preparation.encoder_config(config),
+        new_head=recipe.new_head,
+        tokenizer=tokenizer,
+        train=encoded.pop("train"),
+        others=encoded,
+        watched=watched,
+        fingerprints={
+            "data": _fingerprint({"train": train, **splits}),
+            "tokenizer": tokenizer.fingerprint,
+            "model": weights_hash(directory),
+        },
+    )
+
+
+def build_task(
+    recipe: FinetuneRecipe,
+    examples: Sequence[Any],
+    names: tuple[str, ...] | None,
+    config: EncoderConfig,
+    contents: Mapping[str, Any],
+    directory: Path,
+) -> Task:
+    """The task with its labels in the order of the model's outputs.
+
+    Args:
+        recipe: resolved.
+        examples: of train.
+        names: of the labels, in the task's order; None where it has none.
+        config: of the model.
+        contents: of its config.json.
+        directory: where it lies.
+
+    Raises:
+        DataError: the model has the head already, and its labels are not the task's.
+    """
+    spec, settings = recipe.spec, recipe.task_settings
+    if spec.kind == "regression":
+        if settings.label_smoothing or settings.class_weights:
+            raise UsageError("text.label_smoothing and text.class_weights are for labels; a regression has none")
+        labels = Labels.unnamed(1, "regression")
+        if not recipe.new_head and has_head(config, contents, spec.head):
+            here = Labels.from_hub(contents).count
+            if here != 1:
+                raise DataError(
+                    f"{directory}: the model's classifier has {here} outputs, a regression needs 1; {_NEW_HEAD}"
+                )
+        return Regression(labels, spec.metrics, settings)
+    if spec.kind == "span":
+        impossible = any(example.impossible for example in examples)
+        return Span(spec.metrics, settings, may_be_impossible=impossible)
+    if spec.kind == "choice":
+        return Choice(spec.metrics, settings)
+    assert names is not None
+    labels = Labels(_in_order(recipe, names, config, contents, directory), _PROBLEM_TYPES.get(spec.kind))
+    if spec.kind == "tagging":
+        return Tagging(labels, spec.metrics, settings)
+    weight_K = class_weights(settings.class_weights, examples, labels.names)
+    kind = {"classification": Classification, "multi_label": MultiLabelClassification}[spec.kind]
+    return kind(labels, spec.metrics, settings, positive=spec.positive, class_weight_K=weight_K)
+
+
+_NEW_HEAD = "give --new-head (new_head: true) to draw a new one in its place"
+
+
+def has_head(config: EncoderConfig, contents: Mapping[str, Any], head: str) -> bool:
+    """Whether a checkpoint's config.json says that it has this head."""
+    plan = config.heads().get(head)
+    return plan is not None and plan.architecture in (contents.get("architectures") or ())
+
+
+def _in_order(
+    recipe: FinetuneRecipe,
+    wanted: tuple[str, ...],
+    config: EncoderConfig,
+    contents: Mapping[str, Any],
+    directory: Path,
+) -> tuple[str, ...]:
+    """The labels in the order of the head that the model has, by their names."""
+    if recipe.new_head or not has_head(config, contents, recipe.spec.head):
+        return wanted
+    try:
+        here = Labels.from_hub(contents)
+        order = here.order_of(wanted, source=str(directory))
+    except ValueError as error:
+        raise DataError(f"{directory}/config.json: {error}") from error
+    except DataError as error:
+        raise DataError(f"{error}; or {_NEW_HEAD}") from error
+    by_logit = dict(zip(order, wanted, strict=True))
+    return tuple(by_logit[number] for number in range(len(wanted)))
+
+
+def watched_splits(spec: TaskSpec) -> tuple[str, ...]:
+    """What is looked at while a model trains: dev, never a test split unless there is no dev.
+
+    Raises:
+        UsageError: the task is for testing only.
+    """
+    dev = tuple(name for name in spec.scored if name.startswith("dev"))
+    if "train" not in spec.splits or not spec.scored:
+        raise UsageError(f"{spec.name} cannot be fine-tuned on: it has no train split, or no labels to measure by")
+    return dev or spec.scored[:1]
+
+
+def load_examples(recipe: FinetuneRecipe, split: str, *, offline: bool = False) -> Split:
+    """The examples of one split of the recipe's task."""
+    if not isinstance(recipe.task, OwnTask):
+        return load_split(recipe.spec, split, recipe.data.directory, offline=offline)
+    files = recipe.spec.splits
+    if split not in files:
+        raise UsageError(f"task.{split}: no file is named for this split; there are: {', '.join(files)}")
+    columns = recipe.task.columns
+    if split not in ("train", *recipe.spec.scored):
+        columns = columns.model_copy(update={"label": None})
+    return read_own(Path(files[split][0]), recipe.task.kind, columns)
+
+
+def fewer(split: Split, count: int | None, seed: int) -> Split:
+    """So many of the split's examples, drawn by the seed, in their order."""
+    if count is None or count >= len(split.examples):
+        return split
+    drawn = Draw(seed, "finetune").permuted("examples", np.arange(count), size=len(split.examples))
+    return Split([split.examples[i] for i in sorted(drawn.tolist())], split.notes, split.named, split.source)
+
+
+def sequence_encoder(recipe: FinetuneRecipe, tokenizer: Tokenizer, config: EncoderConfig) -> SequenceEncoder:
+    """What lays out sequences for a model.
+
+    Raises:
+        UsageError: they would be longer than it can read.
+    """
+    return SequenceEncoder(tokenizer, max_tokens=_max_tokens(recipe, config), token_types=config.reads_token_types)
+
+
+def encode_split(
+    task: Task, name: str, split: Split, encoder: SequenceEncoder, *, must_be_scored: bool
+) -> EncodedSplit:
+    """A split with its sequences.
+
+    Raises:
+        DataError: an example that cannot be encoded, or that has no label where each must have one.
+    """
+    try:
+        features = task.encode(split.examples, encoder)
+    except DataError as error:
+        raise DataError(f"{split.source or name}: {error}") from error
+    scored = features.labelled
+    if must_be_scored and not scored:
+        raise DataError(f"{split.source or name}: the {name} split needs a label for every example")
+    account = features.account
+    if account.examples_cut:
+        log.info(
+            "%s: %d of %d examples are cut to %d tokens, %d tokens are dropped",
+            *(name, account.examples_cut, account.examples, encoder.max_tokens, account.tokens_dropped),
+        )
+    return EncodedSplit(split, features, scored)
+
+
+def _max_tokens(recipe: FinetuneRecipe, config: EncoderConfig) -> int:
+    wanted = recipe.data.max_length
+    assert wanted is not None
+    if wanted <= config.max_tokens:
+        return wanted
+    if wanted == recipe.spec.max_length:
+        log.info("%s: sequences of %d tokens in place of %d", recipe.name, config.max_tokens, wanted)
+        return config.max_tokens
+    raise UsageError(
+        f"data.max_length is {wanted}, the model reads at most {config.max_tokens} tokens; lower it, or let"
+        " text.window_stride read a long text in several windows"
+    )
+
+
+def _fingerprint(splits: Mapping[str, Split]) -> str:
+    """sha256 (hex) of all examples."""
+    digest = hashlib.sha256()
+    for name, split in sorted(splits.items()):
+        digest.update(f"{name}\n".encode())
+        for example in split.examples:
+            digest.update(repr(example).encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()

@@ -1,0 +1,41 @@
+"""The methods of fine-tuning, by the name that a recipe gives them; a new one is one file and one entry."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from bertkit.compression.pruned import Pruned
+from bertkit.compression.q8bert import Q8Bert
+from bertkit.compression.qbert import QBert
+from bertkit.compression.theseus import Theseus
+from bertkit.finetuning.methods.features import FeatureBased
+from bertkit.finetuning.methods.freelb import FreeLb
+from bertkit.finetuning.methods.frozen import Frozen, GradualUnfreezing
+from bertkit.finetuning.methods.lora import Lora
+from bertkit.training.method import Full, Method, Scratch, TrainingData, depth_below_head, scale_rates
+
+AnyMethod = Annotated[
+    Full | Frozen | GradualUnfreezing | Lora | FeatureBased | FreeLb | Pruned | Theseus | Q8Bert | QBert,
+    Field(discriminator="name"),
+]
+
+__all__ = [
+    "AnyMethod",
+    "FeatureBased",
+    "FreeLb",
+    "Frozen",
+    "Full",
+    "GradualUnfreezing",
+    "Lora",
+    "Method",
+    "Pruned",
+    "Q8Bert",
+    "QBert",
+    "Scratch",
+    "Theseus",
+    "TrainingData",
+    "depth_below_head",
+    "scale_rates",
+]

@@ -1,0 +1,71 @@
+"""Feature-based use: the encoder is read, never trained; a BiLSTM and the head learn.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7. The network is models/feature_lstm.py; here the
+encoder of a checkpoint is put into one, and its features are kept while the run lasts (feature_store.py), so that an
+epoch costs the LSTM alone. What comes out is a model of the family `feature-lstm`, which holds the encoder, too.
+
+Quirk: the paper gives neither rate nor dropout of the LSTM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from bertkit.errors import UsageError
+from bertkit.finetuning.methods.feature_store import FeatureStore, fill
+from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice
+from bertkit.models.headed import HeadedModel
+from bertkit.tasks.base import Features
+from bertkit.training.engine import Engine
+from bertkit.training.method import FROZEN_BASE, Method, Scratch
+
+
+class FeatureBased(Method):
+    """States of the frozen encoder go through a BiLSTM to the head."""
+
+    name: Literal["features"] = "features"
+    layers: LayerChoice = Field(
+        "concat-last-four", description="Which states are read, as in BERT's table 7; its best by default."
+    )
+    lstm_width: int = Field(768, ge=1, description="Width of each direction of the LSTM.")
+    lstm_layers: int = Field(2, ge=1, description="Layers of the LSTM.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Before each layer of the LSTM and before the classifier.")
+
+    def is_trained(self, depth: int, epoch: int) -> bool:
+        return depth == 0
+
+    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
+        """The encoder inside a `FeatureLstm`; one that is a `FeatureLstm` of these settings already goes on."""
+        given = model.encoder
+        base = given.base if isinstance(given, FeatureLstm) else given
+        settings = self.model_dump(exclude={"name"})
+        try:
+            config = FeatureLstmConfig(base=base.config, **settings)
+        except ValidationError as error:
+            raise UsageError(f"method.{error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+        if given.config == config:
+            return model
+        wrapped = HeadedModel(FeatureLstm(config, base), model.head_names, labels=model.labels)
+        wrapped.initialise(
+            seed, only={name for name, _ in wrapped.named_parameters() if not name.startswith(FROZEN_BASE)}
+        )
+        return wrapped.eval()
+
+    @contextmanager
+    def session(
+        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, scratch: Scratch
+    ) -> Iterator[None]:
+        reader = model.encoder
+        assert isinstance(reader, FeatureLstm)
+        store = FeatureStore(scratch.directory, reader.features_width)
+        try:
+            fill(store, model, splits, engine, max_bytes=scratch.max_bytes)
+            reader.store = store
+            yield
+        finally:
+            reader.store = None
+            store.close()

@@ -1,0 +1,181 @@
+"""FreeLB: all weights are trained on words that are moved, within a ball, to where the loss is high.
+
+Zhu et al. 2020, arXiv:1909.11764, algorithm 1. K passes over a batch climb the loss with a perturbation of the word
+embeddings; the weights' gradient is the mean over the passes, so an update costs K times a plain one.
+
+- The norm, the ascent and the ball are each sequence's own: over its tokens and all widths, special tokens included.
+- Dropout has the same mask in all passes of a batch (section 3.3): the generator goes back to where the first began.
+- The last perturbation, which algorithm 1 computes and nothing reads, is left out, as in the authors' code.
+- The random start is a function of seed, step and the sequence's content, so the batch may be cut in any way.
+
+Shapes: T packed tokens, B sequences, E width of the word embeddings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.content import sequence_keys
+from bertkit.errors import UsageError
+from bertkit.models.recorder import Recorder
+from bertkit.tasks.base import TaskBatch
+from bertkit.training.gradients import Gradient, LossOf, Share, backward, total_of
+from bertkit.training.method import Method
+from bertkit.training.step import TermTotal
+
+WORDS = "hook_embed"
+"""The point at which every family's word embeddings can be changed."""
+
+
+class FreeLb(Method):
+    """Every weight, on adversarially perturbed word embeddings."""
+
+    name: Literal["freelb"] = "freelb"
+    ascent_steps: int = Field(3, ge=1, description="K, passes over each batch; the update costs so many times more.")
+    step_size: float = Field(0.06, ge=0, description="Alpha, the length of one step of ascent.")
+    epsilon: float | None = Field(
+        0.14, gt=0, description="Largest Frobenius norm of a sequence's perturbation; null: no bound."
+    )
+    start: float | None = Field(
+        None,
+        ge=0,
+        description="Bound of the random start, uniform in +-start / sqrt(tokens x width); null: epsilon, as in the"
+        " paper, or 0 where there is none; 0: it starts at the words themselves.",
+    )
+
+    def is_trained(self, depth: int, epoch: int) -> bool:
+        return True
+
+    def gradient(self, seed: int) -> Gradient:
+        return FreeLbGradient(self, seed)
+
+    @property
+    def start_bound(self) -> float:
+        """The bound in force."""
+        return (self.epsilon or 0.0) if self.start is None else self.start
+
+
+class FreeLbGradient(Gradient):
+    """The mean gradient over the passes of a climbing perturbation.
+
+    Args:
+        settings: of the ascent.
+        seed: of the random starts.
+    """
+
+    def __init__(self, settings: FreeLb, seed: int) -> None:
+        self.settings = settings
+        self.seed = seed
+        self.passes = settings.ascent_steps
+
+    def add(self, loss: LossOf, batch: TaskBatch, shares: Mapping[str, Share], step: int) -> dict[str, TermTotal]:
+        """As in `Gradient`; the loss returned is the mean of the passes, what was right is counted in the first."""
+        perturbation = Perturbation(self.settings, batch.packed, seed=self.seed, step=step)
+        recorder = Recorder(edits={WORDS: perturbation})
+        totals: list[dict[str, TermTotal]] = []
+        begin_again = _Rewind(batch.packed.ids_T.device)
+        for number in range(self.passes):
+            begin_again()
+            parts = loss(recorder)
+            backward(total_of(parts, shares, self.passes))
+            totals.append({term: TermTotal.of(part) for term, part in parts.items()})
+            if number + 1 < self.passes:
+                perturbation.climb()
+        return {
+            term: TermTotal(sum(total[term].sum for total in totals) / self.passes, first.count, first.correct)
+            for term, first in totals[0].items()
+        }
+
+
+class Perturbation:
+    """What is added to the word embeddings of one batch.
+
+    Args:
+        settings: of the ascent.
+        batch: whose words they are.
+        seed, step: of the random start.
+
+    Attributes:
+        delta_TE: what is added; None before the first pass.
+    """
+
+    def __init__(self, settings: FreeLb, batch: PackedBatch, *, seed: int, step: int) -> None:
+        self.settings = settings
+        self.batch = batch
+        self.key = f"{seed}/freelb/{step}/"
+        lengths_B = batch.sequences.cu_seqlens_B1.diff().long()
+        self.num_sequences = lengths_B.numel()
+        sequence_B = torch.arange(self.num_sequences, device=lengths_B.device)
+        self.sequence_T = torch.repeat_interleave(sequence_B, lengths_B, output_size=batch.num_tokens)
+        self.delta_TE: Tensor | None = None
+
+    def __call__(self, words_TE: Tensor) -> Tensor:
+        """The words, moved: an edit of a recorder."""
+        if self.delta_TE is None:
+            self._set(self._start(words_TE))
+        assert self.delta_TE is not None
+        return words_TE + self.delta_TE
+
+    def climb(self) -> None:
+        """One step along the gradient of the last pass, and back into the ball.
+
+        Raises:
+            UsageError: the encoder's words cannot be perturbed.
+        """
+        if self.delta_TE is None or self.delta_TE.grad is None:
+            raise UsageError(f"method.name: freelb perturbs word embeddings; the encoder has no point {WORDS!r}")
+        gradient_TE = self.delta_TE.grad
+        norm_B1 = self.norms(gradient_TE)
+        # A sequence that the loss does not depend on stays where it is.
+        factor_B1 = torch.where(norm_B1 > 0, self.settings.step_size / norm_B1, torch.zeros_like(norm_B1))
+        moved_TE = self.delta_TE.detach() + gradient_TE * factor_B1[self.sequence_T].to(gradient_TE.dtype)
+        self._set(moved_TE)
+
+    def norms(self, table_TE: Tensor) -> Tensor:
+        """The Frobenius norm of each sequence's rows, (B, 1), in float64."""
+        squares_T = table_TE.detach().double().square().sum(dim=1)
+        sums_B = squares_T.new_zeros(self.num_sequences).index_add(0, self.sequence_T, squares_T)
+        return sums_B.sqrt()[:, None]
+
+    def _set(self, delta_TE: Tensor) -> None:
+        epsilon = self.settings.epsilon
+        if epsilon is not None:
+            norm_B1 = self.norms(delta_TE)
+            scale_B1 = torch.where(norm_B1 > epsilon, epsilon / norm_B1, torch.ones_like(norm_B1))
+            delta_TE = delta_TE * scale_B1[self.sequence_T].to(delta_TE.dtype)
+        self.delta_TE = delta_TE.detach().requires_grad_(self.settings.ascent_steps > 1)
+
+    def _start(self, words_TE: Tensor) -> Tensor:
+        """Uniform in +-start / sqrt(elements of the sequence)."""
+        bound, width = self.settings.start_bound, words_TE.shape[1]
+        if bound == 0:
+            return torch.zeros_like(words_TE)
+        lengths = self.batch.sequences.cu_seqlens_B1.diff().tolist()
+        parts = []
+        for key, length in zip(sequence_keys(self.batch), lengths, strict=True):
+            digest = hashlib.sha256(self.key.encode() + key).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            limit = bound * (length * width) ** -0.5
+            parts.append(torch.empty(length, width).uniform_(-limit, limit, generator=generator))
+        return torch.cat(parts).to(words_TE)
+
+
+class _Rewind:
+    """Puts torch's generators back to where they were, so that the next pass draws the same dropout."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def __call__(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)

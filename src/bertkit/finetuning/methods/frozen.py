@@ -1,0 +1,32 @@
+"""Only the top is trained, or the top first: the head alone, or more layers with every epoch.
+
+Howard and Ruder 2018, ULMFiT, arXiv:1801.06146, section 3.3 (gradual unfreezing). Sibling features.py also leaves the
+encoder as it is, but reads it once and puts an LSTM between it and the head.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bertkit.training.method import Method
+
+
+class Frozen(Method):
+    """The encoder stays as it is and computes without dropout; its pooler and the head learn."""
+
+    name: Literal["frozen"] = "frozen"
+
+    def is_trained(self, depth: int, epoch: int) -> bool:
+        return depth == 0
+
+
+class GradualUnfreezing(Method):
+    """The head first, then more layers from the top down with every epoch, at last the embeddings."""
+
+    name: Literal["gradual"] = "gradual"
+    layers_per_epoch: int = Field(1, ge=1, description="Layers that each epoch adds.")
+
+    def is_trained(self, depth: int, epoch: int) -> bool:
+        return depth <= epoch * self.layers_per_epoch

@@ -1,0 +1,82 @@
+"""Low-rank updates of chosen linear maps.
+
+Hu et al. 2021, LoRA, arXiv:2106.09685, section 4. What comes out is a plain model: the updates are added into the
+weights at the end.
+
+Shapes: D width in, F width out, R rank.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from bertkit.errors import UsageError
+from bertkit.models.headed import HeadedModel
+from bertkit.training.method import Method
+
+
+class Lora(Method):
+    """Low-rank updates of chosen linear maps, W + alpha / R * B A; the head learns with them, all else stays."""
+
+    name: Literal["lora"] = "lora"
+    rank: int = Field(8, ge=1, description="R.")
+    alpha: float = Field(16.0, gt=0, description="The update's scale is alpha / rank.")
+    targets: tuple[str, ...] = Field(
+        ("query", "value"), description="Names of the linear maps that get an update: query, key, value, output, ..."
+    )
+
+    def is_trained(self, depth: int, epoch: int) -> bool:
+        return depth == 0
+
+    def set_trained(self, model: HeadedModel, epoch: int) -> None:
+        super().set_trained(model, epoch)
+        for part in model.modules():
+            if isinstance(part, LowRankUpdate):
+                part.requires_grad_(True)
+
+    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
+        found = self._targets(super().prepare(model, seed))
+        generator = torch.Generator().manual_seed(seed)
+        for linear in found:
+            update = LowRankUpdate(linear.weight, rank=self.rank, scale=self.alpha / self.rank, generator=generator)
+            parametrize.register_parametrization(linear, "weight", update)
+        return model
+
+    def finish(self, model: HeadedModel) -> None:
+        for part in model.modules():
+            if isinstance(part, nn.Linear) and parametrize.is_parametrized(part, "weight"):
+                parametrize.remove_parametrizations(part, "weight", leave_parametrized=True)
+
+    def _targets(self, model: HeadedModel) -> list[nn.Linear]:
+        linear = {name: part for name, part in model.encoder.named_modules() if isinstance(part, nn.Linear)}
+        found = [part for name, part in linear.items() if name.rpartition(".")[2] in self.targets]
+        if not found:
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            wanted = " or ".join(self.targets)
+            raise UsageError(f"method.targets: the encoder has no linear map called {wanted}; it has {known}")
+        return found
+
+
+class LowRankUpdate(nn.Module):
+    """W to W + scale * B A, with A drawn as torch draws a linear map's weight, and B zero, so that it begins at W.
+
+    The sum is made anew in each forward pass, of weights and not of states, so there is no dropout inside it.
+    """
+
+    def __init__(self, weight_FD: Tensor, *, rank: int, scale: float, generator: torch.Generator) -> None:
+        super().__init__()
+        outputs, inputs = weight_FD.shape
+        down_RD = torch.empty(rank, inputs)
+        bound = 1 / math.sqrt(inputs)
+        self.down_RD = nn.Parameter(down_RD.uniform_(-bound, bound, generator=generator).to(weight_FD.device))
+        self.up_FR = nn.Parameter(torch.zeros(outputs, rank, device=weight_FD.device))
+        self.scale = scale
+
+    def forward(self, weight_FD: Tensor) -> Tensor:
+        return weight_FD + self.scale * (self.up_FR @ self.down_RD)

@@ -1,0 +1,118 @@
+"""Several tasks, one encoder, a head each: how their models become one, and the directory that holds them.
+
+Liu et al. 2019, MT-DNN, arXiv:1901.11504, section 3: the layers of the encoder are shared by all tasks, the output
+layers are each task's own. The pooler is part of what is shared. Sibling finetune.py trains what is joined here,
+training/multitask.py says in which order.
+
+    RUN/model/               the shared encoder: what `AutoModel.from_pretrained` loads
+      model.safetensors
+      rte/                   a whole model with the head of a task: `--model RUN/model/rte`
+        model.safetensors.index.json
+        model-00001-of-00002.safetensors      the encoder's file once more: a hard link, a copy where there can be none
+        model-00002-of-00002.safetensors      the head
+
+Quirk: all heads have the dropout of the model's own configuration, where the paper has another for two tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from bertkit.files import sha256_of
+from bertkit.finetuning.data import Prepared
+from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.hub import CONFIG_FILE, WEIGHTS_FILE, config_json, save_model, write_tokenizer
+from bertkit.text.tokenizer import Tokenizer
+
+_SHARED, _OWN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def task_seed(seed: int, number: int, name: str) -> int:
+    """The seed of a task's own draws: the run's for the first one, as where it stands alone."""
+    if number == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little")
+
+
+def joined(models: Sequence[HeadedModel]) -> HeadedModel:
+    """The model that a run trains: the only one, or an encoder that is the first one's and from now on everybody's.
+
+    The others' encoders are given up for it; each model stays whole, and stands among the companions of what is
+    returned.
+    """
+    if len(models) == 1:
+        return models[0]
+    encoder = models[0].encoder
+    poolers = [model.get_submodule(POOLER) for model in models if model.has_pooler]
+    whole = HeadedModel(encoder, (POOLER,) if poolers else ())
+    if poolers:
+        whole.add_module(POOLER, poolers[0])
+    whole.extras = dict(models[0].extras)
+    for number, model in enumerate(models):
+        model.add_module("encoder", encoder)
+        if model.has_pooler:
+            model.add_module(POOLER, poolers[0])
+        whole.companions[str(number)] = model
+    return whole
+
+
+def save_joined(
+    whole: HeadedModel, models: Mapping[str, HeadedModel], tokenizer: Tokenizer | None, directory: Path
+) -> None:
+    """Write what `joined` made: the model itself, or the shared encoder and below it a directory for each task.
+
+    Args:
+        whole: of `joined`.
+        models: by task.
+        tokenizer: of all of them.
+        directory: made if missing.
+    """
+    save_model(whole, tokenizer, directory)
+    if not whole.named_companions():
+        return
+    shared = whole.hub_form().to_hub({name: tensor.detach() for name, tensor in whole.own_state().items()}).keys()
+    for name, model in models.items():
+        own = directory / name
+        own.mkdir()
+        text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
+        (own / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        state = {key: tensor.detach().cpu() for key, tensor in model.own_state().items()}
+        tensors = model.hub_form().to_hub(state)
+        head = {key: tensor.clone() for key, tensor in tensors.items() if key not in shared}
+        save_file(head, own / _OWN, metadata={"format": "pt"})
+        (own / _OWN).chmod((own / CONFIG_FILE).stat().st_mode)
+        _link(directory / WEIGHTS_FILE, own / _SHARED)
+        index = {
+            # With the hashes, no two models have the same index: it is what a model of several files is known by.
+            "metadata": {
+                "total_size": sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+                "sha256": {file: sha256_of(own / file) for file in (_SHARED, _OWN)},
+            },
+            "weight_map": {key: _SHARED if key in shared else _OWN for key in sorted(tensors)},
+        }
+        text = json.dumps(index, indent=2, sort_keys=True)
+        (own / f"{WEIGHTS_FILE}.index.json").write_text(text + "\n", encoding="utf-8")
+        if tokenizer is not None:
+            write_tokenizer(model, tokenizer, own)
+
+
+def joint_fingerprints(prepared: Sequence[Prepared]) -> dict[str, str]:
+    """Of data, tokenizer and model of all tasks together; of the only one, its own."""
+    found = [each.fingerprints for each in prepared]
+    if len(found) == 1:
+        return dict(found[0])
+    return {key: hashlib.sha256("".join(each[key] for each in found).encode()).hexdigest() for key in found[0]}
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # not every file system has hard links
+        shutil.copyfile(source, target)

@@ -1,0 +1,326 @@
+"""What a recipe of kind `finetune` may hold: a task and its data, a model to start from, a method, an optimisation.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Sibling of schema.py, whose recipes pretrain: of the five nouns
+the model brings its tokenizer along, and the task takes the place of the objective. What a recipe leaves out is the
+task's own setting as the catalogue has it; `resolved` writes it in, so that a run's recipe is complete.
+
+A list of tasks is learnt with one encoder and a head each (Liu et al. 2019, MT-DNN, arXiv:1901.11504); `alone` says
+what such a recipe is to each of its tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, field_validator, model_validator
+
+from bertkit.errors import UsageError
+from bertkit.finetuning.methods import AnyMethod, Full
+from bertkit.finetuning.steps import FinetuneEngine, FinetuneOptimisation
+from bertkit.recipe.resolve import load_as, with_overrides
+from bertkit.settings import Settings
+from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
+from bertkit.tasks.choice import ChoiceSettings
+from bertkit.tasks.classification import TextSettings
+from bertkit.tasks.readers import Columns
+from bertkit.tasks.span import SpanSettings
+from bertkit.tasks.tagging import TaggingSettings
+from bertkit.training.optimizers import AdamWConfig
+
+SHORT_KEYS = {
+    "lr": "optimisation.learning_rate",
+    "learning_rate": "optimisation.learning_rate",
+    "epochs": "optimisation.epochs",
+    "batch": "optimisation.batch_sequences",
+    "batch_sequences": "optimisation.batch_sequences",
+    "warmup": "optimisation.warmup_share",
+    "layer_decay": "optimisation.layer_decay",
+    "max_length": "data.max_length",
+}
+"""What `--grid` and `--set` may call the keys that are searched over most."""
+
+_SECTIONS: dict[Kind, tuple[str, type[Settings]]] = {
+    "classification": ("text", TextSettings),
+    "multi_label": ("text", TextSettings),
+    "regression": ("text", TextSettings),
+    "tagging": ("tagging", TaggingSettings),
+    "span": ("span", SpanSettings),
+    "choice": ("choice", ChoiceSettings),
+}
+"""The section of a recipe that holds the settings of each kind of task, and their class."""
+
+
+class OwnTask(Settings):
+    """A user's own data in place of a published task."""
+
+    name: str | None = Field(
+        None,
+        pattern=r"^[\w.+-]+$",
+        description="What results call it; where left out the training file's name without `train`, or, if that is all"
+        " of it, the label's column or the kind.",
+    )
+    kind: Kind = Field("classification", description="What is predicted.")
+    train: str = Field(description="File of the training examples, a table or the kind's own format.")
+    dev: str = Field(description="File of the examples that results are measured on.")
+    test: str | None = Field(None, description="File of further examples, for data.predict.")
+    columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
+    labels: tuple[str, ...] | None = Field(
+        None, description="Names of the labels in the order of the logits; those of the training file where left out."
+    )
+    metrics: tuple[str, ...] | None = Field(None, description="What is reported, the selecting metric first.")
+
+
+class FinetuneData(Settings):
+    """Where the examples lie, and how much of them is read."""
+
+    directory: str | None = Field(
+        None, description="Folder of the task's files in their official layout; the Hub's copy where left out."
+    )
+    max_length: int | None = Field(None, ge=8, description="Tokens of the longest sequence, special tokens included.")
+    train_examples: int | None = Field(
+        None, ge=1, description="Learn from so many examples only, drawn by the seed; null: from all."
+    )
+    predict: tuple[str, ...] = Field((), description="Splits to predict besides those that are scored, such as test.")
+
+
+TaskEntry = str | OwnTask
+
+
+class FinetuneRecipe(Settings):
+    """One fine-tuning configuration; resolved, it is complete: running it twice gives the same result."""
+
+    name: str = Field(
+        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
+    )
+    kind: Literal["finetune"] = Field("finetune", description="What the recipe is run by: `bertkit finetune`.")
+    title: str = Field("", description="One line for `bertkit recipes list`.")
+    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
+    arxiv: str | None = Field(
+        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
+    )
+    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness: head, order, dropout.")
+    task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(
+        None, description="A published task's name, or a user's own data; a list: all of them with one encoder."
+    )
+    model: str | None = Field(None, description="Model to start from: a Hub id, a model or a run directory.")
+    new_head: bool = Field(
+        False, description="Draw the head anew even where the model has one, as after fine-tuning on another task."
+    )
+    data: FinetuneData = Field(default_factory=FinetuneData, description="The examples.")
+    text: TextSettings | None = Field(None, description="Of classification, multi-label classification and regression.")
+    tagging: TaggingSettings | None = Field(None, description="Of tagging.")
+    span: SpanSettings | None = Field(None, description="Of questions that a span answers.")
+    choice: ChoiceSettings | None = Field(None, description="Of a choice among endings.")
+    method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
+    optimisation: FinetuneOptimisation = Field(
+        default_factory=FinetuneOptimisation, description="How they are trained."
+    )
+    engine: FinetuneEngine = Field(default_factory=FinetuneEngine, description="What decides only speed.")
+
+    @field_validator("task", mode="after")
+    @classmethod
+    def _one_is_no_list(cls, task: TaskEntry | tuple[TaskEntry, ...] | None) -> Any:
+        if not isinstance(task, tuple):
+            return task
+        if not task:
+            raise ValueError("expected at least one task")
+        return task[0] if len(task) == 1 else task
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> FinetuneRecipe:
+        if self.task is None:
+            return self
+        names = [spec.name for spec in self.specs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"task: {', '.join(twice)} stands in the list more than once; name each task once")
+        own = {_SECTIONS[spec.kind][0] for spec in self.specs}
+        foreign = [name for name, _ in set(_SECTIONS.values()) if name not in own and getattr(self, name) is not None]
+        if foreign:
+            kinds = " and ".join(dict.fromkeys(spec.kind for spec in self.specs))
+            read = " and ".join(map(repr, sorted(own)))
+            raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {kinds} reads {read}")
+        return self
+
+    @property
+    def specs(self) -> tuple[TaskSpec, ...]:
+        """The tasks.
+
+        Raises:
+            UsageError: none is named, or none has that name.
+        """
+        if self.task is None:
+            raise UsageError("task: which one? Give --task TASK, or --train F --dev F and the columns of your own data")
+        entries = self.task if isinstance(self.task, tuple) else (self.task,)
+        return tuple(find_task(entry) if isinstance(entry, str) else own_spec(entry) for entry in entries)
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The task, where there is one.
+
+        Raises:
+            UsageError: none is named, several are, or none has that name.
+        """
+        specs = self.specs
+        if len(specs) > 1:
+            names = ", ".join(spec.name for spec in specs)
+            raise UsageError(
+                f"{self.name}: has several tasks ({names}), and a head for each; say which, as --task TASK"
+            )
+        return specs[0]
+
+    @property
+    def alone(self) -> tuple[FinetuneRecipe, ...]:
+        """What the recipe is to each of its tasks: itself, where there is one."""
+        if not isinstance(self.task, tuple):
+            return (self,)
+        found = []
+        for entry, spec in zip(self.task, self.specs, strict=True):
+            foreign = {name for name, _ in _SECTIONS.values()} - {_SECTIONS[spec.kind][0]}
+            data = self.data.model_copy(update={"max_length": self.data.max_length or spec.max_length})
+            found.append(self.model_copy(update={"task": entry, "data": data, **dict.fromkeys(foreign)}))
+        return tuple(found)
+
+    @property
+    def task_settings(self) -> Any:
+        """The settings of the task's kind."""
+        return getattr(self, _SECTIONS[self.spec.kind][0])
+
+
+AnyRecipe = TypeVar("AnyRecipe", bound=FinetuneRecipe)
+
+_OWN_METRICS: dict[Kind, tuple[str, ...]] = {
+    "classification": ("accuracy", "macro_f1"),
+    "multi_label": ("micro_f1", "macro_f1", "subset_accuracy"),
+    "regression": ("pearson", "spearman", "mean_squared_error"),
+    "tagging": ("f1", "precision", "recall", "accuracy"),
+    "span": ("f1", "exact_match"),
+    "choice": ("accuracy",),
+}
+_OWN_SETTINGS = FinetuneDefaults(
+    learning_rate=3e-5, epochs=3, batch_sequences=32, source="BERT, arXiv:1810.04805, appendix A.3: the general grid"
+)
+
+
+SEVERAL_TASKS = FinetuneDefaults(
+    learning_rate=5e-5,
+    epochs=5,
+    batch_sequences=32,
+    source="MT-DNN, arXiv:1901.11504, section 4.2; its optimiser is Adamax, its heads' dropout differs by task",
+)
+"""How tasks are learnt together where the recipe says nothing else."""
+
+
+def own_spec(task: OwnTask) -> TaskSpec:
+    """A user's own data as a task."""
+    name = task.name or _name_of(task)
+    metrics = task.metrics or _OWN_METRICS[task.kind]
+    return TaskSpec(
+        name=name,
+        title=name,
+        kind=task.kind,
+        labels=task.labels,
+        metrics=metrics,
+        primary=metrics[0],
+        splits={split: (file,) for split, file in files_of(task).items()},
+        folders=(name,),
+        layout="glue",
+        archive="the user's own files",
+        max_length={"span": 384}.get(task.kind, 256),
+        settings=_OWN_SETTINGS,
+        paper="the user's own data",
+    )
+
+
+def _name_of(task: OwnTask) -> str:
+    """`train` alone names no task, and beside a score it would read as the split that was measured."""
+    words = re.split(r"[\W_]+", Path(task.train).name.partition(".")[0])
+    rest = [word for word in words if word and word.lower() not in ("train", "training")]
+    return "-".join(rest) or re.sub(r"[^\w+-]+", "-", task.columns.named_label or task.kind)
+
+
+def files_of(task: OwnTask) -> dict[str, str]:
+    """The file of each split."""
+    files = {"train": task.train, "dev": task.dev, "test": task.test}
+    return {split: file for split, file in files.items() if file is not None}
+
+
+def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
+    """The recipe of that name or path; keys of `overrides` may be short ones.
+
+    Raises:
+        UsageError: no such recipe, or faults in it (all of them at once).
+    """
+    return load_as(FinetuneRecipe, name, long_keys(overrides))
+
+
+def changed(recipe: AnyRecipe, overrides: Sequence[str]) -> AnyRecipe:
+    """A copy with `KEY=VALUE` overrides, whose keys may be short ones."""
+    return with_overrides(recipe, long_keys(overrides)) if overrides else recipe
+
+
+def load_own_task(path: Path) -> OwnTask:
+    """A task of the user's own from a YAML file, named after the file; its files may lie beside it.
+
+    Raises:
+        UsageError: no such file, or faults in it.
+    """
+    task = load_as(OwnTask, str(path))
+    beside = {split: path.parent / file for split, file in files_of(task).items()}
+    return task.model_copy(update={split: str(file) for split, file in beside.items() if file.exists()})
+
+
+def long_keys(overrides: Sequence[str]) -> list[str]:
+    """`lr=2e-5` as `optimisation.learning_rate=2e-5`."""
+    parted = [override.partition("=") for override in overrides]
+    return [f"{SHORT_KEYS.get(key.strip(), key)}{equals}{value}" for key, equals, value in parted]
+
+
+def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
+    """The recipe with the task's own settings where it says nothing.
+
+    Raises:
+        UsageError: it names no task or no model.
+    """
+    if recipe.specs and recipe.model is None:
+        raise UsageError("model: which one? Give --model MODEL")
+    return with_task_settings(recipe)
+
+
+def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
+    """The recipe, of this kind or one that builds on it, with the task's own settings where it says nothing.
+
+    Raises:
+        UsageError: it names no task.
+    """
+    specs, given = recipe.specs, recipe.optimisation
+    is_one = len(specs) == 1
+    settings = specs[0].settings if is_one else SEVERAL_TASKS
+    plain_rule = given.optimizer == AdamWConfig()
+    optimisation = given.model_copy(
+        update={
+            "learning_rate": settings.learning_rate if given.learning_rate is None else given.learning_rate,
+            "epochs": settings.epochs if given.epochs is None else given.epochs,
+            "batch_sequences": settings.batch_sequences if given.batch_sequences is None else given.batch_sequences,
+            "warmup_share": settings.warmup_share if given.warmup_share is None else given.warmup_share,
+            "weight_decay": settings.weight_decay if given.weight_decay is None and plain_rule else given.weight_decay,
+            "select": "best" if given.keeps_best else "last",
+        }
+    )
+    entries = recipe.task if isinstance(recipe.task, tuple) else (recipe.task,)
+    named = tuple(spec.name if isinstance(entry, str) else entry for entry, spec in zip(entries, specs, strict=True))
+    # Of several tasks each has sequences as long as its own, unless the recipe says how long.
+    max_length = recipe.data.max_length or (specs[0].max_length if is_one else None)
+    sections = dict(_SECTIONS[spec.kind] for spec in specs)
+    return recipe.model_copy(
+        update={
+            "task": named[0] if is_one else named,
+            "data": recipe.data.model_copy(update={"max_length": max_length}),
+            "optimisation": optimisation,
+            **{section: getattr(recipe, section) or kind() for section, kind in sections.items()},
+        }
+    )

@@ -1,0 +1,124 @@
+"""The runs of a fine-tuning suite: which ones there are to be, and the choice among them once they are done.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 and appendix A.3: several seeds, and a grid to choose from on
+dev. Sibling suite.py runs them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bertkit.finetuning.recipe import FinetuneRecipe, changed
+from bertkit.finetuning.trainer import seed_summaries
+from bertkit.run.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a suite: its recipe, and what sets it apart."""
+
+    recipe: FinetuneRecipe
+    setting: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Its directory below the suite's."""
+        parts = [f"{key}={value}" for key, value in self.setting.items()]
+        return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
+
+
+def members(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[Member]:
+    """The runs of a suite: every combination of the grid's values, each with every seed.
+
+    Raises:
+        UsageError: a value that its key does not take.
+    """
+    found = []
+    for values in itertools.product(*grid.values()):
+        setting = dict(zip(grid, values, strict=True))
+        overrides = [f"{key}={value}" for key, value in setting.items()]
+        with_setting = changed(recipe, overrides)
+        found += [Member(changed(with_setting, [f"seed={seed}"]), setting) for seed in seeds]
+    return found
+
+
+def suite_results(
+    finished: Sequence[tuple[Member, RunDirectory]], primary: Mapping[str, str], split: str
+) -> dict[str, Any]:
+    """The contents of a suite's results.json: every run, each setting over the seeds, and the choice.
+
+    Chosen is the setting whose mean of the primary metric on `split` is best (of several tasks the mean over them), the
+    first of equal ones; of its runs the best one.
+
+    Args:
+        finished: the runs.
+        primary: of each task.
+        split: that chooses.
+    """
+    settings: dict[str, list[tuple[Member, RunDirectory, dict[str, Any]]]] = {}
+    for member, run in finished:
+        results = run.results
+        assert results is not None
+        settings.setdefault(json.dumps(dict(member.setting)), []).append((member, run, results))
+    tables = {setting: _tables(runs) for setting, runs in settings.items()}
+    is_one = len(primary) == 1
+
+    def only(by_task: Mapping[str, Any]) -> Any:
+        """What stands for all tasks: of one, its own."""
+        return next(iter(by_task.values())) if is_one else dict(by_task)
+
+    chosen = max(tables, key=lambda setting: _mean({t: tables[setting][t][m]["mean"] for t, m in primary.items()}))
+    best = max(settings[chosen], key=lambda each: _mean({t: _seed_scores(each[2])[t][m] for t, m in primary.items()}))
+    named = next(iter(primary.values())) if is_one else " and ".join(f"{t} {m}" for t, m in primary.items())
+    return {
+        "tasks": tables[chosen],
+        "primary": only(primary),
+        "chosen": {
+            "setting": json.loads(chosen),
+            "by": f"mean {named} on {split}",
+            "run": str(best[1].path.resolve()),
+            "seed": best[0].recipe.seed,
+        },
+        "settings": [{"setting": json.loads(setting), "scores": only(table)} for setting, table in tables.items()],
+        "runs": [
+            {
+                "run": str(run.path.resolve()),
+                "seed": member.recipe.seed,
+                "setting": dict(member.setting),
+                "scores": only(_seed_scores(results)),
+                "degenerate": results["degenerate"],
+            }
+            for runs in settings.values()
+            for member, run, results in runs
+        ],
+        "degenerate": sum(results["degenerate"] is not None for runs in settings.values() for *_, results in runs),
+        "truncation": settings[chosen][0][2]["truncation"],
+    }
+
+
+def _tables(runs: Sequence[tuple[Member, RunDirectory, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Each task's scores over the seeds."""
+    seeds = {member.recipe.seed: _seed_scores(results) for member, _, results in runs}
+    tasks = next(iter(seeds.values()))
+    return {task: seed_summaries({seed: scores[task] for seed, scores in seeds.items()}) for task in tasks}
+
+
+def _seed_scores(results: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """A single run's scores by task and name."""
+    return {
+        task: {name: summary["seeds"][0] for name, summary in scores.items()}
+        for task, scores in results["tasks"].items()
+    }
+
+
+def _mean(scores: Mapping[str, float | None]) -> float:
+    """Over the tasks; an undefined score is the worst there can be."""
+    return sum(map(_or_worst, scores.values())) / len(scores)
+
+
+def _or_worst(score: float | None) -> float:
+    return -float("inf") if score is None else score

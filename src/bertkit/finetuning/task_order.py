@@ -1,0 +1,98 @@
+"""Which task each update of a run takes its batch from: the batches of all tasks, mixed anew in every epoch.
+
+Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1: every task is cut into mini-batches, those of all tasks are
+merged and shuffled, and each update takes one of them, with the loss of its task. Sibling finetune.py has the order of
+one task's examples (EpochOrder), which stays what it is without the others: with one task there is nothing to mix.
+
+How often a task comes may be smoothed as multilingual BERT smooths its languages (data/languages.py); an epoch has as
+many updates as before, so a task that comes less often than its size asks for sees its examples over several epochs.
+
+Shapes: K tasks, U updates of an epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.data.languages import smoothed
+from bertkit.data.random import Draw
+from bertkit.finetuning.steps import EpochOrder
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TaskOrder:
+    """Which items of which task each update takes: a pure function of the seed and the step.
+
+    Attributes:
+        orders: of each task's own items.
+        seed: of the mixing.
+        smoothing: S; a task's share of the updates is in proportion to (its batches)^S.
+
+    Example: two tasks of three batches and one, mixed as 0 1 0 0, take the batches 0.0, 1.0, 0.1 and 0.2.
+    """
+
+    orders: tuple[EpochOrder, ...]
+    seed: int
+    smoothing: float = 1.0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """U: the batches of all tasks."""
+        return sum(order.steps_per_epoch for order in self.orders)
+
+    @property
+    def steps_by_task(self) -> tuple[int, ...]:
+        """Of an epoch, the updates that each task has: its own batches, unless they are smoothed."""
+        own = [order.steps_per_epoch for order in self.orders]
+        return _apportioned(tuple(own), self.smoothing)
+
+    def steps(self, epochs: float, max_steps: int | None) -> int:
+        """Updates of a run."""
+        steps = max(1, round(epochs * self.steps_per_epoch))
+        return steps if max_steps is None else min(steps, max_steps)
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, of update number `step`."""
+        return step // self.steps_per_epoch
+
+    def task(self, step: int) -> int:
+        """The task of update number `step`, from 0."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        return int(_mixed(self.steps_by_task, self.seed, epoch)[place])
+
+    def items(self, step: int) -> Integers:
+        """The items that the update takes of its task: the batch that follows the one it last took."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        mixed_U = _mixed(self.steps_by_task, self.seed, epoch)
+        task = int(mixed_U[place])
+        taken = epoch * self.steps_by_task[task] + int((mixed_U[:place] == task).sum())
+        return self.orders[task].items(taken)
+
+
+@lru_cache(maxsize=4)
+def _apportioned(batches: tuple[int, ...], smoothing: float) -> tuple[int, ...]:
+    """Whole numbers in the smoothed shares, with the sum of `batches`, by largest remainders.
+
+    None is zero: the smallest task's share only grows where it is smoothed.
+    """
+    if smoothing == 1.0:
+        return batches
+    share_K = smoothed(batches, smoothing) * sum(batches)
+    count_K = np.floor(share_K).astype(np.int64)
+    rest = sum(batches) - int(count_K.sum())
+    count_K[np.argsort(count_K - share_K, kind="stable")[:rest]] += 1
+    return tuple(count_K.tolist())
+
+
+@lru_cache(maxsize=4)
+def _mixed(counts: tuple[int, ...], seed: int, epoch: int) -> Integers:
+    """The task of each update of an epoch, (U,)."""
+    total = sum(counts)
+    slot_U = Draw(seed, "finetune").permuted("tasks", np.arange(total), size=total, epoch=epoch)
+    return np.searchsorted(np.cumsum(counts), slot_U, side="right").astype(np.int64)

@@ -1,0 +1,95 @@
+"""Fine-tuning that starts from a fine-tuned model: the encoder is kept, and the head where its labels are the task's.
+
+Phang et al. 2018, STILTs, arXiv:1811.01088 (supplementary training on an intermediate task, then the target task); Liu
+et al. 2019, RoBERTa, arXiv:1907.11692, section 5.1 (RTE, STS-B and MRPC start from the model of MNLI). Labels are
+matched by their names, never by their number or order. Which task a model learnt, its run says: a checkpoint from
+elsewhere is not judged here, and a head of its whose labels are not the task's is refused (data.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.models.find import is_model
+from bertkit.models.hub import read_config
+from bertkit.models.labels import Labels
+from bertkit.recipe.load import load_any
+from bertkit.run.directory import RECIPE, RECORD, RunDirectory
+from bertkit.tasks.spec import TaskSpec
+
+log = logging.getLogger(__name__)
+
+_OF_TASKS = ("finetune", "distill")
+"""Kinds of runs whose recipes can be of tasks."""
+
+
+def recipe_of(directory: Path) -> FinetuneRecipe | None:
+    """The recipe of the fine-tuning run that a model directory is the result of; None where it is of none.
+
+    Of a run of several tasks: what the recipe is to one of them, in the directory of that one's head.
+    """
+    directory = directory.resolve()
+    recipe = run_recipe(directory.parent)
+    if recipe is not None:
+        return recipe
+    recipe = run_recipe(directory.parent.parent)
+    return None if recipe is None else next((e for e in recipe.alone if e.spec.name == directory.name), None)
+
+
+def run_recipe(run: Path) -> FinetuneRecipe | None:
+    """The recipe of a run that learnt tasks, alone or from a teacher; None where the directory is of no such run."""
+    if not (run / RECORD).is_file() or RunDirectory.open(run).record["kind"] not in _OF_TASKS:
+        return None
+    recipe = load_any(str(run / RECIPE))
+    return recipe if isinstance(recipe, FinetuneRecipe) else None
+
+
+def head_directory(directory: Path, task: str) -> Path:
+    """Of a model that learnt several tasks, the directory with the head of this one; else the directory itself."""
+    own = directory / task
+    return own if is_model(own) else directory
+
+
+def with_start(recipe: FinetuneRecipe, labels: tuple[str, ...] | None, directory: Path) -> FinetuneRecipe:
+    """The recipe with `new_head` where it starts from a run on another task whose head does not fit; it is logged.
+
+    Args:
+        recipe: of one task.
+        labels: the task's, None where it has none.
+        directory: of the model.
+    """
+    source = recipe_of(directory)
+    if recipe.new_head or source is None:
+        return recipe
+    spec, learnt = recipe.spec, source.specs
+    names = " and ".join(each.name for each in learnt)
+    if len(learnt) > 1 or learnt[0].head != spec.head:
+        log.info("%s: the encoder is that of the run on %s; the head for %s is new", directory, names, spec.name)
+        return recipe
+    if learnt[0].name == spec.name and isinstance(recipe.task, str):
+        return recipe
+    misfit = _misfit(learnt[0], spec, labels, directory)
+    if misfit is None:
+        log.info("%s: encoder and head are those of the run on %s", directory, names)
+        return recipe
+    log.info(
+        "%s: the encoder is that of the run on %s; the head for %s is new, for %s", directory, names, spec.name, misfit
+    )
+    return recipe.model_copy(update={"new_head": True})
+
+
+def _misfit(learnt: TaskSpec, spec: TaskSpec, labels: tuple[str, ...] | None, directory: Path) -> str | None:
+    """Why the head of one task cannot be that of another; None where it can."""
+    if learnt.kind != spec.kind:
+        return f"the run's is one of {learnt.kind}"
+    if labels is None:
+        return None
+    _, contents = read_config(directory)
+    here = Labels.from_hub(contents).names
+    if {name.casefold() for name in here} != {name.casefold() for name in labels}:
+        return f"its labels were {', '.join(here)}"
+    if learnt.name != spec.name and all(name.isdigit() for name in here):
+        return f"labels like {', '.join(here)} do not say whether they mean the same"
+    return None

@@ -1,0 +1,228 @@
+"""A model as an ONNX graph, of floats or of int8 weights, and what onnxruntime computes from it.
+
+torch.onnx over torch.export; inputs have the names that `transformers` gives them. The graph reads padded rectangles,
+for ONNX Runtime has no packed attention: padding stands behind the tokens, and attention does not see it. Batch and
+length are free.
+
+Shapes: B sequences, S longest sequence, T = B * S cells, D width, K outputs of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
+from bertkit.errors import UsageError
+from bertkit.inference.export.agreement import ProbeRow
+from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.heads import HEAD_KINDS
+
+GRAPH_FILE = "model.onnx"
+INT8_GRAPH_FILE = "onnx/model_qint8_avx2.onnx"
+"""Where the Hub's tools look for a graph of int8 weights that suits processors with AVX2."""
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+FAMILIES = frozenset(
+    {
+        *("albert", "bert", "camembert", "distilbert", "electra", "ernie", "gpt2", "megatron-bert", "openai-gpt"),
+        *("roberta", "xlm-roberta"),
+    }
+)
+"""Families whose graph does not depend on the length of what it was traced with. Tables of distances (DeBERTa, MPNet,
+XLNet) and windows (Longformer, ModernBERT) are made for each length in Python, and MobileBERT's words read their
+neighbours, padding included."""
+
+_LARGEST_FILE_BYTES = 2**31
+"""Protobuf's limit; larger weights stand in a file beside the graph."""
+
+
+class PaddedModel(nn.Module):
+    """The model behind inputs (B, S): ids, a mask that is 1 at tokens, and segment types where they are read."""
+
+    def __init__(self, model: HeadedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.names = output_names(model)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> list[Tensor]:
+        """`hidden` (B, S, D); each head's logits, (B, S, K) or (B, K); `pooler` (B, D)."""
+        sequences, length = input_ids.shape
+        is_token_BS = attention_mask.bool()
+        device = input_ids.device
+        block = AttentionBlock(sequences, length, is_token_BS[:, None, None, :])
+        starts_B1 = torch.arange(sequences + 1, device=device) * length
+        types_BS = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        batch = PackedBatch(
+            ids_T=input_ids.reshape(-1),
+            token_types_T=types_BS.reshape(-1),
+            positions_T=torch.arange(length, device=device)[None].expand(sequences, length).reshape(-1),
+            sequences=PackedSequences(starts_B1, length, (block,), None, None),
+            targets={},
+            labels={},
+        )
+        hidden_TD = self.model(batch)
+        hidden_BSD = hidden_TD.view(sequences, length, -1)
+        return [self._output(name, hidden_TD, hidden_BSD, is_token_BS) for name in self.names]
+
+    def _output(self, name: str, hidden_TD: Tensor, hidden_BSD: Tensor, is_token_BS: Tensor) -> Tensor:
+        if name == "hidden":
+            return hidden_BSD
+        if name == POOLER:
+            pooled_BD: Tensor = self.model.get_submodule(POOLER)(hidden_BSD[:, 0])
+            return pooled_BD
+        if HEAD_KINDS[name] == "sequences":
+            return self.model.sequence_logits(name, self._summary(name, hidden_BSD, is_token_BS))
+        logits_TK = self.model.token_logits(name, hidden_TD)
+        return logits_TK.view(*hidden_BSD.shape[:2], -1)
+
+    def _summary(self, head: str, hidden_BSD: Tensor, is_token_BS: Tensor) -> Tensor:
+        """As `models.headed.summarise`, of padded rows."""
+        where = self.model.plans[head].summary
+        if where == "first":
+            return hidden_BSD[:, 0]
+        lengths_B = is_token_BS.sum(dim=1)
+        if where == "last":
+            index_B1D = (lengths_B - 1)[:, None, None].expand(-1, 1, hidden_BSD.shape[2])
+            return hidden_BSD.gather(1, index_B1D)[:, 0]
+        return (hidden_BSD * is_token_BS[..., None]).sum(dim=1) / lengths_B[:, None]
+
+
+def output_names(model: HeadedModel) -> list[str]:
+    """The graph's outputs, in their order."""
+    return ["hidden", *model.head_names, *([POOLER] if model.has_pooler else [])]
+
+
+def check_exportable(model: HeadedModel) -> None:
+    """Raises:
+    UsageError: if the packages are not installed, or the family's graph cannot be written.
+    """
+    lacking = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise UsageError(f"--format onnx needs {', '.join(lacking)}; install the extra: pip install 'bertkit[onnx]'")
+    kind = model.encoder.config.model_type
+    if kind not in FAMILIES:
+        raise UsageError(
+            f"--format onnx: a graph of {kind} would be right for one length of text only; families that can be"
+            f" exported are {', '.join(sorted(FAMILIES))}. Export as --format hf instead"
+        )
+
+
+def write_graph(model: HeadedModel, path: Path) -> None:
+    """Write the graph; large weights go into a file beside it."""
+    padded = PaddedModel(model).eval()
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if model.encoder.config.reads_token_types else [])]
+    free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=_longest(model))}
+    with warnings.catch_warnings(), _hushed("torch.onnx"), torch.no_grad():
+        # They speak of the exporter's own parts.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            padded,
+            # A tensor of its own for each: one tensor three times would be one input.
+            tuple(torch.ones(2, 3, dtype=torch.int64) for _ in names),
+            input_names=names,
+            output_names=padded.names,
+            dynamic_shapes=tuple(dict(free) for _ in names),
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        parameters_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+        program.save(str(path), external_data=parameters_bytes >= _LARGEST_FILE_BYTES // 2)
+
+
+def write_int8_graph(model: HeadedModel, path: Path) -> None:
+    """Write the graph with int8 weights, a scale an output; activations are quantised as they come.
+
+    Weights have 7 bits of range, for the instruction that AVX2 has for bytes adds two products in 16 bits, which 8 bits
+    would not fit into. The graph is one file, at most 2 GB.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_name("float.onnx")
+    write_graph(model, whole)
+    graph = onnx.load(str(whole))
+    # Shapes that the exporter noted of weights as they were before it turned them round.
+    del graph.graph.value_info[:]
+    _part_shared_weights(graph.graph)
+    with _hushed(""):
+        quantize_dynamic(graph, str(path), per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
+    for left in path.parent.glob(f"{whole.name}*"):
+        left.unlink()
+
+
+def _part_shared_weights(graph: Any) -> None:
+    """Give each product a copy of its own of a tensor that others read, too, such as the table of words: quantising
+    turns a product's weights round where they stand."""
+    readers = Counter(name for node in graph.node for name in node.input)
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if node.op_type == "Gemm" and name in tensors and readers[name] > 1:
+                own = graph.initializer.add()
+                own.CopyFrom(tensors[name])
+                own.name = f"{name}_of_{node.name or node.output[0]}"
+                node.input[place] = own.name
+
+
+def _longest(model: HeadedModel) -> int | None:
+    return model.encoder.max_tokens if model.encoder.max_tokens < 2**31 else None
+
+
+@contextmanager
+def _hushed(name: str) -> Iterator[None]:
+    """A library's logger tells errors only, for a while."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class Graph:
+    """A graph as onnxruntime reads it.
+
+    Args:
+        path: of the file.
+        model: its source, which says what the outputs are.
+    """
+
+    def __init__(self, path: Path, model: HeadedModel) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.inputs = [entry.name for entry in self.session.get_inputs()]
+        self.names = output_names(model)
+
+    def outputs(self, rows: Sequence[ProbeRow]) -> dict[str, Tensor]:
+        """What it gives for the rows, padding taken out: the outputs of `agreement.outputs_of`."""
+
+        def padded(parts: list[list[int]]) -> Tensor:
+            return nn.utils.rnn.pad_sequence([torch.tensor(part) for part in parts], batch_first=True)
+
+        mask_BS = padded([[1] * len(row.ids) for row in rows])
+        inputs = {
+            "input_ids": padded([list(row.ids) for row in rows]),
+            "attention_mask": mask_BS,
+            "token_type_ids": padded([row.token_types for row in rows]),
+        }
+        found = self.session.run(self.names, {name: inputs[name].numpy() for name in self.inputs})
+        is_token_BS = mask_BS.bool()
+        return {
+            name: tensor if name == POOLER or HEAD_KINDS.get(name) == "sequences" else tensor[is_token_BS]
+            for name, tensor in zip(self.names, map(torch.from_numpy, found), strict=True)
+        }

@@ -1,0 +1,309 @@
+"""A fine-tuned model at work: examples in, one prediction each, in their order.
+
+Nothing here follows a paper; each kind of task reads and decides as it does in fine-tuning (bertkit.tasks). What the
+model predicts is read off the model itself: its run's recipe where there is one, else its config.json. Sibling
+predict_input.py turns a user's lines into examples.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.data import build_task, has_head
+from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, resolved
+from bertkit.finetuning.steps import predict
+from bertkit.finetuning.warm_start import head_directory, recipe_of
+from bertkit.inference.predict_input import InputColumns
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.find import encoder_directory, find_model
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import check_vocabulary, load_model, read_config
+from bertkit.models.labels import Labels
+from bertkit.progress import Progress, silent_progress
+from bertkit.tasks.base import Account, Prediction, Task
+from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import Example, TaggedExample
+from bertkit.tasks.readers.glue import GLUE_COLUMNS
+from bertkit.tasks.readers.hub import HUB_LAYOUTS
+from bertkit.tasks.span import THRESHOLD, Span
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.engine import Engine
+
+log = logging.getLogger(__name__)
+
+_NEW_HEAD = "give --head new to fine-tune with a new head"
+_LONGEST = 512
+"""Tokens of a sequence where nothing says how long those of the training were, and the model reads more."""
+FIRST_WINDOW, LARGEST_WINDOW = 64, 4096
+"""Examples predicted together: few at first, so that an answer comes soon, then more, so that batches are full."""
+_LARGEST_CHARACTERS = 1 << 24
+"""Of the examples predicted together, however few they are: 16 million bound the memory."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model with the head of its task.
+
+    Attributes:
+        directory: where it lies.
+        kind: what it predicts.
+        task: with the labels in the order of the model's outputs.
+        model, encoder: the model, and what lays out its sequences.
+        engine: where and how much at once.
+        columns: what its data call the text and the second text, as far as is known.
+    """
+
+    directory: Path
+    kind: Kind
+    task: Task
+    model: HeadedModel
+    encoder: SequenceEncoder
+    engine: Engine
+    columns: InputColumns
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        engine: Engine,
+        *,
+        spec: TaskSpec | None = None,
+        examples: Sequence[Example] = (),
+        max_length: int | None = None,
+        offline: bool = False,
+    ) -> Predictor:
+        """Find and read a fine-tuned model.
+
+        Args:
+            name: a Hub id, a model directory or a run directory.
+            engine: where it computes.
+            spec: the task whose labels its outputs must have, by name; any where None.
+            examples: of that task, for what depends on them (whether a question may have no answer).
+            max_length: tokens of the longest sequence; those of the training where None.
+            offline: ask no network.
+
+        Raises:
+            UsageError: a length that the model cannot read.
+            DataError: nothing there, no fine-tuned head, or labels that are not the task's.
+        """
+        directory = encoder_directory(find_model(name, offline=offline))
+        if spec is not None:
+            directory = head_directory(directory, spec.name)
+        config, contents = read_config(directory)
+        recipe = recipe_of(directory)
+        if recipe is not None and len(recipe.specs) > 1:
+            if spec is None:
+                heads = ", ".join(str(directory / each.name) for each in recipe.specs)
+                raise DataError(f"{name}: learnt several tasks; name the head of one with --model: {heads}")
+            recipe = None
+        if recipe is None or (spec is not None and spec.name != recipe.spec.name):
+            recipe = _recipe_from(spec or head_kind(config, contents, name), name)
+        found = recipe.spec
+        if not has_head(config, contents, found.head):
+            raise DataError(
+                f"{name}: has no head for {found.kind}; `bertkit finetune --task TASK --model {name}` makes one"
+            )
+        names = _labels(directory, contents).names if spec is None else names_in_order(contents, spec, name)
+        # Without the contents of config.json, `names` stay in the order of the model's outputs.
+        task = build_task(recipe, examples, names, config, {}, directory)
+        model, report = load_model(directory, heads=(task.head,), labels=task.labels)
+        if report.drawn_anew:
+            raise DataError(f"{name}: lacks weights of its head: {', '.join(sorted(report.drawn_anew)[:3])}")
+        if isinstance(task, Span):
+            task.may_be_impossible |= THRESHOLD in model.extras
+        tokenizer = load_tokenizer(directory, offline=offline)
+        check_vocabulary(model, tokenizer, source=name)
+        if max_length is not None and max_length > config.max_tokens:
+            raise UsageError(f"--max-length {max_length}: {name} reads at most {config.max_tokens} tokens")
+        length = min(max_length or recipe.data.max_length or _LONGEST, config.max_tokens)
+        encoder = SequenceEncoder(tokenizer, max_tokens=length, token_types=config.reads_token_types)
+        return cls(directory, found.kind, task, model.to(engine.device), encoder, engine, columns_of(recipe))
+
+    def __call__(
+        self, examples: Sequence[Example], *, progress: Progress = silent_progress, label: str = "predictions"
+    ) -> list[Prediction]:
+        """One prediction for each example, in their order; batches are cut by tokens.
+
+        Args:
+            examples: of the model's kind of task.
+            progress: the display.
+            label: what it says there.
+
+        Raises:
+            DataError: an example that cannot be encoded, or outputs that are not finite numbers.
+        """
+        predictions, account = self._predicted(examples, progress, label)
+        self._tell_cut(account.examples_cut, len(examples))
+        return predictions
+
+    def stream(
+        self, examples: Iterable[Example | None], *, first: int = FIRST_WINDOW, largest: int = LARGEST_WINDOW
+    ) -> Iterator[tuple[Example | None, Prediction | None]]:
+        """Each example with its prediction, in bounded memory; what is None stays None.
+
+        Args:
+            examples: read as far as the next window needs.
+            first, largest: examples predicted together.
+        """
+        cut = count = 0
+        for window in windows_of(examples, first, largest):
+            predictions, account = self._predicted([example for example in window if example is not None])
+            cut, count = cut + account.examples_cut, count + len(predictions)
+            said = iter(predictions)
+            for example in window:
+                yield example, None if example is None else next(said)
+        self._tell_cut(cut, count)
+
+    def tuned(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, Any]:
+        """What decides on no answer, chosen on labelled examples where the model does not bring it along."""
+        return {} if THRESHOLD in self.model.extras else self.task.tune(predictions, examples)
+
+    def _predicted(
+        self, examples: Sequence[Example], progress: Progress = silent_progress, label: str = ""
+    ) -> tuple[list[Prediction], Account]:
+        if not examples:
+            return [], Account(0, 0, 0)
+        features = self.task.encode(examples, self.encoder)
+        outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
+        for item, output in enumerate(outputs):
+            if not np.isfinite(output).all():
+                name = examples[features.example_I[item]].id
+                raise DataError(
+                    f"{self.directory}: its outputs are not finite numbers (NaN or infinity), first for example {name};"
+                    " the weights are damaged, or training diverged"
+                )
+        found = self.task.predictions(examples, features, outputs)
+        known = {key: self.model.extras[key] for key in (THRESHOLD,) if key in self.model.extras}
+        return self.task.final(found, known), features.account
+
+    def _tell_cut(self, cut: int, count: int) -> None:
+        if cut:
+            log.warning("%d of %d examples are cut to %d tokens", cut, count, self.encoder.max_tokens)
+
+
+def windows_of(items: Iterable[Any], first: int = FIRST_WINDOW, largest: int = LARGEST_WINDOW) -> Iterator[list[Any]]:
+    """Lists of at most `first` items, then twice as many each time up to `largest`; long texts make them shorter."""
+    size, window, characters = first, [], 0
+    for item in items:
+        window.append(item)
+        characters += 0 if item is None else len(repr(item))
+        if len(window) == size or characters > _LARGEST_CHARACTERS:
+            yield window
+            size, window, characters = min(2 * size, largest), [], 0
+    if window:
+        yield window
+
+
+def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> Kind:
+    """What the head of a checkpoint predicts.
+
+    Raises:
+        DataError: it has no head of a task.
+    """
+    heads = [head for head in dict.fromkeys(HEADS.values()) if has_head(config, contents, head)]
+    if not heads:
+        raise DataError(
+            f"{name}: has no head of a task (architectures: {', '.join(contents.get('architectures') or ['none'])});"
+            f" `bertkit finetune --task TASK --model {name}` makes one"
+        )
+    if heads[0] != HEADS["classification"]:
+        return next(kind for kind, head in HEADS.items() if head == heads[0])
+    problem = contents.get("problem_type")
+    labels = _labels(Path(name), contents)
+    if problem == "regression" or (problem is None and labels.count == 1):
+        return "regression"
+    return "multi_label" if problem == "multi_label_classification" else "classification"
+
+
+def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tuple[str, ...]:
+    """A task's labels in the order of a checkpoint's outputs, matched by name.
+
+    A checkpoint that was trained on the Hub's copy of CoLA says `unacceptable` and `acceptable`, where GLUE says 0 and
+    1; the task's own names are given back.
+
+    Args:
+        contents: of config.json.
+        spec: the task.
+        name: the model's, for messages.
+
+    Raises:
+        DataError: its outputs are not the task's labels, or nobody has named them.
+    """
+    labels = _labels(Path(name), contents)
+    if spec.kind == "regression" and labels.count != 1:
+        raise DataError(f"{name}: its head has {labels.count} outputs, {spec.name} needs 1; {_NEW_HEAD}")
+    if spec.labels is None:
+        return labels.names
+    layout = HUB_LAYOUTS.get(spec.name)
+    official = {theirs.casefold(): ours for theirs, ours in layout.names.items()} if layout else {}
+    here = labels.names if not labels.are_named else tuple(official.get(n.casefold(), n) for n in labels.names)
+    try:
+        order = Labels(here).order_of(spec.labels, source=name)
+    except DataError as error:
+        raise DataError(f"{error}; or {_NEW_HEAD}") from error
+    by_output = dict(zip(order, spec.labels, strict=True))
+    return tuple(by_output[number] for number in range(len(order)))
+
+
+def document_of(example: Example | None, prediction: Prediction | None, *, top: int | None = None) -> dict[str, Any]:
+    """One line of what `bertkit predict` prints: prediction, scores, id (else the row's number), and a tagger's words.
+
+    Args:
+        example: None where the input's line was blank, which is predicted as null.
+        prediction: of the example.
+        top: so many of the scores, the greatest first.
+    """
+    if prediction is None:
+        return {"prediction": None}
+    found: dict[str, Any] = {"id": prediction.id}
+    if isinstance(example, TaggedExample):
+        found["words"] = list(example.words)
+    found["prediction"] = prediction.prediction
+    scores = prediction.scores
+    if top is not None and isinstance(scores, Mapping) and all(isinstance(each, float) for each in scores.values()):
+        scores = dict(sorted(scores.items(), key=lambda pair: -pair[1])[:top])
+    return found if scores is None else found | {"scores": scores}
+
+
+def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
+    try:
+        return Labels.from_hub(contents)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{directory}/config.json: {error}") from error
+
+
+def columns_of(recipe: FinetuneRecipe) -> InputColumns:
+    """What the data of a recipe's task call their columns: the user's names, GLUE's, or the Hub's."""
+    if isinstance(recipe.task, OwnTask):
+        own = recipe.task.columns
+        own_pairs = () if own.text_pair is None else (own.text_pair,)
+        return InputColumns(texts=(own.text,), text_pairs=own_pairs, endings=own.endings)
+    name = recipe.spec.name
+    if recipe.spec.head != "sequence_classification":
+        return InputColumns()
+    texts: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
+    if name in GLUE_COLUMNS:
+        texts, pairs = GLUE_COLUMNS[name].text, GLUE_COLUMNS[name].text_pair
+    if name in HUB_LAYOUTS:
+        first, *second = HUB_LAYOUTS[name].columns
+        texts, pairs = (*texts, first), (*pairs, *second)
+    return InputColumns(texts=texts, text_pairs=pairs)
+
+
+def _recipe_from(what: TaskSpec | Kind, name: str) -> FinetuneRecipe:
+    """A recipe that says no more than what is predicted; nothing is read from its files."""
+    task: str | OwnTask
+    if isinstance(what, TaskSpec):
+        return resolved(FinetuneRecipe(name=what.name, task=what.name, model=name))
+    task = OwnTask(kind=what, train="", dev="")
+    recipe = resolved(FinetuneRecipe(name=what, task=task, model=name))
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_length": None})})

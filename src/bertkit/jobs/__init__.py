@@ -1,1 +1,0 @@
-"""Jobs: one folder per long command; puts a recipe's parts together in a run directory."""

@@ -1,1 +1,0 @@
-"""Distillation: of a task beside fine-tuning, of text beside pretraining."""

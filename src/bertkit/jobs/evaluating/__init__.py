@@ -1,1 +1,0 @@
-"""The suites of `bertkit eval`, and what compares finished runs."""

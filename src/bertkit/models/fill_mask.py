@@ -1,0 +1,84 @@
+"""Filling in masks: the most probable words at each [MASK] of a text.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1: the masked-LM head, used as it was trained. Trained as in
+GPT-BERT (Charpentier and Samuel 2024, arXiv:2410.24159), it answers for a mask at the token before it.
+
+Shapes: M masks, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError
+from bertkit.models.headed import SCORING_RULE
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.pseudo_likelihood import EncoderLeftToRight, MaskedNextToken
+from bertkit.text.tokenizer import Tokenizer
+
+_CPU = torch.device("cpu")
+
+
+@torch.no_grad()
+def fill_masks(
+    model: PretrainingModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    top: int = 5,
+    device: torch.device = _CPU,
+) -> list[dict[str, Any]]:
+    """The `top` words for each mask of each text, as the `fill` document of the command line.
+
+    Masks of one text are filled independently of one another.
+
+    Raises:
+        DataError: if the model has no masked-LM head or one that does not fill masks, or a text has no mask or is
+            longer than the model reads.
+    """
+    if "masked_lm" not in model.head_names:
+        raise DataError("the model has no masked-LM head; take one that was pretrained with masked_lm")
+    rule = model.extras.get(SCORING_RULE)
+    if rule == EncoderLeftToRight.name:
+        raise DataError("the model was trained from left to right alone; take one that was pretrained with masked_lm")
+    answers_at = -1 if rule == MaskedNextToken.name else 0
+    mask = tokenizer.token(tokenizer.mask_id)
+    model.eval()
+    results = []
+    for text in texts:
+        ids = _encode(tokenizer, text, mask, model.encoder.config.max_tokens)
+        hidden_TD = model(PackedBatch.from_ids([ids]).to(device))
+        masks = [index + answers_at for index, token in enumerate(ids) if token == tokenizer.mask_id]
+        mask_index_M = torch.tensor(masks, device=device)
+        probability_MV = torch.softmax(model.masked_lm_logits(hidden_TD[mask_index_M]), dim=-1)
+        best = probability_MV.topk(min(top, probability_MV.shape[-1]), dim=-1)
+        results.append(
+            {
+                "text": text,
+                "masks": [
+                    [
+                        {"token": tokenizer.token(token_id), "id": token_id, "probability": probability}
+                        for token_id, probability in zip(ids_row, probabilities, strict=True)
+                    ]
+                    for ids_row, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                ],
+            }
+        )
+    return results
+
+
+def _encode(tokenizer: Tokenizer, text: str, mask: str, max_tokens: int) -> list[int]:
+    parts = text.split(mask)
+    if len(parts) == 1:
+        raise DataError(f"{text!r} has no {mask}; write one where a word is to be filled in")
+    ids = [tokenizer.cls_id]
+    for number, part in enumerate(tokenizer.encode_batch(parts)):
+        ids += [tokenizer.mask_id] * (number > 0) + part
+    ids.append(tokenizer.sep_id)
+    if len(ids) > max_tokens:
+        raise DataError(f"{text[:40]!r}... has {len(ids)} tokens, the model reads at most {max_tokens}; shorten it")
+    return ids

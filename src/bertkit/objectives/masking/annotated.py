@@ -1,0 +1,66 @@
+"""Annotated spans: phrases and entities that the corpus itself has marked, hidden whole or not at all.
+
+Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, as phrases.py, of which this is the form nearest to the
+paper: there, too, a chunker and a tagger marked the text beforehand. The spans stand in fields of the corpus's
+records (`data.reading.span_fields`) and come along beside the tokens (text/annotated.py); one that a sample cuts off is
+none.
+
+A span has exactly the tokens that overlap it, which may be parts of words: what is left of such a word is a word of its
+own. The choice is that of phrases.py.
+
+Shapes: T packed tokens, B sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, PrivateAttr
+
+from bertkit.data.config import DataConfig
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.errors import UsageError
+from bertkit.objectives.masking.base import Chosen
+from bertkit.objectives.masking.phrases import wholes_by_chance
+from bertkit.objectives.masking.words import WordUnits
+from bertkit.text.annotated import BEGINS, INSIDE
+from bertkit.text.tokenizer import Tokenizer
+
+
+class AnnotatedSpans(WordUnits):
+    """Spans of one field by chance, then words until the count is reached."""
+
+    name: Literal["annotated"] = "annotated"
+    field: str = Field("spans", description="Which of data.reading.span_fields.")
+    phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability of each span to be chosen.")
+
+    _number: int | None = PrivateAttr(None)
+
+    def faults(self, data: DataConfig) -> list[str]:
+        fields = data.reading.span_fields
+        return [] if self.field in fields else [_not_there(self.field, fields, "data.reading.span_fields has")]
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        if self.field not in shards.span_fields:
+            raise UsageError(_not_there(self.field, shards.span_fields, f"the token shards {shards.directory} have"))
+        prepared = super().prepared(tokenizer, shards)
+        prepared._number = shards.span_fields.index(self.field)
+        return prepared
+
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+        assert self._number is not None, "prepared() finds the field"
+        assert samples.spans_T is not None, "layouts give the spans of shards that have some"
+        free_T = ~samples.fixed_T
+        marks_T = samples.spans_T >> 2 * self._number
+        starts_T, inside_T = (marks_T & BEGINS > 0) & free_T, (marks_T & INSIDE > 0) & free_T
+        words = self.words(samples, vocabulary)
+        return wholes_by_chance(samples, words, starts_T, inside_T, self.phrase_rate, counts_B, draw)
+
+
+def _not_there(field: str, fields: list[str] | tuple[str, ...], who: str) -> str:
+    return (
+        f"objective.masked_lm.units.field is {field!r}, and {who} {', '.join(fields) or 'none'}; name there the field"
+        " of the corpus's records that holds the spans, such as data.reading.span_fields: [spans]"
+    )

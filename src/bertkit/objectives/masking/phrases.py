@@ -1,0 +1,156 @@
+"""Phrases and entities: a phrase is hidden whole or not at all, and words fill up the count.
+
+Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2: knowledge masking by phrases and entities; as in the released
+batching.py a whole unit is chosen with probability 0.15, and what stands in for a token is drawn for each token. The
+paper's phrases come from a chunker and an entity tagger; here they come from a file, or from the corpus as its
+collocations (data/collocations.py). Sibling annotated.py takes those that the corpus has marked.
+
+A phrase is a sequence of whole words; where several could stand, the longest does. Each one is chosen with probability
+`phrase_rate`; then words outside of phrases fill up the count, and only where these do not reach phrases that were not
+chosen. Whatever no longer fits the count is passed over, as in words.py, so the rate is as exact as there.
+
+Shapes: T packed tokens, B sequences, W words, U units (phrases and words outside of them).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PrivateAttr
+
+from bertkit.data.collocations import Collocations, entries_seen
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.errors import DataError
+from bertkit.files import sha256_of
+from bertkit.objectives.masking.base import Chosen, chosen_units, within_budget
+from bertkit.objectives.masking.words import BatchWords, WordUnits
+from bertkit.text.lexicon import PhraseTable, read_lexicon
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.words import WordMarks
+
+log = logging.getLogger(__name__)
+
+
+class Phrases(WordUnits):
+    """Phrases by chance, then words until the count is reached."""
+
+    name: Literal["phrases"] = "phrases"
+    lexicon: str | None = Field(
+        None, description="Text file of phrases and names, one a line; null: collocations of the corpus."
+    )
+    lexicon_sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="Hash of that file, filled in when a run begins, so that it decides the result; a file of another"
+        " content is refused.",
+    )
+    collocations: Collocations = Field(
+        default_factory=Collocations, description="What is a collocation, where there is no lexicon."
+    )
+    phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability of each phrase to be chosen.")
+    read_tokens: int = Field(
+        30_000_000,
+        ge=1,
+        description="At most about this many tokens, evenly over the corpus, are read to find collocations, or to tell"
+        " which entries of the lexicon never match.",
+    )
+
+    _table: PhraseTable | None = PrivateAttr(None)
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        prepared = super().prepared(tokenizer, shards)
+        marks = WordMarks.of(tokenizer)
+        if self.lexicon is None:
+            phrases = self.collocations.mined(shards, marks, self.read_tokens)
+            prepared._table = PhraseTable(phrases)
+            if phrases:
+                log.info("%s collocations found in the corpus", f"{len(phrases):,}")
+            else:
+                log.warning(
+                    "the corpus holds no collocation, so words alone are masked; lower"
+                    " objective.masked_lm.units.collocations.min_count or min_association"
+                )
+            return prepared
+        texts = read_lexicon(Path(self.lexicon).expanduser())
+        self._check_content(Path(self.lexicon).expanduser())
+        prepared._table = PhraseTable.of_texts(texts, tokenizer)
+        seen_E = entries_seen(prepared._table, shards, marks, self.read_tokens)
+        if not seen_E.all():
+            unseen = [text for text, seen in zip(texts, seen_E.tolist(), strict=True) if not seen]
+            log.warning(
+                "%s: %s of %s entries never match in %s, such as %r",
+                self.lexicon,
+                f"{len(unseen):,}",
+                f"{len(texts):,}",
+                "the corpus" if shards.tokens <= self.read_tokens else f"{self.read_tokens:,} tokens of the corpus",
+                unseen[0],
+            )
+        return prepared
+
+    def _check_content(self, path: Path) -> None:
+        """Raise DataError if the lexicon is not the one that the recipe was made with."""
+        found = sha256_of(path)
+        if self.lexicon_sha256 not in (None, found):
+            raise DataError(
+                f"{path}: the lexicon is not the recipe's: its sha256 is {found[:12]}..., and"
+                f" objective.masked_lm.units.lexicon_sha256 is {str(self.lexicon_sha256)[:12]}...; restore the file, or"
+                " set lexicon_sha256 to null for a run with the new one"
+            )
+
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+        assert self._table is not None, "prepared() finds the phrases"
+        words = self.words(samples, vocabulary)
+        # All words of a run have the same end, and no other run has it.
+        run_T = np.full(samples.ids_T.size, -1, dtype=np.int64)
+        run_T[words.word_T >= 0] = words.end_W[words.word_T[words.word_T >= 0]]
+        begins_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
+        begins_T[words.start_W] = True
+        finds = self._table.find(samples.ids_T, begins_T, run_T)
+        inside_T = np.zeros(samples.ids_T.size + 1, dtype=np.int64)
+        inside_T[finds.start_P] += 1
+        inside_T[finds.start_P + finds.length_P] -= 1
+        starts_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
+        starts_T[finds.start_P] = True
+        is_phrase_T = np.cumsum(inside_T[:-1]) > 0
+        return wholes_by_chance(samples, words, starts_T, is_phrase_T, self.phrase_rate, counts_B, draw)
+
+
+def wholes_by_chance(
+    samples: Samples,
+    words: BatchWords,
+    starts_T: NDArray[np.bool_],
+    inside_T: NDArray[np.bool_],
+    rate: float,
+    counts_B: Integers,
+    draw: Draw,
+) -> Chosen:
+    """Choose whole phrases by chance, then words until the count is reached, then the rest of the phrases.
+
+    Args:
+        samples: the batch.
+        words: its words; of one that a phrase covers in part, the rest before and behind is a unit each.
+        starts_T: tokens that begin a phrase.
+        inside_T: tokens of phrases, the first included; phrases do not overlap, nor reach into what is fixed.
+        rate: probability of each phrase to be chosen.
+        counts_B: tokens to choose, of each sequence.
+        draw: the source of the choice.
+    """
+    free_T = words.word_T >= 0
+    begins_T = starts_T.copy()
+    begins_T[words.start_W] |= ~inside_T[words.start_W]
+    # What follows a phrase begins something, be it in the middle of a word.
+    begins_T[1:] |= inside_T[:-1] & ~inside_T[1:] & free_T[1:]
+    start_U = np.flatnonzero(begins_T)
+    length_U = np.bincount(np.cumsum(begins_T)[free_T] - 1, minlength=start_U.size)
+    by_chance_U = samples.uniform_T(draw, "mask/phrase")[start_U] < rate
+    turn_U = np.where(starts_T[start_U], np.where(by_chance_U, 0, 2), 1)
+    key_U = samples.uniform_T(draw, "mask/choose")[start_U]
+    order_U = np.lexsort((key_U, turn_U, samples.sequence_T[start_U]))
+    taken_U = order_U[within_budget(length_U[order_U], samples.sequence_T[start_U][order_U], counts_B)]
+    return chosen_units(start_U[taken_U], length_U[taken_U])

@@ -1,0 +1,52 @@
+"""Single pieces, the rarer in the corpus the likelier.
+
+Sanh et al. 2019, DistilBERT, arXiv:1910.01108, whose released distiller.py follows XLM (Lample and Conneau 2019,
+arXiv:1901.07291): positions are drawn without replacement with probabilities in proportion to count^-0.7 of their token
+in the corpus, a token that never occurs counting as one that occurs once. Sibling pieces.py, BERT's, gives every
+position the same chance.
+
+Quirk left: the released code draws from all tokens of a batch at once and rounds their number up; here every sequence
+has its own share, so that a sample is masked the same in any company.
+
+Shapes: T packed tokens, B sequences, M chosen tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PrivateAttr
+
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.objectives.masking.base import Chosen, Units, ranked
+from bertkit.text.tokenizer import Tokenizer
+
+
+class RarePieces(Units):
+    """An exact count of tokens, drawn without replacement in proportion to a power of how rare they are."""
+
+    name: Literal["rare"] = "rare"
+    exponent: float = Field(0.7, ge=0, description="A token's weight is its count in the corpus to the minus this.")
+
+    _weight_V: NDArray[np.float64] | None = PrivateAttr(None)
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        prepared = self.model_copy()
+        prepared._weight_V = np.maximum(shards.token_counts_V, 1).astype(np.float64) ** -self.exponent
+        return prepared
+
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+        assert self._weight_V is not None, "prepared() counts the corpus"
+        free_T = ~samples.fixed_T
+        index_C, sequence_C = np.flatnonzero(free_T), samples.sequence_T[free_T]
+        # Waiting times at rates w: the k that come first are a draw of k without replacement in proportion to w
+        # (Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir").
+        uniform_C = samples.uniform_T(draw, "mask/choose")[free_T]
+        waits_C = -np.log1p(-uniform_C) / self._weight_V[samples.ids_T[free_T]]
+        ranked_KB = ranked(waits_C, sequence_C, samples.lengths_B.size)
+        taken_KB = np.arange(len(ranked_KB))[:, None] < counts_B
+        return Chosen(np.sort(index_C[ranked_KB[taken_KB & (ranked_KB >= 0)]]))

@@ -1,0 +1,83 @@
+"""Spans of whole words, of geometrically distributed length.
+
+Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 3.1; procedure of the released masking.py: an anchor is drawn
+among the tokens that are not chosen yet and moved to the beginning of its word, a length in words is drawn from Geo(p)
+clipped at `longest` and renormalised, and this is done until the count is reached.
+
+Quirks honoured: the count is the rate of the ordinary tokens, rounded up; spans may run into one another, and those
+that overlap or touch are one; the last one is cut where the count is reached, if need be inside a word; one draw
+decides for a whole span if it is hidden, replaced or kept. Random tokens come from the corpus there: that is
+`masked_lm.random_from`.
+
+Shapes: T packed tokens, B sequences, b sequences that still choose, M chosen tokens.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.objectives.masking.base import Chosen, ranked, spread
+from bertkit.objectives.masking.words import WordUnits
+
+
+class Spans(WordUnits):
+    """Spans at random places until the count is reached."""
+
+    name: Literal["spans"] = "spans"
+    p: float = Field(0.2, gt=0, lt=1, description="Parameter of the geometric distribution of lengths in words.")
+    longest: int = Field(10, ge=1, description="Words of the longest span.")
+
+    replaced_as_one: ClassVar[bool] = True
+
+    def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+        """The rate of the ordinary tokens, rounded up."""
+        counts_B: Integers = np.ceil(rate * ordinary_B).astype(np.int64)
+        return counts_B
+
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+        words = self.words(samples, vocabulary)
+        number_T = self.drawn(samples.uniform_T(draw, "mask/length"))
+        candidate_C = np.flatnonzero(words.word_T >= 0)
+        key_C = samples.uniform_T(draw, "mask/choose")[candidate_C]
+        chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
+        left_B = counts_B.copy()
+        # In a random order of all tokens, the first that is not chosen yet is a uniform draw among those.
+        for visited_B in ranked(key_C, samples.sequence_T[candidate_C], left_B.size):
+            sequence_b = np.flatnonzero((visited_B >= 0) & (left_B > 0))
+            if not sequence_b.size:
+                break
+            anchor_b = candidate_C[visited_B[sequence_b]]
+            sequence_b, anchor_b = sequence_b[~chosen_T[anchor_b]], anchor_b[~chosen_T[anchor_b]]
+            word_b = words.word_T[anchor_b]
+            last_b = np.minimum(word_b + number_T[anchor_b], words.end_W[word_b]) - 1
+            start_b = words.start_W[word_b]
+            length_b = words.start_W[last_b] + words.length_W[last_b] - start_b
+            token, span = spread(start_b, length_b)
+            # Of the tokens that are new, as many as the count still allows.
+            new = ~chosen_T[token]
+            new_before_b = np.bincount(span[new], minlength=sequence_b.size)
+            new_before_b = np.cumsum(new_before_b) - new_before_b
+            allowed = new & (np.cumsum(new) - new_before_b[span] <= left_B[sequence_b][span])
+            chosen_T[token[allowed]] = True
+            left_B[sequence_b] -= np.bincount(span[allowed], minlength=sequence_b.size)
+        return merged(np.flatnonzero(chosen_T), samples.sequence_T)
+
+    def drawn(self, uniform_T: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Integers:
+        """Lengths in words, from uniform numbers in [0, 1)."""
+        weight_N = self.p * (1 - self.p) ** np.arange(self.longest)
+        drawn_T: Integers = 1 + np.searchsorted(np.cumsum(weight_N / weight_N.sum())[:-1], uniform_T, side="right")
+        return drawn_T
+
+
+def merged(index_M: Integers, sequence_T: Integers) -> Chosen:
+    """Chosen tokens as spans: neighbours of one sequence belong together."""
+    if not index_M.size:
+        return Chosen(index_M, index_M)
+    begins_M = np.ones(index_M.size, dtype=np.bool_)
+    begins_M[1:] = (np.diff(index_M) > 1) | (np.diff(sequence_T[index_M]) > 0)
+    return Chosen(index_M, index_M[begins_M][np.cumsum(begins_M) - 1])

@@ -1,0 +1,84 @@
+"""Whole words: all pieces of a word are predicted together.
+
+Whole-word masking of google-research/bert (README of 31 May 2019; no paper), an option of Devlin et al. 2019,
+arXiv:1810.04805. Quirks honoured: words are visited in random order, and one that has more pieces than the count still
+allows is passed over, so that the count is kept but not always reached; what stands in for a piece is drawn for
+each piece.
+
+Shapes: T packed tokens, B sequences, W words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import PrivateAttr
+
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.objectives.masking.base import Chosen, Units, chosen_units, within_budget
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.words import WordMarks
+
+
+@dataclass(frozen=True)
+class BatchWords:
+    """The words of a batch that may be chosen, in order.
+
+    Attributes:
+        start_W: packed position of each one's first piece.
+        length_W: its pieces.
+        sequence_W: its sequence.
+        end_W: the number of the word behind the last one that follows without a break; special tokens are breaks.
+        word_T: the word of each token, -1 for what is fixed.
+    """
+
+    start_W: Integers
+    length_W: Integers
+    sequence_W: Integers
+    end_W: Integers
+    word_T: Integers
+
+    @classmethod
+    def of(cls, samples: Samples, marks: WordMarks) -> BatchWords:
+        """Find them; what is fixed belongs to no word."""
+        fixed_T = samples.fixed_T
+        behind_fixed_T = np.concatenate([[True], fixed_T[:-1]])[: fixed_T.size] | (samples.position_T == 0)
+        begins_T = marks.begins_T(samples.ids_T, behind_fixed_T) & ~fixed_T
+        start_W = np.flatnonzero(begins_T)
+        word_T = np.where(fixed_T, -1, np.cumsum(begins_T) - 1)
+        length_W = np.bincount(word_T[~fixed_T], minlength=start_W.size)
+        break_W = np.flatnonzero(behind_fixed_T[start_W])
+        end_W = np.append(break_W, start_W.size)[np.cumsum(behind_fixed_T[start_W])]
+        return cls(start_W, length_W, samples.sequence_T[start_W], end_W, word_T)
+
+
+class WordUnits(Units):
+    """What ways of choosing share that never split a word."""
+
+    _marks: WordMarks | None = PrivateAttr(None)
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        prepared = self.model_copy()
+        prepared._marks = WordMarks.of(tokenizer)
+        return prepared
+
+    def words(self, samples: Samples, vocabulary: Vocabulary) -> BatchWords:
+        """The words of a batch; before `prepared`, by the marks of pieces alone."""
+        marks = WordMarks.plain(vocabulary.word_start_V) if self._marks is None else self._marks
+        return BatchWords.of(samples, marks)
+
+
+class Words(WordUnits):
+    """Words in random order until the count is reached."""
+
+    name: Literal["words"] = "words"
+
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+        words = self.words(samples, vocabulary)
+        order_W = np.lexsort((samples.uniform_T(draw, "mask/choose")[words.start_W], words.sequence_W))
+        taken_W = order_W[within_budget(words.length_W[order_W], words.sequence_W[order_W], counts_B)]
+        return chosen_units(words.start_W[taken_W], words.length_W[taken_W])

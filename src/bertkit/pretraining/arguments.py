@@ -1,0 +1,197 @@
+"""What a user asks of pretraining, and what it comes to: a recipe, and what trains.
+
+Own design (contract: `pretrain`). Distillation on text asks for more (DistillTextRequest); launch.py makes a run of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bertkit.data.shards import TokenShards
+from bertkit.errors import UsageError
+from bertkit.models.continuing import continuing_config
+from bertkit.models.hub import find_model, read_config, refuse_quantised
+from bertkit.models.registry import AnyEncoderConfig
+from bertkit.models.weight_files import weights_hash
+from bertkit.pretraining.file_hashes import with_contents
+from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe
+from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.trainer import Pretraining
+from bertkit.recipe.faults import validate
+from bertkit.recipe.load import load_recipe
+from bertkit.recipe.resolve import resolve_recipe, with_overrides
+from bertkit.recipe.tree import Located
+from bertkit.run.directory import RunDirectory
+from bertkit.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PretrainRequest:
+    """What the user asked for.
+
+    Attributes:
+        recipe: name or path; None to take the resumed run's.
+        overrides: KEY=VALUE, on top of the recipe.
+        sources: text in place of the recipe's; empty for the recipe's own.
+        max_steps: end after this many updates, the schedule with them.
+        init: a model to start from.
+        resume: a run's name or path, `bertkit.run.NEWEST`, or None for a new run.
+        runs_root: where runs lie.
+        run_dir: exactly where a new run goes.
+        cache: where shards and plans are kept.
+        offline: ask no network.
+        max_minutes: stop after so long, with a checkpoint.
+        command: the command line, for the record.
+    """
+
+    recipe: str | None
+    overrides: Sequence[str] = ()
+    sources: Sequence[str] = ()
+    max_steps: int | None = None
+    init: str | None = None
+    resume: str | None = None
+    runs_root: Path = Path("runs")
+    run_dir: Path | None = None
+    cache: Path = field(default_factory=lambda: Path("~/.cache/bertkit").expanduser())
+    offline: bool = False
+    max_minutes: float | None = None
+    command: Sequence[str] = ()
+
+    schema: ClassVar[type[Recipe]] = Recipe
+    """What a recipe of this kind may hold."""
+
+    @property
+    def named(self) -> str:
+        """The recipe's name or path.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if self.recipe is None:
+            raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
+        return self.recipe
+
+    def requested(self) -> Recipe:
+        """The recipe with everything that the command line changes in it.
+
+        Raises:
+            UsageError: all faults at once.
+            DataError: the initial model is at fault.
+        """
+        name = self.named
+        # What is said on the command line goes before what the initial model brings along.
+        overrides = [*starting_from(self), *self.overrides]
+        overrides += source_overrides(self.sources)
+        recipe = load_recipe(name, overrides)
+        if recipe.init == INIT_TO_BE_GIVEN:
+            raise UsageError(
+                f"init: recipe {recipe.name} goes on from a model of yours; give --init MODEL, a model or run directory"
+                " or a Hub id"
+            )
+        return completed(recipe, self.max_steps)
+
+    def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
+        """Hashes of the models that a run reads, which its record keeps and a resume compares.
+
+        Raises:
+            DataError: the model to go on from is not there, or cannot be trained.
+        """
+        return {"model": None if recipe.init is None else _start_hash(find_model(recipe.init, offline=self.offline))}
+
+    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
+        """The run itself."""
+        return Pretraining(recipe, shards, run, cache=self.cache)
+
+
+def _start_hash(directory: Path) -> str:
+    """Hash of the weights that a run goes on from.
+
+    Raises:
+        DataError: it cannot be trained.
+    """
+    _, contents = read_config(directory)
+    refuse_quantised(directory, contents)
+    return weights_hash(directory)
+
+
+def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
+    """The recipe with its length and its files' hashes; every stage is checked before anything is done."""
+    recipe = with_contents(shortened(recipe, max_steps))
+    stages_of(recipe)
+    return recipe
+
+
+def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
+    """The recipe with at most so many steps; warm-up and stages shrink in proportion."""
+    optimisation = recipe.optimisation
+    if max_steps is None or max_steps >= optimisation.steps:
+        return recipe
+
+    def shorter(settings: dict[str, Any], key: str) -> dict[str, Any]:
+        if not settings.get(key):
+            return settings
+        least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # it has no rate without
+        return {**settings, key: max(least, settings[key] * max_steps // optimisation.steps)}
+
+    schedule = shorter(optimisation.schedule.model_dump(mode="json"), "warmup_steps")
+    stages = [stage.model_dump(mode="json") for stage in optimisation.stages]
+    for stage in stages:
+        stage["set"] = shorter(stage["set"], "optimisation.schedule.warmup_steps")
+        if isinstance(own := stage["set"].get("optimisation.schedule"), dict):
+            stage["set"]["optimisation.schedule"] = shorter(own, "warmup_steps")
+    log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, schedule["warmup_steps"])
+    changed = {"steps": max_steps, "schedule": schedule, "stages": stages}
+    return with_overrides(recipe, [f"optimisation.{key}={json.dumps(value)}" for key, value in changed.items()])
+
+
+class _ModelNoun(Settings):
+    """A recipe of which only the model is of interest."""
+
+    model: AnyEncoderConfig
+
+
+def starting_from(request: PretrainRequest) -> list[str]:
+    """Overrides that make a recipe go on from the model of `--init`: its sizes and its tokenizer.
+
+    The recipe's tokenizer is kept where the command line changes it, and where a recipe that leaves the model to be
+    given has one: then the model gets a new vocabulary.
+
+    Raises:
+        UsageError: the recipe is for a family that the model cannot be converted to.
+        DataError: the model cannot be trained.
+    """
+    if request.init is None:
+        return []
+    directory = find_model(request.init, offline=request.offline)
+    config, contents = read_config(directory)
+    refuse_quantised(directory, contents)
+    tree = resolve_recipe(request.named, request.overrides)
+    given, model = tree.child("init"), tree.child("model")
+    any_model = given is not None and given.value == INIT_TO_BE_GIVEN
+    if not any_model and model is not None:
+        config = continuing_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
+    name = str(directory.resolve()) if Path(request.init).exists() else request.init
+    overrides = [f"init={json.dumps(name)}", f"model={json.dumps(config.model_dump(mode='json'))}"]
+    changed = any(override.partition("=")[0].strip().partition(".")[0] == "tokenizer" for override in request.overrides)
+    if not changed and not (any_model and tree.child("tokenizer") is not None):
+        overrides.append(f"tokenizer={json.dumps({'path': name})}")
+    return overrides
+
+
+def source_overrides(sources: Sequence[str]) -> list[str]:
+    """Overrides that put text in place of the recipe's; none where there is none."""
+    if not sources:
+        return []
+    return [f"data.sources={json.dumps([_absolute(source) for source in sources])}", "data.languages={}"]
+
+
+def _absolute(source: str) -> str:
+    """A file's or directory's full path, so that the recorded recipe runs from anywhere; other sources as they are."""
+    return source if source.startswith(("hub:", "builtin:")) else str(Path(source).expanduser().absolute())

@@ -1,0 +1,136 @@
+"""Figures on text that was never trained on: loss, accuracy, the unigram baseline, pseudo-perplexity.
+
+Salazar et al. 2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: each token masked in turn). `perplexity` here is
+the exponential of the masked-LM loss at the recipe's own masking, which is cheaper, but another quantity.
+
+Shapes: T packed tokens, B sequences, M predicted tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.data.stream import SampleStream, corrupted
+from bertkit.distillation.objectives import Guide
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import Objective
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.progress import Progress, counted, silent_progress
+from bertkit.training.engine import Engine
+from bertkit.training.step import evaluate, weighted_loss
+
+_MAX_EXPONENT = 700.0
+_MASKED_IN_TURN = 64
+"""Tokens of a sequence that pseudo-perplexity asks for at most: all of 512 would be eight times the work."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out samples of one stage, the same at every look.
+
+    Attributes:
+        samples: before corruption.
+        batches: corrupted, in micro-batches.
+        objectives: what is measured.
+    """
+
+    samples: Samples
+    batches: tuple[PackedBatch, ...]
+    objectives: tuple[Objective, ...]
+
+    @classmethod
+    def prepare(
+        cls,
+        stream: SampleStream,
+        vocabulary: Vocabulary,
+        objectives: Sequence[Objective],
+        *,
+        sequences: int,
+        micro_batch_tokens: int,
+    ) -> HeldOut:
+        """The first `sequences` samples of the held-out stream, or as many as one pass has."""
+        count = min(sequences, stream.epoch_length(0))
+        samples = stream.samples(0, count, vocabulary)
+        spoilt = corrupted(samples, objectives, vocabulary, stream.spec.draw)
+        batches = tuple(PackedBatch.from_samples(part) for part in spoilt.split(micro_batch_tokens))
+        return cls(samples, batches, tuple(objectives))
+
+    def figures(
+        self,
+        model: PretrainingModel,
+        engine: Engine,
+        guide: Guide | None = None,
+        *,
+        progress: Progress = silent_progress,
+    ) -> dict[str, Any]:
+        """Loss, and by term: loss, accuracy and what else the objective reports; for the masked LM its perplexity."""
+        batches = counted(self.batches, progress, "held-out text", unit="batches")
+        totals = evaluate(model, self.objectives, batches, engine, guide)
+        figures: dict[str, Any] = {"loss": weighted_loss(totals, self.objectives)}
+        for objective in self.objectives:
+            total = totals[objective.term]
+            figures[f"loss/{objective.term}"] = total.mean
+            if objective.has_accuracy:
+                figures[f"accuracy/{objective.term}"] = total.accuracy
+        for objective in self.objectives:
+            total = totals[objective.term]
+            figures |= objective.figures(total.tallies, total.count)
+        if "masked_lm" in totals:
+            figures["perplexity"] = math.exp(min(totals["masked_lm"].mean, _MAX_EXPONENT))
+        return figures
+
+    def unigram_accuracy(self, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:
+        """Accuracy of always predicting the most frequent token of the corpus, on these targets."""
+        target_id_M = torch.cat([batch.targets[MaskedLM.term].id_M for batch in self.batches])
+        return float((target_id_M == int(token_counts_V.argmax())).double().mean())
+
+    def pseudo_perplexity(
+        self,
+        model: PretrainingModel,
+        vocabulary: Vocabulary,
+        engine: Engine,
+        *,
+        sequences: int,
+        progress: Progress = silent_progress,
+    ) -> float:
+        """exp of the mean negative log-likelihood of ordinary tokens, each when it alone is masked.
+
+        Of a long sequence 64 tokens are asked for, evenly spread.
+        """
+        total, count = 0.0, 0
+        objective = MaskedLM()
+        some = list(self.samples.split(1))[:sequences]
+        for one in counted(some, progress, "pseudo-perplexity", unit="sequences"):
+            copies = _each_token_masked(one, vocabulary)
+            batches = [PackedBatch.from_samples(part) for part in copies.split(engine.micro_batch_tokens)]
+            term = evaluate(model, [objective], batches, engine)[objective.term]
+            total, count = total + term.sum, count + term.count
+        return math.exp(min(total / max(1, count), _MAX_EXPONENT))
+
+
+def _each_token_masked(one: Samples, vocabulary: Vocabulary) -> Samples:
+    """A copy of the sequence for each of its ordinary tokens, or of some, with that token masked."""
+    position_M = np.flatnonzero(~one.special_T)
+    if position_M.size > _MASKED_IN_TURN:
+        position_M = position_M[np.arange(_MASKED_IN_TURN) * position_M.size // _MASKED_IN_TURN]
+    length, copies = one.ids_T.size, position_M.size
+    target_index_M = np.arange(copies) * length + position_M
+    ids_T = np.tile(one.ids_T, copies)
+    ids_T[target_index_M] = vocabulary.mask_id
+    return Samples(
+        ids_T=ids_T,
+        token_types_T=np.tile(one.token_types_T, copies),
+        special_T=np.tile(one.special_T, copies),
+        cu_seqlens_B1=np.arange(copies + 1) * length,
+        epoch_B=np.repeat(one.epoch_B, copies),
+        sample_B=np.repeat(one.sample_B, copies),
+        targets={MaskedLM.term: Targets(target_index_M, one.ids_T[position_M])},
+    )

@@ -1,0 +1,102 @@
+"""The stages of a run: the same recipe with some settings changed for a share of the steps.
+
+Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. A stage may
+change the data, the objectives, the batch, the number of layers (see models/growth.py) and the schedule, which then
+counts the stage's own steps. Each stage is checked like a recipe of its own before the first step is taken.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from bertkit.errors import UsageError
+from bertkit.objectives.forward import follows_generator
+from bertkit.pretraining.recipe import Recipe
+from bertkit.recipe.resolve import with_overrides
+
+_MAY_CHANGE = (
+    "data",
+    "objective",
+    "model.num_hidden_layers",
+    "optimisation.batch_sequences",
+    "optimisation.schedule",
+)
+_SAME_TEXT = ("sources", "languages", "reading", "held_out")
+"""Of data, what all stages share: a document that one of them holds out, no other may train on."""
+_SCHEDULE = "optimisation.schedule"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of steps and the recipe that holds there.
+
+    Attributes:
+        number: from 0.
+        first_step, end_step: the steps that it takes, the end not included.
+        recipe: with the stage's settings in place.
+        own_schedule: whether the learning rate follows a schedule of the stage's own, over its own steps.
+    """
+
+    number: int
+    first_step: int
+    end_step: int
+    recipe: Recipe
+    own_schedule: bool = False
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the run's update number `step`, from 0."""
+        optimisation = self.recipe.optimisation
+        if self.own_schedule:
+            return optimisation.schedule.rate(step - self.first_step, self.end_step - self.first_step)
+        return optimisation.schedule.rate(step, optimisation.steps)
+
+
+def stages_of(recipe: Recipe) -> list[Stage]:
+    """The stages of a recipe in order; one that spans the run where it names none.
+
+    Raises:
+        UsageError: if a stage changes what cannot change inside a run, makes the recipe faulty, or builds upon one that
+            is not there.
+    """
+    stages: list[Stage] = []
+    first = 0
+    configs = recipe.optimisation.stages
+    for number, end in enumerate(recipe.optimisation.stage_ends()):
+        changes = configs[number].set if configs else {}
+        for key in changes:
+            if not any(_is_within(key, allowed) for allowed in _MAY_CHANGE):
+                raise UsageError(
+                    f"optimisation.stages.{number}.set: {key} cannot change inside a run;"
+                    f" only {', '.join(_MAY_CHANGE)} can"
+                )
+        overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+        own_schedule = any(_is_within(key, _SCHEDULE) for key in changes)
+        staged = with_overrides(recipe, overrides)
+        for key in _SAME_TEXT:
+            if getattr(staged.data, key) != getattr(recipe.data, key):
+                raise UsageError(
+                    f"optimisation.stages.{number}.set: data.{key} cannot change inside a run: all stages read the same"
+                    " text; go on with other text in a run of its own, with --init"
+                )
+        _check_generator(recipe, stages[-1].recipe if stages else None, staged, number)
+        stages.append(Stage(number, first, end, staged, own_schedule))
+        first = end
+    return stages
+
+
+def _check_generator(recipe: Recipe, before: Recipe | None, staged: Recipe, number: int) -> None:
+    """Raise UsageError if the model would follow a generator that has learnt nothing."""
+    if not follows_generator(staged.objectives):
+        return
+    learnt = before is not None and "masked_lm" in {objective.term for objective in before.objectives}
+    if not learnt:
+        where = f"optimisation.stages.{number}: " if recipe.optimisation.stages else ""
+        raise UsageError(
+            f"{where}objective.replaced_token.training is two-stage, and there is no generator yet to take over from;"
+            " let a stage with `objective: [masked_lm]` go before"
+        )
+
+
+def _is_within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")

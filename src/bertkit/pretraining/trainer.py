@@ -1,0 +1,317 @@
+"""Pretraining: a recipe in, a run directory out.
+
+Puts the parts together: text becomes shards, shards become batches, the loop takes its steps, and what is worth keeping
+goes into the run directory. Serves every pretraining recipe; what a paper does differently lives in its noun's folder.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.language_stream import training_and_held_out
+from bertkit.data.samples import Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.data.stream import StepBatches
+from bertkit.distillation.objectives import Guide
+from bertkit.errors import DataError, UsageError
+from bertkit.models.continuing import continued, with_vocabulary
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.fill_mask import fill_masks
+from bertkit.models.growth import stacked
+from bertkit.models.headed import SCORING_RULE
+from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_pretraining_model, save_model
+from bertkit.models.pretraining import PretrainingModel
+from bertkit.objectives.base import Objective
+from bertkit.objectives.forward import (
+    add_generator,
+    follows_generator,
+    heads_of,
+    masked_lm_of,
+    pretraining_model,
+    scoring_rule,
+    set_trained,
+    take_over,
+)
+from bertkit.pretraining.held_out import HeldOut
+from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.progress import Progress
+from bertkit.run.checkpoint import Checkpoint
+from bertkit.run.directory import RunDirectory
+from bertkit.run.figures import draw_curves
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.cost import training_flops
+from bertkit.training.engine import resolve_engine
+from bertkit.training.step import StepOutcome, Stepper
+from bertkit.training.trainer import TrainingLoop, write_whole
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class StageRun:
+    """A stage with its objectives, ready for this corpus, its batches and its held-out samples."""
+
+    stage: Stage
+    objectives: tuple[Objective, ...]
+    batches: StepBatches
+    held_out: HeldOut
+
+
+class Pretraining(TrainingLoop[PackedBatch]):
+    """One run, from its start or from its newest checkpoint to its end.
+
+    Args:
+        recipe: resolved.
+        shards: the tokenised corpus.
+        run: the directory, whose lock the caller holds.
+        cache: where plans of epochs are kept.
+    """
+
+    remedy = "lower optimisation.schedule.peak, or lengthen warmup_steps"
+    recipe: Recipe
+    model: PretrainingModel
+
+    def __init__(self, recipe: Recipe, shards: TokenShards, run: RunDirectory, *, cache: Path) -> None:
+        super().__init__(run, resolve_engine(recipe.engine))
+        self.recipe = recipe
+        self.shards = shards
+        self.tokenizer = load_tokenizer(shards.directory)
+        self.vocabulary = Vocabulary.of(self.tokenizer)
+        self.steps = recipe.optimisation.steps
+        self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
+        self._use(self._new_model(self.stages[0].stage.recipe.model))
+        self._check_growth()
+        self.current = self.stages[0]
+        self._last_look: tuple[int, dict[str, Any]] = (-1, {})
+
+    def _check_data(self) -> None:
+        for stage_run in self.stages:
+            stage_run.batches.check_enough()
+        check_epochs(self.recipe, self.stages)
+
+    def _check_growth(self) -> None:
+        """Raise UsageError if the model would grow where what stands beside it cannot."""
+        if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
+            raise UsageError(
+                "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"
+                " as it is; leave model.num_hidden_layers out of the stages"
+            )
+
+    def _guide(self, stage_run: StageRun) -> Guide | None:
+        """The teacher beside the model in this stage; pretraining has none."""
+        return None
+
+    def _flops(self, batches: Sequence[PackedBatch]) -> float:
+        return training_flops(self.model, batches, self.current.objectives)
+
+    def _use(self, model: PretrainingModel) -> None:
+        """Train this model from now on, with an optimiser that has no past."""
+        optimizer = self.recipe.optimisation.optimizer
+        self.model = model.to(self.engine.device)
+        self.optimizer = optimizer.build(self.model)
+        self.stepper = Stepper(self.model, self.optimizer, self.engine, clip_norm=optimizer.clip_norm)
+
+    def _enter(self, stage_run: StageRun) -> None:
+        """Make the model what the stage wants: as deep, begun with its generator's weights, its generator at rest."""
+        stage = stage_run.stage
+        before = self.stages[stage.number - 1] if stage.number else None
+        if stage.first_step == self.step:
+            if before is not None and stage.recipe.model != before.stage.recipe.model:
+                self._use(stacked(self.model, stage.recipe.model))
+                log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
+            begins = follows_generator(stage_run.objectives)
+            if begins and before is not None and not follows_generator(before.objectives):
+                take_over(self.model)
+                self._use(self.model)
+                log.info("step %d: the model takes over the weights of its generator", self.step)
+        set_trained(self.model, stage_run.objectives)
+
+    def _updates(self) -> Generator[list[PackedBatch], None, None]:
+        for stage_run in self.stages:
+            first, end = stage_run.stage.first_step, stage_run.stage.end_step
+            if self.step < end:
+                self.current = stage_run
+                self._enter(stage_run)
+                yield from stage_run.batches.loader(range(self.step - first, end - first), workers=self.engine.workers)
+
+    def _update(self, batches: Sequence[PackedBatch]) -> StepOutcome:
+        rate, guide = self.current.stage.rate(self.step), self._guide(self.current)
+        return self.stepper.step(batches, self.current.objectives, rate, guide)
+
+    def _losses(self) -> dict[str, Any]:
+        return {"lr": self.current.stage.rate(self.step - 1), **self.meter.losses(self.current.objectives)}
+
+    def _target_tokens(self) -> int:
+        return sum(term.count for term in self.meter.terms.values())
+
+    def _look_is_due(self) -> bool:
+        ends = {self.steps, self.current.stage.end_step}
+        return self.step in ends or self.step % self.recipe.engine.evaluate_every_steps == 0
+
+    def _look(self) -> None:
+        figures = self._figures(self.current, self._progress)
+        self._last_look = (self.step, figures)
+        self._metrics.log(self.step, {f"held_out/{name}": value for name, value in figures.items()})
+        log.info("step %d: held-out %s", self.step, _in_words(figures))
+
+    def _figures(self, stage_run: StageRun, progress: Progress) -> dict[str, Any]:
+        return stage_run.held_out.figures(self.model, self.engine, self._guide(stage_run), progress=progress)
+
+    def _finish(self) -> dict[str, Any]:
+        self._save_checkpoint()
+        self.model.extras.pop(SCORING_RULE, None)  # an initial model's
+        rule = scoring_rule(self.stages[-1].objectives)
+        if rule is not None:
+            self.model.extras[SCORING_RULE] = rule
+        for name, companion in self.model.named_companions().items():
+            write_whole(self.run.path / name, partial(save_model, companion, self.tokenizer))
+        write_whole(self.run.model, partial(save_model, self.model, self.tokenizer))
+        self.run.seal_model()
+        results = self._results()
+        self.run.write_results(results)
+        self.run.update(steps=self.step, tokens=self.tokens)
+        draw_curves(
+            self.run.metrics,
+            self.run.path / "figures",
+            title=f"{self.recipe.name}: {self.step:,} steps, {self.tokens:,} tokens",
+            baseline=results["held_out"].get("accuracy/unigram"),
+        )
+        return results
+
+    def _results(self) -> dict[str, Any]:
+        last = self.stages[-1].held_out
+        looked_at, figures = self._last_look
+        if looked_at != self.step:  # resumed behind the last step
+            figures = self._figures(self.stages[-1], self._closing_progress)
+        held_out = dict(figures)
+        terms = {objective.term for objective in last.objectives}
+        results: dict[str, Any] = {"held_out": held_out}
+        if "masked_lm" in terms:
+            held_out["accuracy/unigram"] = last.unigram_accuracy(self.shards.token_counts_V)
+        # A masked LM that only ever replaces words has no use for a [MASK].
+        if "masked_lm" in terms and "mask" in self.tokenizer.roles:
+            scored = self.recipe.engine.pseudo_perplexity_sequences
+            if scored:
+                held_out["pseudo_perplexity"] = last.pseudo_perplexity(
+                    self.model, self.vocabulary, self.engine, sequences=scored, progress=self._closing_progress
+                )
+            results["examples"] = fill_masks(
+                masked_lm_of(self.model), self.tokenizer, self.recipe.engine.examples, device=self.engine.device
+            )
+        return results
+
+    @property
+    def _checkpoints_kept(self) -> int:
+        return self.recipe.engine.keep_checkpoints
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        step = int(checkpoint.state["step"])
+        reached = next(each.stage for each in self.stages if step <= each.stage.end_step)
+        if reached.recipe.model != self.stages[0].stage.recipe.model:
+            self._use(self._new_model(reached.recipe.model))
+        super()._restore(checkpoint)
+
+    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+        """The model that all stages need, with its first weights."""
+        objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
+        init = self.recipe.init
+        if init is not None:
+            directory, first = find_model(init), self.stages[0].stage.recipe.model
+            loaded, _ = load_pretraining_model(directory, heads=heads_of(objectives))
+            tokenizer = load_tokenizer(directory)
+            check_vocabulary(loaded, tokenizer, source=str(directory))
+            model, remade = with_vocabulary(
+                continued(loaded, first),
+                tokenizer,
+                self.tokenizer,
+                new_pieces=self.recipe.new_pieces,
+                seed=self.recipe.seed,
+            )
+            if remade is not None:
+                log.info("new vocabulary of %s", remade)
+            add_generator(model, objectives, pad_id=self.vocabulary.pad_id)
+            model.initialise_companions(self.recipe.seed)
+            if remade is None:  # a companion's embeddings are of the old vocabulary, too
+                load_companions(model, directory)
+            return model if config == first else stacked(model, config)
+        model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
+        model.initialise(self.recipe.seed)
+        return model
+
+    def _prepared(self, objective: Objective) -> Objective:
+        """An objective with what it must know of the vocabulary and the corpus."""
+        return objective.prepared(self.tokenizer, self.shards)
+
+    def _stage_run(self, stage: Stage, plans: Path) -> StageRun:
+        recipe = stage.recipe
+        objectives = tuple(map(self._prepared, recipe.objectives))
+        training, held = training_and_held_out(
+            recipe.data, self.shards, seed=recipe.seed, stage=stage.number, plans=plans
+        )
+        batches = StepBatches(
+            training,
+            self.vocabulary,
+            objectives,
+            batch_sequences=recipe.optimisation.batch_sequences,
+            micro_batch_tokens=self.engine.micro_batch_tokens,
+        )
+        held_out = HeldOut.prepare(
+            held,
+            self.vocabulary,
+            objectives,
+            sequences=recipe.engine.evaluation_sequences,
+            micro_batch_tokens=self.engine.micro_batch_tokens,
+        )
+        return StageRun(stage, objectives, batches, held_out)
+
+    def _announce(self) -> None:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        log.info(
+            "%s: %s parameters, %s tokens of text, %s steps of %s sequences, %s on %s",
+            self.recipe.name,
+            f"{parameters:,}",
+            f"{self.shards.tokens:,}",
+            f"{self.steps:,}",
+            f"{self.recipe.optimisation.batch_sequences:,}",
+            self.engine.precision,
+            self.engine.device.type,
+        )
+
+
+def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
+    """Raise DataError if the run would read its text more often than `data.max_epochs`."""
+    limit, optimisation = recipe.data.max_epochs, recipe.optimisation
+    if limit is None:
+        return
+    epochs_a_step = [each.batches.batch_sequences / each.batches.stream.epoch_length(0) for each in stages]
+
+    def epochs(steps: int) -> float:
+        ends = optimisation.model_copy(update={"steps": steps}).stage_ends()
+        return sum((end - first) * each for first, end, each in zip([0, *ends], ends, epochs_a_step, strict=False))
+
+    asked = epochs(optimisation.steps)
+    if asked <= limit:
+        return
+    fitting = int(optimisation.steps * limit / asked)
+    while fitting >= len(stages) and epochs(fitting) > limit:
+        fitting -= 1
+    fewer = f"take --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
+    raise DataError(
+        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {asked:.2f}"
+        f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
+    )
+
+
+def _depth(recipe: Recipe) -> int:
+    return int(recipe.model.model_dump()["num_hidden_layers"])
+
+
+def _in_words(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())

@@ -1,0 +1,107 @@
+"""The five shapes of attention maps: vertical, diagonal, vertical and diagonal, block, heterogeneous.
+
+Kovaleva et al. 2019, "Revealing the Dark Secrets of BERT", arXiv:1908.08593, section 4.2. The paper trained a
+convolutional network on some 400 maps that people had sorted; neither the maps nor the network are to be had, so that
+here a rule decides, made of what the paper says each shape is. Shares of it are therefore comparable between models
+measured here, not with the paper's.
+
+    v  attention to special tokens ([CLS], [SEP]), mean over all tokens
+    d  attention to ordinary tokens at a distance of at most 1 (the token itself counts), mean over all tokens
+    s  of attention from ordinary tokens to ordinary tokens, the share that stays in its own text of the two
+
+    v + d >= 1/2:  vertical where v is at least 4/5 of v + d, diagonal where d is, else both
+    otherwise:     block where s >= 3/4, else heterogeneous
+
+Shapes: A heads of all layers, n tokens, W words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertkit.probing.sentences import EncodedSentence
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.readers.common import Notes
+
+PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
+TOO_LONG = "pairs of sentences longer than the model reads (left out)"
+CONCENTRATED, ALONE, WITHIN = 1 / 2, 4 / 5, 3 / 4
+"""The rule's three thresholds: least v + d of a map with columns or a diagonal; least share of either for it to stand
+alone; least s of a block."""
+
+
+def pairs(
+    sentences: Iterable[EncodedSentence], sequences: SequenceEncoder, notes: Notes
+) -> Iterator[tuple[EncodedSentence, int]]:
+    """Every two neighbours as one input, `[CLS] A [SEP] B [SEP]` in the family's way; and the words of the first.
+
+    Args:
+        sentences: each is used once.
+        sequences: of the model.
+        notes: counts what is too long together.
+    """
+    stream = iter(sentences)
+    for number, (first, second) in enumerate(zip(stream, stream, strict=False)):
+        bodies = [each.ids_T[each.spans_W2[0, 0] : each.spans_W2[-1, 1]] for each in (first, second)]
+        name = f"{first.name} + {second.name}"
+        if sum(body.size for body in bodies) > sequences.room(2):
+            notes.add(TOO_LONG, name)
+            continue
+        ids, types = sequences.sequence(*(body.tolist() for body in bodies), example=name)
+        frames = sequences.pair.frames
+        starts = [len(frames[0]), len(frames[0]) + bodies[0].size + len(frames[1])]
+        word_T = np.full(len(ids), -1, dtype=np.int64)
+        spans, seen = [], 0
+        for each, body, start in zip((first, second), bodies, starts, strict=True):
+            inner = each.word_T[each.spans_W2[0, 0] : each.spans_W2[-1, 1]]
+            word_T[start : start + body.size] = np.where(inner < 0, -1, inner + seen)
+            spans.append(each.spans_W2 - each.spans_W2[0, 0] + start)
+            seen += len(each.words)
+        yield (
+            EncodedSentence(
+                number,
+                name,
+                first.words + second.words,
+                np.array(ids, dtype=np.int64),
+                np.array(types, dtype=np.int64),
+                word_T,
+                np.concatenate(spans),
+            ),
+            len(first.words),
+        )
+
+
+def classify(maps_Ann: Tensor, pair: EncodedSentence, first_words: int) -> NDArray[np.int64]:
+    """The shape of each head's map of one pair, (A,), as places in `PATTERNS`.
+
+    Args:
+        maps_Ann: rows sum to 1.
+        pair: what was read.
+        first_words: how many of its words are the first text's.
+    """
+    special_n = torch.from_numpy(pair.special_T)
+    second_n = torch.from_numpy(pair.word_T >= first_words)
+    position_n = torch.arange(special_n.numel())
+    near_nn = (position_n[:, None] - position_n).abs() <= 1
+    vertical_A = maps_Ann[:, :, special_n].sum(-1).mean(-1)
+    diagonal_A = (maps_Ann * (near_nn & ~special_n)).sum(-1).mean(-1)
+    ordinary_Ann = maps_Ann * (~special_n[:, None] & ~special_n)
+    same_nn = second_n[:, None] == second_n
+    total_A = ordinary_Ann.sum((-1, -2))
+    within_A = (ordinary_Ann * same_nn).sum((-1, -2)) / total_A.clamp_min(torch.finfo(total_A.dtype).tiny)
+    return by_rule(vertical_A.numpy(), diagonal_A.numpy(), within_A.numpy())
+
+
+def by_rule(
+    vertical_A: NDArray[np.floating], diagonal_A: NDArray[np.floating], within_A: NDArray[np.floating]
+) -> NDArray[np.int64]:
+    """The rule, on v, d and s."""
+    total_A = vertical_A + diagonal_A
+    concentrated = np.where(vertical_A >= ALONE * total_A, 0, np.where(diagonal_A >= ALONE * total_A, 1, 2))
+    spread = np.where(within_A >= WITHIN, 3, 4)
+    return np.where(total_A >= CONCENTRATED, concentrated, spread).astype(np.int64)

@@ -1,0 +1,162 @@
+"""Heads as parsers: does a head attend from a word to its syntactic head, more often than a fixed offset would hit it?
+
+Clark et al. 2019, arXiv:1906.04341, section 4.1 (words from pieces) and table 1. Attention to a word is the sum over
+its pieces, attention from a word the mean over them, so that rows still sum to 1 with special tokens as words of their
+own. Then special tokens and the word itself are left out, and the word that has most attention is what a head predicts;
+in the other direction it is the word that attends most to this one. The offset that is best for a relation is chosen
+for it, and so is the head: on the same sentences, as in the paper, which flatters the best of many heads, so the same
+choice among the heads of a model with random weights is worth a look.
+
+Shapes: A heads of all layers, n tokens, W words, K words and special tokens, R relations, O offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertkit.probing.sentences import EncodedSentence
+
+Int64s = NDArray[np.int64]
+DIRECTIONS = ("dependent attends to head", "head attends to dependent")
+ALL = "all"
+PUNCTUATION = "punct"
+FARTHEST = 10
+OFFSETS = tuple(offset for offset in range(-FARTHEST, FARTHEST + 1) if offset)
+"""Of the baseline: where the head stands, seen from its dependent."""
+
+
+def word_attention(maps_Ann: Tensor, sentence: EncodedSentence) -> Tensor:
+    """Attention among words and special tokens, (A, K, K), in the order of the text.
+
+    Args:
+        maps_Ann: attention among tokens.
+        sentence: what was read; a token of no word counts as a word.
+    """
+    unit_n = torch.from_numpy(_units(sentence))
+    count = int(unit_n[-1]) + 1
+    member_nK = torch.nn.functional.one_hot(unit_n, count).to(maps_Ann.dtype)
+    return (member_nK / member_nK.sum(0)).T @ maps_Ann @ member_nK
+
+
+def among_words(maps_Ann: Tensor, sentence: EncodedSentence) -> Tensor:
+    """The part of `word_attention` that goes from words to words, (A, W, W); rows sum to at most 1."""
+    unit_n = _units(sentence)
+    words = torch.from_numpy(unit_n[sentence.spans_W2[:, 0]])
+    return word_attention(maps_Ann, sentence)[:, words[:, None], words]
+
+
+def _units(sentence: EncodedSentence) -> Int64s:
+    """Words and special tokens, numbered as they stand, (n,)."""
+    word_T = sentence.word_T
+    begins = np.ones(word_T.size, dtype=bool)
+    begins[1:] = (word_T[1:] != word_T[:-1]) | (word_T[1:] < 0)
+    return np.cumsum(begins) - 1
+
+
+def predicted_heads(attention_AWW: Tensor) -> Int64s:
+    """Each head's guess at every word's syntactic head, (2, A, W), for `DIRECTIONS`; no word is its own."""
+    own = torch.eye(attention_AWW.shape[-1], dtype=torch.bool)
+    others_AWW = attention_AWW.masked_fill(own, -1.0)
+    found: Int64s = torch.stack([others_AWW.argmax(-1), others_AWW.argmax(-2)]).numpy()
+    return found
+
+
+@dataclass(frozen=True)
+class RelationFigures:
+    """How well a relation is found.
+
+    Attributes:
+        name: of the relation; `ALL` for all but punctuation.
+        count: of its words.
+        head: the best one's number among all heads.
+        direction: its, a place in `DIRECTIONS`.
+        accuracy: its.
+        offset: the best one; positive where the syntactic head stands behind its dependent.
+        offset_accuracy: its.
+    """
+
+    name: str
+    count: int
+    head: int
+    direction: int
+    accuracy: float
+    offset: int
+    offset_accuracy: float
+
+
+class DependencyScores:
+    """Counts hits of every head and offset by relation; sentences are added in any order.
+
+    Args:
+        relations: all there are, without subtypes or with them, as they are asked about.
+    """
+
+    def __init__(self, relations: Sequence[str]) -> None:
+        self.relations = tuple(relations)
+        self._number = {name: number for number, name in enumerate(self.relations)}
+        self._counts = np.zeros(len(self.relations), dtype=np.int64)
+        self._offset_hits = np.zeros((len(self.relations), len(OFFSETS)), dtype=np.int64)
+        self._hits: Int64s | None = None
+
+    def add(self, attention_AWW: Tensor, heads: Sequence[int], relations: Sequence[str]) -> None:
+        """One more sentence.
+
+        Args:
+            attention_AWW: among its words.
+            heads: each word's syntactic head; below 0 at the root, which has none and is left out.
+            relations: each word's relation to it.
+        """
+        head_W = np.array(heads, dtype=np.int64)
+        numbers = np.array([self._number[name] for name in relations], dtype=np.int64)
+        words = np.flatnonzero(head_W >= 0)
+        if self._hits is None:
+            self._hits = np.zeros((len(self.relations), 2, attention_AWW.shape[0]), dtype=np.int64)
+        if not words.size:
+            return
+        hits_2AW = predicted_heads(attention_AWW)[:, :, words] == head_W[words]
+        np.add.at(self._hits, numbers[words], hits_2AW.transpose(2, 0, 1))
+        offset_W = head_W[words] - words
+        np.add.at(self._offset_hits, numbers[words], offset_W[:, None] == np.array(OFFSETS))
+        np.add.at(self._counts, numbers[words], 1)
+
+    def figures(self, *, least: int = 1) -> list[RelationFigures]:
+        """The relations that occur often enough, the most frequent first; in front `ALL` of them but punctuation.
+
+        Args:
+            least: words that a relation must have.
+        """
+        if self._hits is None:
+            return []
+        plain = np.array([name.split(":")[0] != PUNCTUATION for name in self.relations], dtype=bool)
+        rows = [self._best(ALL, self._counts[plain].sum(), self._hits[plain].sum(0), self._offset_hits[plain].sum(0))]
+        order = np.argsort(-self._counts, kind="stable")
+        rows += [
+            self._best(self.relations[number], self._counts[number], self._hits[number], self._offset_hits[number])
+            for number in order.tolist()
+        ]
+        return [row for row in rows if row.count >= max(1, least)]
+
+    def accuracy(self, relation: str, head: int, direction: int) -> float:
+        """Of one head in one direction."""
+        assert self._hits is not None, "nothing was added"
+        number = self._number[relation]
+        return float(self._hits[number, direction, head] / max(1, self._counts[number]))
+
+    def _best(self, name: str, count: int, hits_2A: Int64s, hits_O: Int64s) -> RelationFigures:
+        direction, head = np.unravel_index(int(hits_2A.argmax()), hits_2A.shape)
+        offset, total = int(hits_O.argmax()), max(1, int(count))
+        return RelationFigures(
+            name,
+            int(count),
+            int(head),
+            int(direction),
+            float(hits_2A.max() / total),
+            OFFSETS[offset],
+            float(hits_O.max() / total),
+        )

@@ -1,0 +1,57 @@
+"""One page of HTML that shows every head's attention on a few sentences: no network, no library, keyboard and mouse.
+
+Own design, after the head view of Vig 2019, "A Multiscale Visualization of Attention in the Transformer Model",
+arXiv:1906.05714. The maps lie in the page in steps of 1/255; what is printed as a percentage is that exact.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+import torch
+from torch import Tensor
+
+_STEPS = 255
+_TEMPLATE = "viewer.html"
+
+
+@dataclass(frozen=True, eq=False)
+class ViewedSentence:
+    """A sentence on the page.
+
+    Attributes:
+        tokens: as the vocabulary writes them.
+        maps_Ann: of all heads, one layer after the other.
+    """
+
+    tokens: Sequence[str]
+    maps_Ann: Tensor
+
+
+def viewer_page(title: str, layers: int, heads: int, sentences: Sequence[ViewedSentence]) -> str:
+    """The page.
+
+    Args:
+        title: the model's name.
+        layers, heads: heads are those of one layer.
+        sentences: at least one.
+    """
+    data = {
+        "layers": layers,
+        "heads": heads,
+        "sentences": [{"tokens": list(each.tokens), "maps": _packed(each.maps_Ann)} for each in sentences],
+    }
+    # Nothing in a token may end the script element.
+    written = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
+    template = files("bertkit.probing.attention").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    return template.replace("@TITLE@", html.escape(title)).replace("@DATA@", written)
+
+
+def _packed(maps_Ann: Tensor) -> str:
+    steps = (maps_Ann * _STEPS).round().clamp(0, _STEPS).to(torch.uint8)
+    return base64.b64encode(steps.contiguous().numpy().tobytes()).decode("ascii")

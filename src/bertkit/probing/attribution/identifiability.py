@@ -1,0 +1,195 @@
+"""Token identifiability: can a hidden state be told whose input it came from?
+
+Brunner et al. 2020, arXiv:1908.04211, section 2 ("token identifiability"): a map from a layer's states to the inputs is
+learnt on some sentences; on others a state counts as identified where, among the inputs of its own sentence, the one
+nearest to what the map gives (by cosine) is its own. Three maps: none at all (`nearest`), a linear one, and a
+perceptron with one hidden layer. Own choices: the linear map is the least-squares solution with a touch of ridge, not
+found by gradient descent; the hidden layer is twice as wide as the states, with GELU, trained by Adam on the squared
+error.
+
+Inputs are what the first layer reads. With positions among them no two of a sentence are alike; in families whose
+attention alone knows positions a repeated word has equal inputs, and each of them counts as its own.
+
+Shapes: T tokens of all sentences, n of one, D width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bertkit.models.headed import HeadedModel
+from bertkit.probing.sentences import EncodedSentence
+from bertkit.probing.states import layer_states
+from bertkit.progress import Progress, silent_progress
+
+MAPS = ("nearest", "linear", "mlp")
+_CPU = torch.device("cpu")
+_RIDGE = 1e-4
+"""Of the mean squared state, added to the diagonal."""
+_EQUAL = 1e-6
+"""Cosines that differ by less are equal."""
+_WIDER, _RATE, _BATCH = 2, 1e-3, 256
+Mapping = Callable[[Tensor], Tensor]
+
+
+def as_tokens(sentence: EncodedSentence) -> EncodedSentence:
+    """The sentence with every token, special ones included, as a word of its own: for states of tokens."""
+    place = np.arange(sentence.ids_T.size)
+    return replace(
+        sentence,
+        words=("",) * place.size,
+        word_T=place,
+        spans_W2=np.stack([place, place + 1], axis=1),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStates:
+    """States of all tokens.
+
+    Attributes:
+        layers: (T, D) each, the inputs first.
+        sentence_T: which sentence each belongs to.
+    """
+
+    layers: tuple[Tensor, ...]
+    sentence_T: NDArray[np.int64]
+
+    def of(self, sentences: Sequence[int]) -> TokenStates:
+        """Those of some sentences."""
+        wanted = np.isin(self.sentence_T, np.array(sentences, dtype=np.int64))
+        rows = torch.from_numpy(np.flatnonzero(wanted))
+        return TokenStates(tuple(layer[rows] for layer in self.layers), self.sentence_T[wanted])
+
+
+def token_states(
+    model: HeadedModel,
+    sentences: Sequence[EncodedSentence],
+    *,
+    max_batch_tokens: int = 4096,
+    device: torch.device = _CPU,
+    progress: Progress = silent_progress,
+) -> TokenStates:
+    """States of all tokens of all sentences, in memory; sentences count from 0.
+
+    Raises:
+        DataError: no hidden states to record, or they are not numbers.
+    """
+    parts: list[tuple[Tensor, ...]] = []
+    numbers: list[NDArray[np.int64]] = []
+    done = 0
+    stream = layer_states(model, map(as_tokens, sentences), max_batch_tokens=max_batch_tokens, device=device)
+    with progress("hidden states", len(sentences), "sentences") as meter:
+        for batch in stream:
+            parts.append(batch.states)
+            numbers.append(batch.sentence_W + done)
+            done += len(batch.sentences)
+            meter.update(done)
+    layers = tuple(torch.cat(layer) for layer in zip(*parts, strict=True))
+    return TokenStates(layers, np.concatenate(numbers))
+
+
+def identified(guess_TD: Tensor, inputs_TD: Tensor, sentence_T: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether no other input of its sentence is nearer to a guess than its own, by cosine, (T,).
+
+    Args:
+        guess_TD: of all tokens.
+        inputs_TD: theirs.
+        sentence_T: never decreasing.
+    """
+    guess_TD, inputs_TD = (nn.functional.normalize(each, dim=-1) for each in (guess_TD, inputs_TD))
+    _, sizes = np.unique(sentence_T, return_counts=True)
+    found = []
+    rows = sizes.tolist()
+    for guess_nD, input_nD in zip(torch.split(guess_TD, rows), torch.split(inputs_TD, rows), strict=True):
+        cosine_nn = guess_nD @ input_nD.T
+        found.append((cosine_nn.diagonal() >= cosine_nn.amax(-1) - _EQUAL).numpy())
+    return np.concatenate(found)
+
+
+def linear_map(states_TD: Tensor, inputs_TD: Tensor) -> Mapping:
+    """The affine map with the least squared error; a little ridge keeps it solvable."""
+    states, inputs = states_TD.double(), inputs_TD.double()
+    centre, aim = states.mean(0), inputs.mean(0)
+    centred = states - centre
+    gram_DD = centred.T @ centred
+    gram_DD += _RIDGE * gram_DD.diagonal().mean() * torch.eye(gram_DD.shape[0], dtype=torch.float64)
+    weight_DD = torch.linalg.solve(gram_DD, centred.T @ (inputs - aim))
+    return lambda rows_TD: ((rows_TD.double() - centre) @ weight_DD + aim).float()
+
+
+def perceptron_map(states_TD: Tensor, inputs_TD: Tensor, *, epochs: int, seed: int) -> Mapping:
+    """A perceptron with one hidden layer, trained to the squared error; the same for the same seed.
+
+    Args:
+        states_TD, inputs_TD: to learn from; both are scaled to unit variance first.
+        epochs: passes over them.
+        seed: of weights and order.
+    """
+    width, out = states_TD.shape[1], inputs_TD.shape[1]
+    state_mean, state_scale = states_TD.mean(0), states_TD.std(0).clamp_min(1e-6)
+    aim_mean, aim_scale = inputs_TD.mean(0), inputs_TD.std(0).clamp_min(1e-6)
+    digest = hashlib.sha256(f"{seed}/perceptron".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    net = nn.Sequential(nn.Linear(width, _WIDER * width), nn.GELU(), nn.Linear(_WIDER * width, out))
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            bound = (1 / parameter.shape[1]) ** 0.5 if name.endswith("weight") else 0.0
+            parameter.uniform_(-bound, bound, generator=generator)
+    optimiser = torch.optim.Adam(net.parameters(), lr=_RATE)
+    states, aims = (states_TD - state_mean) / state_scale, (inputs_TD - aim_mean) / aim_scale
+    steps = epochs * -(-states.shape[0] // _BATCH)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.01, total_iters=max(1, steps))
+    for _ in range(epochs):
+        for rows in torch.split(torch.randperm(states.shape[0], generator=generator), _BATCH):
+            optimiser.zero_grad()
+            loss = nn.functional.mse_loss(net(states[rows]), aims[rows])
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+            optimiser.step()
+            schedule.step()
+
+    @torch.no_grad()
+    def guess(rows_TD: Tensor) -> Tensor:
+        found: Tensor = net((rows_TD - state_mean) / state_scale) * aim_scale + aim_mean
+        return found
+
+    return guess
+
+
+def identifiability(
+    train: TokenStates,
+    test: TokenStates,
+    *,
+    epochs: int,
+    seed: int,
+    progress: Progress = silent_progress,
+) -> dict[str, list[float]]:
+    """Share of the test tokens that are identified from each layer, by map; the inputs themselves come first.
+
+    Args:
+        train, test: of different sentences.
+        epochs, seed: of the perceptron.
+        progress: the display, in layers.
+    """
+    found: dict[str, list[float]] = {name: [] for name in MAPS}
+    with progress("identifiability", len(train.layers), "layers") as meter:
+        for number, (known_TD, asked_TD) in enumerate(zip(train.layers, test.layers, strict=True)):
+            maps: dict[str, Mapping] = {
+                "linear": linear_map(known_TD, train.layers[0]),
+                "mlp": perceptron_map(known_TD, train.layers[0], epochs=epochs, seed=seed),
+            }
+            # Without a map, states and inputs can only be compared where they are equally wide.
+            if asked_TD.shape[1] == test.layers[0].shape[1]:
+                maps["nearest"] = lambda rows_TD: rows_TD
+            for name in MAPS:
+                hits = identified(maps[name](asked_TD), test.layers[0], test.sentence_T) if name in maps else None
+                found[name].append(float("nan") if hits is None else float(hits.mean()))
+            meter.update(number + 1)
+    return found

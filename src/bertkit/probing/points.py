@@ -1,0 +1,114 @@
+"""`probe points`: everything in a model that can be recorded or changed, with its shape.
+
+The names are TransformerLens's. Shapes are found by running the model twice on batches of different sizes: what follows
+the number of tokens is T, and so on; what stays is looked up among the model's own sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError
+from bertkit.evaluation.loaded_model import Subject
+from bertkit.models.hook_points import survey
+from bertkit.probing.run import Probed, ProbeRequest
+from bertkit.probing.sentences import Sentence, TextEncoder, packed
+
+EXAMPLE = "The reader walks to the old house."
+SYMBOLS = {
+    "T": "tokens of all sequences of the batch, end to end",
+    "B": "sequences",
+    "S": "tokens of the longest sequence; shorter ones are padded, in attention maps alone",
+    "D": "hidden_size",
+    "E": "embedding_size, where it is not D",
+    "F": "intermediate_size",
+    "N": "num_attention_heads",
+    "H": "width of a head",
+}
+# Three sequences and four, so that no two of T, B and S are alike in both.
+_LENGTHS = ((5, 3, 2), (7, 4, 4, 2))
+
+
+def list_points(request: ProbeRequest, sentence: str = EXAMPLE) -> Probed:
+    """The points of a model, in the order of its forward pass.
+
+    Args:
+        request: the model.
+        sentence: for which sizes are given, alone in its batch.
+
+    Raises:
+        DataError: no such model, or the sentence is longer than it reads or has no words.
+    """
+    subject = request.subject()
+    example = next(
+        iter(TextEncoder.of(subject.model, subject.tokenizer).encode([Sentence("sentence", sentence)])), None
+    )
+    if example is None:
+        raise DataError(f"--sentence {sentence[:60]!r}: has no words, or more tokens than the model reads")
+    sizes = survey(subject.model, packed([example]))
+    symbols = point_symbols(subject)
+    points = [
+        {"name": name, "shape": list(symbols.get(name, map(str, shape))), "example": list(shape)}
+        for name, shape in sizes.items()
+    ]
+    summary = {"points": points, "example": {"sentence": sentence, "tokens": int(example.ids_T.size)}}
+    return Probed(None, {"kind": "points", "model": subject.name, "summary": summary, "definitions": dict(SYMBOLS)})
+
+
+@torch.inference_mode()
+def point_symbols(subject: Subject) -> dict[str, tuple[str, ...]]:
+    """The shape of every point in symbols."""
+    shapes, sizes = [], []
+    for lengths in _LENGTHS:
+        batch = PackedBatch.from_ids([[subject.tokenizer.vocab_size - 1] * length for length in lengths])
+        shapes.append(survey(subject.model, batch))
+        sizes.append({"T": sum(lengths), "B": len(lengths), "S": max(lengths)})
+    fixed = _sizes_of(subject)
+    return {name: _symbols(name, shapes[0][name], shapes[1][name], sizes, fixed) for name in shapes[0]}
+
+
+def _symbols(
+    name: str,
+    first: Sequence[int],
+    second: Sequence[int],
+    sizes: Sequence[Mapping[str, int]],
+    fixed: Mapping[str, int],
+) -> tuple[str, ...]:
+    found = []
+    for axis, (one, other) in enumerate(zip(first, second, strict=True)):
+        if one == other:
+            found.append(_fixed_symbol(name, axis, len(first), one, fixed))
+        else:
+            pair = (one, other)
+            found.append(next((s for s in sizes[0] if (sizes[0][s], sizes[1][s]) == pair), str(one)))
+    return tuple(found)
+
+
+def _fixed_symbol(name: str, axis: int, axes: int, size: int, fixed: Mapping[str, int]) -> str:
+    """Which of the model's own sizes an axis has; several may be equal, and then its place says which it is."""
+    within_heads = ".attn." in name and axes > 2
+    likely = ("N", "H") if within_heads else ("F", "D", "E") if ".mlp." in name else ("D", "E", "F")
+    if within_heads and axis == axes - 1 and axes == 3:
+        likely = ("H", "N")
+    for symbol in likely:
+        if fixed.get(symbol) == size:
+            return symbol
+    doubled = [symbol for symbol in ("F", "D") if fixed.get(symbol, 0) * 2 == size]
+    return f"2{doubled[0]}" if doubled else str(size)
+
+
+def _sizes_of(subject: Subject) -> dict[str, int]:
+    settings: dict[str, Any] = subject.config.model_dump()
+    width, heads = settings.get("hidden_size"), settings.get("num_attention_heads")
+    sizes = {
+        "D": width,
+        "E": subject.model.encoder.embedding_width,
+        "F": settings.get("intermediate_size"),
+        "N": heads,
+        "H": settings.get("head_dim") or (width // heads if width and heads else None),
+    }
+    return {symbol: size for symbol, size in sizes.items() if isinstance(size, int)}

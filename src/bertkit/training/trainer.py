@@ -1,0 +1,309 @@
+"""The loop under every training command: steps, log lines, checkpoints, stops on request, and giving up.
+
+Own design (contract: exact resume). What pretrains and what fine-tunes differ in what a step reads, what an update
+makes smaller and what is looked at on the way; everything that a run must survive is here, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.errors import DataError, DivergedError, StoppedError
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.pretraining.recipe import Recipe
+from bertkit.progress import Progress, ProgressMeter
+from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
+from bertkit.run.directory import RunDirectory
+from bertkit.run.metrics import MetricsLog
+from bertkit.training.cost import measured_peak_flops
+from bertkit.training.engine import Engine
+from bertkit.training.interrupt import StopRequest
+from bertkit.training.meters import Stopwatch, WindowMeter
+from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.step import StepOutcome
+
+log = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+
+class TrainingLoop(ABC, Generic[Batch]):
+    """One run, from its start or from its newest checkpoint to its end. Batch is a micro-batch.
+
+    Attributes:
+        recipe: resolved.
+        run: the directory, whose lock the caller holds.
+        engine: device, precision and batch.
+        model, optimizer: what is trained; a subclass sets them, and may replace them on the way.
+        steps: updates in all.
+        step, tokens: updates made and real tokens read so far.
+    """
+
+    remedy: ClassVar[str]
+    """What to change where training diverges."""
+    recipe: Recipe | FinetuneRecipe
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    steps: int
+
+    def __init__(self, run: RunDirectory, engine: Engine) -> None:
+        self.run = run
+        self.engine = engine
+        self.meter = WindowMeter()
+        self.step = self.tokens = self._skipped_in_a_row = 0
+
+    def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
+        """Train to the end and write the model; returns the contents of results.json.
+
+        Raises:
+            StoppedError: a signal or the time limit came first; a checkpoint is saved.
+            DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
+            DataError: the data do not suffice; the disk is full.
+        """
+        self._progress = progress
+        self._check_data()
+        torch.manual_seed(self.recipe.seed)
+        checkpoint = load_newest_checkpoint(self.run.checkpoints)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+            log.info("going on from %s", checkpoint.path)
+        self._announce()
+        with (
+            self._session(),
+            closing(self._updates()) as updates,
+            StopRequest(max_minutes) as self._asked,
+            MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
+            progress(self.recipe.name, total=self.steps, unit="steps") as meter,
+        ):
+            meter.update(self.step)
+            watch = Stopwatch()
+            for batches in updates:
+                waited_seconds = watch.lap()
+                outcome = self.take_step(batches)
+                self.meter.add(
+                    outcome,
+                    computed_seconds=watch.lap(),
+                    waited_seconds=waited_seconds,
+                    flops=self._flops(batches),
+                )
+                self._after_step(meter)
+                reason = self._asked.reason
+                if reason is not None and self.step < self.steps:
+                    self._stop(reason)
+                watch.lap()
+            return self._finish()
+
+    def take_step(self, batches: Sequence[Batch]) -> StepOutcome:
+        """One update over these micro-batches, counted.
+
+        Raises:
+            DivergedError: see `train`.
+        """
+        outcome = self._update(batches)
+        self.step += 1
+        self.tokens += outcome.tokens
+        if outcome.finite:
+            self._skipped_in_a_row = 0
+            return outcome
+        self._skipped_in_a_row += 1
+        log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
+        if self._skipped_in_a_row > self.recipe.optimisation.max_nonfinite_steps:
+            raise DivergedError(
+                f"training diverged: {self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or"
+                f" gradient that is not finite; {self.remedy}"
+            )
+        return outcome
+
+    @abstractmethod
+    def _updates(self) -> Generator[Sequence[Batch], None, None]:
+        """The micro-batches of each update that is still to be made, in order; fewer where the run ends early."""
+
+    @abstractmethod
+    def _update(self, batches: Sequence[Batch]) -> StepOutcome:
+        """Make update number `step`, counted from 0."""
+
+    @abstractmethod
+    def _flops(self, batches: Sequence[Batch]) -> float:
+        """Floating-point operations of the update that was just made."""
+
+    @abstractmethod
+    def _losses(self) -> Mapping[str, Any]:
+        """Learning rate, loss and accuracies since the last log line, under the names of metrics.jsonl."""
+
+    @abstractmethod
+    def _target_tokens(self) -> int:
+        """How many tokens were predicted since the last log line."""
+
+    @abstractmethod
+    def _look_is_due(self) -> bool:
+        """Whether to look at held-out data after this step."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Score held-out data and log it."""
+
+    @abstractmethod
+    def _announce(self) -> None:
+        """Say what is about to be trained, and on what."""
+
+    @abstractmethod
+    def _finish(self) -> dict[str, Any]:
+        """Write the model and what it reached; returns the contents of results.json."""
+
+    def _check_data(self) -> None:
+        """Raise DataError if the data do not suffice."""
+
+    def _session(self) -> AbstractContextManager[None]:
+        """What is kept while the run lasts."""
+        return nullcontext()
+
+    @property
+    def _checkpoints_kept(self) -> int:
+        """How many of the newest stay on disk."""
+        return 1
+
+    def _own_state(self) -> dict[str, Any]:
+        """What a checkpoint's JSON holds besides the counters."""
+        return {}
+
+    def _own_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds besides weights, moments and generators."""
+        return {}
+
+    def _after_step(self, meter: ProgressMeter) -> None:
+        engine, last = self.recipe.engine, self.step == self.steps
+        if last or self.step % engine.log_every_steps == 0:
+            line = self._line()
+            self._metrics.log(self.step, line)
+            loss = "-" if line["loss"] is None else f"{line['loss']:.3f}"
+            meter.update(self.step, note=f"loss {loss}, {line['tokens_per_s']:,.0f} tokens/s")
+            self.meter.reset()
+        else:
+            meter.update(self.step)
+        if self._look_is_due():
+            self._look()
+        if not last and self.step % engine.save_every_steps == 0:
+            self._save_checkpoint()
+
+    def _line(self) -> dict[str, Any]:
+        peak_flops = _peak_flops(self.engine.device, bf16=self.engine.bf16)
+        costs = self.meter.costs(target_tokens=self._target_tokens(), peak_flops=peak_flops)
+        return {"tokens": self.tokens, **self._losses(), **costs}
+
+    def _stop(self, reason: str) -> None:
+        self._save_checkpoint()
+        raise self._stopped(reason, f"at step {self.step} of {self.steps}")
+
+    def _stopped(self, reason: str, when: str) -> StoppedError:
+        return StoppedError(
+            f"stopped by {reason} {when}, checkpoint saved; go on with"
+            f" `bertkit {self.recipe.kind} --resume {self.run.path}`"
+        )
+
+    @contextmanager
+    def _closing_progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
+        """A display for what follows the last checkpoint: where a signal came, its next update stops the run."""
+        with self._progress(label, total, unit) as meter:
+            yield _StoppingMeter(meter, self._stop_if_signalled)
+
+    def _stop_if_signalled(self) -> None:
+        if self._asked.signal is not None:
+            raise self._stopped(self._asked.signal, "after the last step")
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Each once: a state_dict repeats what is shared."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    def _save_checkpoint(self) -> None:
+        self._metrics.sync()
+        state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
+        generators = {"cpu": torch.get_rng_state()}
+        if self.engine.device.type == "cuda":
+            generators["cuda"] = torch.cuda.get_rng_state()
+        tensors = {
+            "weights": self._weights(),
+            "optimizer": optimizer_tensors(self.model, self.optimizer),
+            "generators": generators,
+            **self._own_tensors(),
+        }
+        state |= self._own_state()
+        save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=self._checkpoints_kept)
+        self.run.update(steps=self.step, tokens=self.tokens)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        restore_weights(self.model, checkpoint)
+        restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
+        torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
+        if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
+            torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])
+        self.step = int(checkpoint.state["step"])
+        self.tokens = int(checkpoint.state["tokens"])
+        self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
+
+
+@dataclass(frozen=True)
+class _StoppingMeter:
+    meter: ProgressMeter
+    heed: Callable[[], None]
+
+    def update(self, completed: int, note: str | None = None) -> None:
+        self.meter.update(completed, note)
+        self.heed()
+
+
+def restore_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's weights into the model; parameters that are shared stay one tensor.
+
+    Raises:
+        DataError: if the checkpoint holds other weights than the model has.
+    """
+    weights = checkpoint.tensors["weights"]
+    parameters = dict(model.named_parameters())
+    if weights.keys() != parameters.keys():
+        differing = ", ".join(sorted(weights.keys() ^ parameters.keys())[:3])
+        raise DataError(
+            f"{checkpoint.path}: holds other weights than the recipe's model has, such as {differing}; resume with the"
+            " version of bertkit that began the run"
+        )
+    copy_weights(model, weights)
+
+
+@torch.no_grad()
+def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy each parameter's value into the model."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
+def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a directory beside this one, which then takes its place: there is never half of one.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    writing = directory.with_name(f"{directory.name}.writing")
+    shutil.rmtree(writing, ignore_errors=True)
+    try:
+        write(writing)
+    except OSError as error:
+        raise DataError(
+            f"{writing}: cannot write the model: {error}; free space and run again with --resume"
+        ) from error
+    shutil.rmtree(directory, ignore_errors=True)
+    writing.rename(directory)
+
+
+@cache
+def _peak_flops(device: torch.device, *, bf16: bool) -> float:
+    return measured_peak_flops(device, bf16=bf16)

@@ -1,0 +1,102 @@
+"""The story reads well in a log file: whole tables, sparse progress lines, lengths of time as people say them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from bertkit.cli import console as story_module
+from bertkit.cli.console import Story, duration, speed
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Iterator[Story]:
+    story = Story()
+    story.begin()
+    yield story
+    story.end()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (3599.6, "1 h 0 min"), (7384, "2 h 3 min"), (90061, "1 d 1 h")],
+)
+def test_lengths_of_time(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_table_in_a_log_is_aligned_and_never_cut(told: Story, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 200
+    told.table(["name", "loss"], [["a", 1.5], [long, None], ["b", 10.25]][::2], title="Runs")
+    told.table(["path"], [[long]])
+    assert capsys.readouterr().err == f"Runs\nname   loss\na       1.5\nb     10.25\npath\n{long}\n"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0.0, "0"), (0.043, "0.043"), (0.4, "0.4"), (3.26, "3.3"), (9.97, "10"), (1234.5, "1,234")]
+)
+def test_a_slow_rate_is_not_rounded_to_nothing(rate: float, text: str) -> None:
+    assert speed(rate) == text
+
+
+def test_a_log_gets_a_progress_line_only_now_and_then(
+    told: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 4)).__next__
+    monkeypatch.setattr(story_module.time, "monotonic", lambda: float(clock()))
+    with told.progress("training", total=8, unit="steps") as meter:
+        for _ in range(8):
+            meter.advance(note="loss 2.1")
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 < len(lines) < 8
+    assert lines[-1].startswith("training: 8/8 (100%) steps, ")
+    assert lines[-1].endswith("loss 2.1")
+
+
+def test_lines_of_every_layer_are_told_and_the_logger_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("bertkit")
+    before = (logger.level, list(logger.handlers), logger.propagate)
+    story = Story()
+    story.begin()
+    logging.getLogger("bertkit.text.sources").warning("line %d is odd", 3)
+    story.end()
+    assert capsys.readouterr().err == "warning: line 3 is odd\n"
+    assert (logger.level, logger.handlers, logger.propagate) == before
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [(None, True), ("1", False)])
+def test_a_terminal_gets_colour_unless_no_color_is_set(no_color: str | None, coloured: bool) -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", **({"NO_COLOR": no_color} if no_color else {})}
+    code = "from bertkit.cli.console import story; story.begin(); story.warn('[bold]mind[/bold] this')"
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, env=env, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert "warning: [bold]mind[/bold] this" in shown
+    assert ("\x1b[" in shown) is coloured
+
+
+def test_a_bar_on_the_terminal_leaves_the_result_to_stdout() -> None:
+    ours, theirs = pty.openpty()
+    code = (
+        "from bertkit.cli.console import result, story; story.begin()\n"
+        "with story.progress('outer', total=2) as outer, story.progress('inner', total=3):\n"
+        "    result('{}')\n"
+        "    outer.update(1)\n"
+    )
+    command = [sys.executable, "-c", code]
+    env = {**os.environ, "TERM": "xterm-256color"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=env, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert done.stdout == b"{}\n"
+    assert "outer" in shown
+    assert "inner" in shown

@@ -1,0 +1,191 @@
+"""BERT-of-Theseus: with p = 1 it is the student alone, with p = 0 the teacher; draws are a function of the step."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bertkit.compression.theseus import Replacing, Theseus
+from bertkit.data.batch import PackedBatch
+from bertkit.data.random import Draw
+from bertkit.errors import UsageError
+from bertkit.finetuning.steps import TaskStepper
+from bertkit.models.albert import AlbertConfig
+from bertkit.models.bert import BertConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import load_model, save_model
+from bertkit.models.labels import Labels
+from bertkit.tasks.base import Account, Features, FeatureWriter, TaskBatch
+from bertkit.tasks.classification import LABEL, Classification, TextSettings
+from bertkit.training.engine import Engine
+from bertkit.training.optimizers import AdamWConfig
+
+CPU = Engine(torch.device("cpu"), bf16=False, micro_batch_tokens=4096, workers=0)
+LABELS = Labels(("bad", "good"))
+TASK = Classification(LABELS, ["accuracy"], TextSettings())
+SIZES = {
+    "hidden_size": 20,
+    "num_attention_heads": 2,
+    "intermediate_size": 28,
+    "max_position_embeddings": 40,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.3,
+}
+
+
+def model_of(layers: int) -> HeadedModel:
+    config = BertConfig(**SIZES, num_hidden_layers=layers)
+    model = HeadedModel(config.build(50), ("sequence_classification",), labels=LABELS)
+    model.initialise(seed=3)
+    return model
+
+
+def features() -> Features:
+    writer = FeatureWriter()
+    generator = np.random.default_rng(1)
+    for number, length in enumerate((5, 9, 3, 7)):
+        ids = generator.integers(5, 50, size=length).tolist()
+        writer.add(ids, [0] * length)
+        writer.close(number)
+    return writer.finish(Account(4, 0, 0), {LABEL: np.asarray([0, 1, 1, 0])}, labelled=True)
+
+
+def batches(*parts: list[int]) -> list[TaskBatch]:
+    data = features()
+    return [data.batch(np.asarray(part)) for part in parts]
+
+
+def trained(
+    method: Theseus, model: HeadedModel, *, steps: int, cut: tuple[list[int], ...] = ([0, 1, 2, 3],)
+) -> HeadedModel:
+    model = method.prepare(model, seed=7)
+    method.set_trained(model, 0)
+    rule = AdamWConfig()
+    stepper = TaskStepper(model, TASK, rule.build(model), CPU, rule.clip_norm, method.gradient(7))
+    for number in range(steps):
+        stepper.step(batches(*cut), 1e-2, number)
+    return model
+
+
+def logits(model: HeadedModel) -> torch.Tensor:
+    (batch,) = batches([0, 1, 2, 3])
+    return TASK.logits(model, model.states(TASK.head, batch.packed), batch).detach()
+
+
+def first_layers(model: HeadedModel, count: int) -> HeadedModel:
+    student = copy.deepcopy(model)
+    student.encoder.layers = nn.ModuleList(list(student.encoder.layers)[:count])  # type: ignore[arg-type]
+    return student
+
+
+def test_with_p_1_it_is_the_student_alone_with_all_else_frozen() -> None:
+    student = first_layers(model_of(4), 2)
+    for name, parameter in student.named_parameters():
+        parameter.requires_grad_("encoder.layers." in name)
+    rule = AdamWConfig()
+    stepper = TaskStepper(student, TASK, rule.build(student), CPU, rule.clip_norm)
+    for number in range(3):
+        stepper.step(batches([0, 1, 2, 3]), 1e-2, number)
+    method = Theseus(start=1.0)
+    replaced = trained(method, model_of(4), steps=3)
+    method.finish(replaced)
+    torch.testing.assert_close(logits(replaced.eval()), logits(student.eval()))
+
+
+def test_with_p_0_it_is_the_teacher_and_learns_nothing() -> None:
+    teacher = model_of(4)
+    method = Theseus(start=0.0, slope=0.0)
+    model = method.prepare(copy.deepcopy(teacher), seed=7).train()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    method.set_trained(model, 0)
+    stepper = TaskStepper(model, TASK, AdamWConfig().build(model), CPU, 1.0, method.gradient(7))
+    totals = [stepper.step(batches([0, 1, 2, 3]), 1e-2, number).terms["task"].sum for number in range(2)]
+    wanted = float(TASK.loss_of(logits(teacher.eval()), batches([0, 1, 2, 3])[0]).sum)
+    assert totals == pytest.approx([wanted, wanted], rel=1e-5)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_only_successors_are_trained() -> None:
+    teacher = model_of(4)
+    model = trained(Theseus(start=0.5), copy.deepcopy(teacher), steps=4)
+    own = {name: parameter for name, parameter in teacher.named_parameters() if "layers." not in name}
+    assert all(torch.equal(dict(model.named_parameters())[name], parameter) for name, parameter in own.items())
+    for block in model.encoder.layers:  # type: ignore[union-attr]
+        changed = [
+            not torch.equal(a, b)
+            for a, b in zip(
+                block.successor.parameters(), teacher.encoder.layers[block.number].parameters(), strict=True
+            )
+        ]  # type: ignore[index, union-attr]
+        assert any(changed)
+    kept = [layer for block in model.encoder.layers for layer in block.predecessor]  # type: ignore[union-attr]
+    for layer, source in zip(kept, teacher.encoder.layers, strict=True):  # type: ignore[arg-type]
+        assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), source.parameters(), strict=True))
+
+
+def test_how_a_batch_is_cut_changes_nothing() -> None:
+    method = Theseus(start=0.5)
+    whole = trained(method, model_of(4), steps=5)
+    cut = trained(method, model_of(4), steps=5, cut=([0, 2], [1], [3]))
+    torch.testing.assert_close(logits(cut.eval()), logits(whole.eval()), rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_are_replaced_at_the_rate_and_independently() -> None:
+    method = Theseus(start=0.35, slope=0.0)
+    draw = method.gradient(7).draw  # type: ignore[attr-defined]
+    drawn = np.asarray([draw.uniform("replaced", sample=step, position=np.arange(3)) < method.rate(step)
+                        for step in range(4000)])  # fmt: skip
+    assert drawn.mean() == pytest.approx(0.35, abs=0.015)
+    assert np.corrcoef(drawn.T)[np.triu_indices(3, 1)] == pytest.approx(0.0, abs=0.05)
+
+
+def test_schedules_are_the_papers() -> None:
+    linear, constant = Theseus(), Theseus(replacing="constant", start=0.5, constant_steps=10)
+    assert [linear.rate(step) for step in (0, 500, 1166, 1167, 9999)] == pytest.approx([0.3, 0.6, 0.9996, 1.0, 1.0])
+    assert [constant.rate(step) for step in (0, 9, 10)] == [0.5, 0.5, 1.0]
+
+
+def test_the_result_is_a_plain_model_that_loads_again_and_in_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    method = Theseus(start=0.5, successors=2)
+    model = trained(method, model_of(6), steps=2)
+    before = logits(model.eval())
+    method.finish(model)
+    save_model(model, None, tmp_path / "model")
+    again, report = load_model(tmp_path / "model", heads=(TASK.head,), labels=LABELS)
+    assert not report.drawn_anew
+    torch.testing.assert_close(logits(again.eval()), before)
+    peer, loading = transformers.BertForSequenceClassification.from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    ids = [5, 9, 11]
+    ours = again.sequence_logits(TASK.head, again(PackedBatch.from_ids([ids]))[:1])
+    torch.testing.assert_close(ours, peer.eval()(torch.tensor([ids])).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_do_not_fall_into_blocks_and_shared_layers_are_refused() -> None:
+    with pytest.raises(UsageError, match="do not fall into 4 equal blocks"):
+        Theseus(successors=4).prepare(model_of(6), seed=0)
+    config = AlbertConfig(**SIZES, embedding_size=12, num_hidden_layers=2)
+    shared = HeadedModel(config.build(50), ("sequence_classification",), labels=LABELS)
+    with pytest.raises(UsageError, match="theseus replaces layers"):
+        Theseus().prepare(shared, seed=0)
+
+
+def test_a_teacher_may_be_watched_while_layers_are_replaced() -> None:
+    teacher = model_of(4)
+    method = Theseus(start=0.0, slope=0.0)
+    model = method.prepare(copy.deepcopy(teacher), seed=7).train()
+    (batch,) = batches([0, 1, 2, 3])
+    recorder = Replacing(Draw(7, "theseus"), 0, method.rate(0)).also(["hook_embed"])
+    hidden_TD = model(batch.packed, recorder)
+    torch.testing.assert_close(hidden_TD, teacher.eval()(batch.packed))
+    assert list(recorder.kept) == ["hook_embed"]

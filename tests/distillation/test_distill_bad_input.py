@@ -1,0 +1,89 @@
+"""Distillation on a task: what is refused, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bertkit.errors import DataError, UsageError
+from bertkit.models.hub import load_model, save_model
+from bertkit.models.labels import Labels
+from tests.distillation.task_place import ALL_TERMS, HEAD, Place
+from tests.tasks.tiny_kinds import write_kind
+from tests.tasks.tiny_task import tiny_tokenizer, write_model
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("distill"))
+
+
+@pytest.fixture(scope="module")
+def logits_only(place: Place) -> str:
+    return place.recipe("logits", " [labels, {soft_targets: {temperature: 2.0}}]")
+
+
+@pytest.fixture(scope="module")
+def every_term(place: Place) -> str:
+    return place.recipe("terms", ALL_TERMS)
+
+
+class TestBadInput:
+    def test_a_teacher_without_the_tasks_head(self, place: Place, logits_only: str) -> None:
+        base = write_model(place.directory / "headless")
+        with pytest.raises(DataError, match=r"has no head for classification.*bertkit finetune --task mood --model"):
+            place.run(logits_only, teachers=[str(base)])
+
+    def test_a_teacher_with_other_labels(self, place: Place, logits_only: str) -> None:
+        other = write_model(place.directory / "other", heads=(HEAD,), labels=Labels(("no", "yes")))
+        with pytest.raises(DataError, match=r"labels are no, yes, not bad, good"):
+            place.run(logits_only, teachers=[str(other)])
+
+    def test_a_student_whose_labels_stand_in_another_order(self, place: Place, logits_only: str) -> None:
+        turned = write_model(place.directory / "turned", heads=(HEAD,), labels=Labels(("good", "bad")))
+        with pytest.raises(DataError, match=r"its labels are good, bad, the teacher's bad, good.*new_head=true"):
+            place.run(logits_only, student=str(turned))
+        with pytest.raises(DataError, match=r"must have the same labels in the same order"):
+            place.run(logits_only, teachers=[str(place.teacher), str(turned)])
+
+    def test_a_student_with_other_tokens_and_a_term_that_compares_them(self, place: Place, every_term: str) -> None:
+        directory = place.directory / "cased"
+        if not directory.exists():
+            model, _ = load_model(place.teacher)
+            save_model(model, tiny_tokenizer(vocab_size=60), directory)
+        with pytest.raises(UsageError, match=r"distillation.hidden_states: compares tokens"):
+            place.run(every_term, student=str(directory))
+
+    def test_a_quantised_student(self, place: Place, logits_only: str) -> None:
+        directory = place.directory / "quantised"
+        shutil.copytree(place.teacher, directory, dirs_exist_ok=True)
+        contents = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(contents | {"quantization_config": {"bits": 8}}))
+        with pytest.raises(DataError, match="is quantised, and whole numbers cannot be trained"):
+            place.run(logits_only, student=str(directory))
+
+    def test_several_teachers_and_a_look_inside(self, place: Place, every_term: str) -> None:
+        with pytest.raises(UsageError, match="needs a single teacher"):
+            place.run(every_term, teachers=[str(place.teacher), str(place.calm)])
+
+    @pytest.mark.parametrize(
+        ("override", "told"),
+        [
+            ("student={number: 3}", r"3 layers of a teacher of 2; a student cannot be deeper"),
+            ("student={layers: [0, 5]}", r"layers: \[0, 5\] for 2 of 2 layers"),
+            ("distillation=[{hidden_states: {layers: [[1, 7]]}}]", r"\[1, 7\] is out of range"),
+            ("distillation=[{attention: {layers: [[0, 0]]}}]", r"attention begins with 1"),
+            ("distillation=[{hidden_states: {layers: skip}}]", r"leaves nothing to compare"),
+        ],
+    )
+    def test_layers_that_are_not_there(self, place: Place, logits_only: str, override: str, told: str) -> None:
+        with pytest.raises(UsageError, match=told):
+            place.run(logits_only, override)
+
+    def test_a_regression_has_no_classes(self, tmp_path: Path, place: Place) -> None:
+        task, _ = write_kind(tmp_path, "regression")
+        with pytest.raises(UsageError, match=r"is a regression.*logit_error"):
+            place.run(place.recipe("soft", " [soft_targets]"), task=task)

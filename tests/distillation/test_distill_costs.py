@@ -1,0 +1,97 @@
+"""What distillation on a task says of sizes and costs, of student and teacher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.plan import finetuning_plan
+from bertkit.finetuning.run import FinetuneOutcome, finetune
+from bertkit.models.hub import load_model
+from bertkit.progress import silent_progress
+from bertkit.training.meters import WindowMeter
+from tests.distillation.task_place import DEV, SETTINGS, Place
+from tests.tasks.tiny_task import reviews
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("distill"))
+
+
+@pytest.fixture(scope="module")
+def logits_only(place: Place) -> str:
+    return place.recipe("logits", " [labels, {soft_targets: {temperature: 2.0}}]")
+
+
+@pytest.fixture(scope="module")
+def finished(place: Place, logits_only: str) -> FinetuneOutcome:
+    return place.run(logits_only, run_dir=place.directory / "finished")
+
+
+def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
+    place: Place, logits_only: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass forward is a third of what the same model costs to fine-tune on the same batches."""
+    counted: list[float] = []
+    plain = WindowMeter.add
+
+    def add(self: WindowMeter, *args: Any, flops: float, **keywords: Any) -> None:
+        counted.append(flops)
+        plain(self, *args, flops=flops, **keywords)
+
+    monkeypatch.setattr(WindowMeter, "add", add)
+
+    def of(request: FinetuneRequest) -> np.ndarray:
+        counted.clear()
+        finetune(request, progress=silent_progress)
+        return np.array(counted)
+
+    short = "optimisation.max_steps=3"
+    kept = of(place.request(logits_only, short))
+    asked = of(place.request(logits_only, short, "engine.teacher_store_gb=0"))
+    teacher = of(
+        FinetuneRequest(
+            task=place.task, model=str(place.teacher), overrides=[*SETTINGS, short], runs_root=place.directory / "runs"
+        )
+    )
+    assert asked - kept == pytest.approx(teacher / 3)
+    control = of(place.request(logits_only, short, control=True))
+    assert control.tolist() == kept.tolist()
+
+
+@pytest.mark.parametrize("method", ["q8bert", "qbert"])
+def test_a_weight_of_few_bits_is_a_weight(place: Place, logits_only: str, method: str) -> None:
+    """Beside the weights stand a few thresholds of activations."""
+    short = "optimisation.max_steps=2"
+    runs = [place.run(logits_only, short, *more) for more in ((), (f"method.name={method}",))]
+    whole, few = (run.results["student"]["parameters"] for run in runs)
+    assert whole <= few < 1.01 * whole
+
+
+def test_results_have_the_teacher_beside_the_student(place: Place, finished: FinetuneOutcome) -> None:
+    results = finished.results
+    teacher, _ = load_model(place.teacher)
+    assert results["teacher"]["parameters"] == sum(each.numel() for each in teacher.parameters())
+    assert results["student"]["parameters"] < results["teacher"]["parameters"]
+    score, own = results["teacher"]["splits"]["dev"]["accuracy"], results["splits"]["dev"]["accuracy"]
+    assert results["retained"]["dev"]["accuracy"] == pytest.approx(own / score)
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(place.teacher).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place.teacher)
+    texts, labels = zip(*reviews(DEV, 2), strict=True)
+    with torch.no_grad():
+        guesses = model(**tokenizer(list(texts), padding=True, return_tensors="pt")).logits.argmax(-1).tolist()
+    assert score == pytest.approx(
+        np.mean([("bad", "good")[guess] == label for guess, label in zip(guesses, labels, strict=True)])
+    )
+
+
+def test_a_plan_has_the_students_size(place: Place, finished: FinetuneOutcome, logits_only: str) -> None:
+    plan = finetuning_plan(place.request(logits_only))
+    assert plan["parameters"]["total"] == finished.results["student"]["parameters"]
+    assert plan["steps"] == finished.run.record["steps"]

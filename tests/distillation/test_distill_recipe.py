@@ -1,0 +1,153 @@
+"""Recipes that distil on a task: what they may hold, what is told of faults, and every shipped one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bertkit.distillation.student_settings import GivenModel, NewModel, TeacherLayers
+from bertkit.distillation.task_recipe import (
+    DistillRecipe,
+    load_distill_recipe,
+    recipe_before,
+    resolved_distillation,
+)
+from bertkit.errors import UsageError
+from bertkit.recipe.dump import dump_recipe
+from bertkit.recipe.find import shipped_directory
+from bertkit.recipe.hashing import what_hash
+from bertkit.recipe.load import load_any
+from bertkit.recipe.resolve import shipped_headers
+
+NAMES = [
+    header["name"]
+    for header in shipped_headers()
+    if header["kind"] == "distill" and isinstance(load_any(header["name"]), DistillRecipe)
+]
+PLAIN = "kind: distill\ntask: rte\nteacher: /t\n"
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_recipe_opens_with_its_paper_and_command(name: str) -> None:
+    text = (shipped_directory() / f"{name}.yaml").read_text(encoding="utf-8")
+    comment = text[: text.index("\nkind:")]
+    recipe = load_distill_recipe(name)
+    assert comment.startswith("# ")
+    assert f"bertkit distill {name} --teacher" in comment
+    assert recipe.title
+    assert recipe.paper
+    assert recipe.arxiv is not None
+    assert recipe.arxiv in comment
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Path) -> None:
+    recipe = load_distill_recipe(name, ["teacher=/t", "task=mrpc"])
+    if isinstance(recipe.student, GivenModel):
+        recipe = recipe.model_copy(update={"student": GivenModel(model="/s")})
+    recipe = resolved_distillation(recipe)
+    copy = write(tmp_path / "copy.yaml", dump_recipe(recipe))
+    assert load_any(copy) == recipe
+    assert resolved_distillation(recipe) == recipe
+    before = recipe_before(recipe)
+    assert (before is None) == (recipe.before is None)
+    if before is not None:
+        assert what_hash(before) != what_hash(recipe)
+        assert not before.labels_weight
+        assert before.terms
+
+
+def test_pkd_has_the_papers_values_on_this_projects_scales() -> None:
+    """Alpha 0.7 of the code is 0.7 / 2 for two labels, since the code divides by the number of classes besides."""
+    six, three = load_distill_recipe("pkd"), load_distill_recipe("pkd-3")
+    for recipe in (six, three):
+        soft, patience = sorted(recipe.terms, key=lambda term: term.term, reverse=True)
+        assert (soft.weight, patience.weight, recipe.labels_weight) == (0.7 / 2, 100.0, 0.3)
+        assert recipe.optimisation.epochs == 4
+    assert six.student == TeacherLayers(layers="first")
+    assert three.student == TeacherLayers(layers="first", number=3)
+
+
+def test_tinybert_learns_from_the_inside_first_at_a_constant_rate() -> None:
+    recipe = load_distill_recipe("tinybert-task", ["before.set.epochs=50"])
+    before = recipe_before(recipe)
+    assert before is not None
+    assert [term.term for term in before.terms] == ["embeddings", "hidden_states", "attention"]
+    assert (before.optimisation.epochs, before.optimisation.learning_rate) == (50, 5e-5)
+    assert (before.optimisation.schedule, before.optimisation.warmup_share) == ("constant", 0.0)
+    assert [term.term for term in recipe.terms] == ["soft_targets"]
+    assert (recipe.optimisation.epochs, recipe.optimisation.learning_rate) == (3, 3e-5)
+    assert before.augmentation == recipe.augmentation
+
+
+def test_a_section_of_the_run_before_keeps_its_other_settings(tmp_path: Path) -> None:
+    text = (
+        PLAIN + "distillation: [labels]\noptimisation: {learning_rate: 0.001, epochs: 2}\nbefore: {set: {epochs: 7}}\n"
+    )
+    recipe = load_distill_recipe(write(tmp_path / "r.yaml", text), ["before.set.optimisation.schedule=constant"])
+    before = recipe_before(recipe)
+    assert before is not None
+    optimisation = before.optimisation
+    assert (optimisation.learning_rate, optimisation.epochs, optimisation.schedule) == (0.001, 7, "constant")
+
+
+def test_a_control_has_the_labels_alone_and_no_run_before_it() -> None:
+    recipe = load_distill_recipe("tinybert-task", ["control=true"])
+    assert recipe.terms == ()
+    assert recipe.labels_weight == 1.0
+    assert recipe_before(recipe) is None
+    assert load_distill_recipe("pkd", ["control=true"]).labels_weight == 1.0
+
+
+@pytest.mark.parametrize(
+    ("student", "kind"),
+    [
+        ("{layers: [0, 2]}", TeacherLayers),
+        ("{number: 3, form: distilbert}", TeacherLayers),
+        ("{model: some/model}", GivenModel),
+        ("{config: {family: bert, hidden_size: 24}}", NewModel),
+    ],
+)
+def test_the_keys_say_what_a_student_is(student: str, kind: type, tmp_path: Path) -> None:
+    text = f"{PLAIN}student: {student}\ndistillation: [labels]\n"
+    assert isinstance(load_distill_recipe(write(tmp_path / "r.yaml", text)).student, kind)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("distillation: [{labels: {weight: 0}}, {soft_targets: {weight: 0}}]", "the weights are all 0"),
+        (
+            "distillation: [{soft_targets: {temperature: 0}}]",
+            "soft_targets.temperature: expected a value greater than 0",
+        ),
+        ("distillation: [{soft_targets: {temperature: -2.5}}]", "expected a value greater than 0, got -2.5"),
+        ("distillation: []", "needs at least one term of: labels, soft_targets"),
+        ("distillation: [labels, labels]", "labels is listed twice; a term counts once"),
+        ("distillation: [{soft_target: {}}]", "did you mean soft_targets"),
+        ("distillation: [{hidden_states: {layers: midle}}]", "distillation.hidden_states.layers: expected 'uniform'"),
+        ("distillation: [labels]\nmodel: x", "write student: {model: ...}"),
+        ("distillation: [labels]\nstudent: {layers: [0, 1], number: 2}", "number goes with a name of layers"),
+        ("distillation: [labels]\nstudent: {number: 0}", "student.number: expected a value greater than or equal to 1"),
+        ("distillation: [labels]\nstudent: {config: {family: bert, hiden_size: 3}}", "did you mean hidden_size"),
+        ("distillation: [labels]\ntransfer: {file: x.csv}", "transfer: its examples have no labels"),
+        ("distillation: [labels]\nteecher: x", "unknown key; did you mean teacher"),
+        ("distillation: [labels]\nbefore: {set: {optimisation.epoch: 3}}", "did you mean epochs"),
+        ("distillation: [labels]\ntask: [rte, mrpc]", "one task at a time, not on rte, mrpc"),
+        ("distillation: [labels]\nteacher: '?'", "teacher: which one"),
+        ("distillation: [labels]\nstudent: {model: '?'}", "student.model: which one"),
+    ],
+)
+def test_a_fault_is_told_with_its_key(lines: str, told: str, tmp_path: Path) -> None:
+    keys = [line.partition(":")[0] for line in lines.splitlines()]
+    plain = "".join(f"{line}\n" for line in PLAIN.splitlines() if line.partition(":")[0] not in keys)
+    with pytest.raises(UsageError) as error:
+        resolved_distillation(load_distill_recipe(write(tmp_path / "r.yaml", plain + lines)))
+    assert told in str(error.value)
+    assert error.value.exit_code == 2

@@ -1,0 +1,345 @@
+"""Distillation on text, from a recipe to a model: its steps against transformers, resumes, stages, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertkit.data.batch import PackedBatch
+from bertkit.distillation.losses import cosine_distance, soft_targets
+from bertkit.distillation.teacher_cache import KeptWords
+from bertkit.distillation.text_plan import distill_text_plan
+from bertkit.distillation.text_trainer import TextDistillation
+from bertkit.errors import DataError, StoppedError, UsageError
+from bertkit.models.bert import BertConfig
+from bertkit.models.hub import load_model, save_model
+from bertkit.models.modernbert import ModernBertConfig
+from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.run import Finished
+from bertkit.pretraining.show_batch import show_batch, shown
+from bertkit.progress import silent_progress
+from tests.distillation.tiny_teacher import SIZES, Classroom, assert_transformers_agrees, write_classroom
+from tests.training.stopping import stopping_at
+from tests.training.tiny_run import write_model
+
+WITHOUT_DROPOUT = ("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0")
+
+
+@pytest.fixture(scope="module")
+def classroom(tmp_path_factory: pytest.TempPathFactory) -> Classroom:
+    return write_classroom(tmp_path_factory.mktemp("distill-text"))
+
+
+@pytest.fixture(scope="module")
+def finished(classroom: Classroom) -> Finished:
+    return classroom.run("finished")
+
+
+def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> TextDistillation:
+    """What a request would train."""
+    return classroom.job(directory, TextDistillation, *overrides, **changes)
+
+
+def test_transformers_loads_the_student_with_equal_logits(finished: Finished) -> None:
+    assert_transformers_agrees(finished.run.path / "model", "DistilBertForMaskedLM")
+
+
+def test_steps_are_those_of_a_plain_loop_over_transformers(classroom: Classroom, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    optimizer = "optimisation.optimizer={name: adamw, weight_decay: 0, eps: 1e-4, betas: [0.9, 0.98], clip_norm: null}"
+    # cut into micro-batches here, in one piece there
+    ours = job(
+        classroom, tmp_path, *WITHOUT_DROPOUT, optimizer, "engine.precision=fp32", "engine.micro_batch_tokens=50"
+    )
+    stage_run = ours.stages[0]
+    save_model(ours.model, ours.tokenizer, tmp_path / "first")
+    student = transformers.DistilBertForMaskedLM.from_pretrained(tmp_path / "first").train()
+    teacher = transformers.BertForMaskedLM.from_pretrained(classroom.teacher).eval()
+    plain = torch.optim.AdamW(student.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-4, weight_decay=0.0)
+    for step in range(4):
+        samples = stage_run.batches.samples(step)
+        batch = PackedBatch.from_samples(samples)
+        lengths = samples.lengths_B.tolist()
+        pieces = [torch.from_numpy(each).split(lengths) for each in (samples.ids_T, samples.token_types_T)]
+        ids_BS, types_BS = (torch.nn.utils.rnn.pad_sequence(list(each), batch_first=True) for each in pieces)
+        mask_BS = torch.arange(ids_BS.shape[1]) < torch.tensor(lengths)[:, None]
+        mine = student(input_ids=ids_BS, attention_mask=mask_BS.long(), output_hidden_states=True)
+        with torch.no_grad():
+            theirs = teacher(
+                input_ids=ids_BS, attention_mask=mask_BS.long(), token_type_ids=types_BS, output_hidden_states=True
+            )
+        targets = batch.targets["masked_lm"]
+        words = soft_targets(mine.logits[mask_BS], theirs.logits[mask_BS], 2.0).mean()
+        masked = torch.nn.functional.cross_entropy(mine.logits[mask_BS][targets.index_M], targets.id_M)
+        direction = cosine_distance(mine.hidden_states[-1][mask_BS], theirs.hidden_states[-1][mask_BS]).mean()
+        loss = 5 * words + 2 * masked + direction
+        plain.zero_grad()
+        loss.backward()
+        for group in plain.param_groups:
+            group["lr"] = stage_run.stage.rate(step)
+        plain.step()
+        outcome = ours.take_step(stage_run.batches[step])
+        found = sum(each.weight * outcome.terms[each.term].mean for each in stage_run.objectives)
+        assert found == pytest.approx(loss.item(), rel=1e-5)
+        norm = torch.stack([parameter.grad.norm() for parameter in student.parameters()]).norm()
+        assert outcome.gradient_norm == pytest.approx(float(norm), rel=1e-4)
+    save_model(ours.model, ours.tokenizer, tmp_path / "last")
+    expected = student.state_dict()
+    for name, tensor in load_file(tmp_path / "last" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=2e-6)
+
+
+def test_the_student_begins_with_its_teachers_layers_words_and_head(classroom: Classroom, tmp_path: Path) -> None:
+    student = job(classroom, tmp_path).model
+    teacher, _ = load_model(classroom.teacher)
+    of_teacher = dict(teacher.named_parameters())
+    for name, parameter in student.named_parameters():
+        origin = name.replace("layers.1.", "layers.3.")
+        assert torch.equal(parameter, of_teacher[origin]), name
+    random = job(classroom, tmp_path, "student=null").model
+    parts = job(classroom, tmp_path, "student={layers: null, head: false}").model
+    word, layer, head = (
+        [torch.equal(model.get_parameter(name), of_teacher[name]) for model in (random, parts)]
+        for name in (
+            "encoder.embeddings.word.weight",
+            "encoder.layers.0.attention.query.weight",
+            "masked_lm.dense.weight",
+        )
+    )
+    assert (word, layer, head) == ([False, True], [False, False], [False, False])
+
+
+def test_frozen_parts_stay_as_they_begin(classroom: Classroom, tmp_path: Path) -> None:
+    training = job(classroom, tmp_path, "frozen=[embeddings.position]")
+    teacher, student = training.teacher.encoder, training.model.encoder
+    training.take_step(training.stages[0].batches[1])
+    training.take_step(training.stages[0].batches[2])
+    assert torch.equal(student.embeddings.position.weight, teacher.embeddings.position.weight)
+    assert not torch.equal(student.embeddings.word.weight, teacher.embeddings.word.weight)
+
+
+TINYBERT = (
+    "student=null",
+    "model.hidden_size=12",
+    "objective=[{attention: {}}, {hidden_states: {projection: fit}}, {embeddings: {projection: fit}}]",
+)
+
+
+def test_one_map_is_learnt_for_all_layers_and_stays_out_of_the_model(classroom: Classroom) -> None:
+    finished = classroom.run("maps", *TINYBERT)
+    weights = load_file(finished.run.checkpoints / "step-00000012" / "weights.safetensors")
+    maps = [name for name in weights if name.startswith("companions.")]
+    assert sorted(maps) == ["companions.distillation.fit.bias", "companions.distillation.fit.weight"]
+    model, report = load_model(finished.run.path / "model")
+    assert not report.missing
+    assert (model.encoder.width, model.head_names) == (12, ())
+    lines = [json.loads(line) for line in finished.run.metrics.read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < losses[0]
+    assert not any(key.startswith("accuracy/") for line in lines for key in line)
+
+
+PHASES = (
+    "progressive={steps_per_layer: 2, objective: [{feature_maps: {weight: 100}}, {attention: {of: probabilities}}],"
+    " then: {optimisation.schedule: {name: linear, peak: 1e-3, warmup_steps: 1}}}",
+    "student={layers: null}",
+)
+
+
+def test_transfer_goes_layer_by_layer_before_the_rest(classroom: Classroom, tmp_path: Path) -> None:
+    training = job(classroom, tmp_path, *PHASES)
+    before = {name: parameter.detach().clone() for name, parameter in training.model.named_parameters()}
+    assert [(run.stage.first_step, run.stage.end_step) for run in training.stages] == [(0, 2), (2, 4), (4, 12)]
+    layers = [[each.distilled.table(training.sizes) for each in run.objectives] for run in training.stages[:2]]
+    assert layers == [[((1, 1),), ((1, 2),)], [((2, 2),), ((2, 4),)]]
+    assert [each.term for each in training.stages[2].objectives] == ["soft_targets", "masked_lm", "cosine"]
+    assert [run.stage.own_schedule for run in training.stages] == [False, False, True]
+    first = training.stages[0]
+    for step in range(2):
+        training.take_step(first.batches[step])
+    changed = {
+        name for name, parameter in training.model.named_parameters() if not torch.equal(parameter, before[name])
+    }
+    assert any(name.startswith("encoder.layers.0.") for name in changed)
+    assert not any(name.startswith(("encoder.layers.1.", "masked_lm.")) for name in changed)
+
+
+def test_stopped_and_resumed_it_ends_with_the_same_bytes(classroom: Classroom, tmp_path: Path) -> None:
+    """Stopped inside the second layer's phase, with a learnt map and with dropout."""
+    overrides = (PHASES[0].replace("feature_maps: {weight: 100}", "hidden_states: {projection: fit}"), PHASES[1])
+    whole = classroom.run("whole", *overrides, run_dir=tmp_path / "whole", max_steps=6)
+    with stopping_at(3), pytest.raises(StoppedError, match="`bertkit distill --resume"):
+        classroom.run("stopped", *overrides, run_dir=tmp_path / "stopped", max_steps=6)
+    again = classroom.resume(tmp_path / "stopped")
+    assert again.results == whole.results
+    for name in ("weights", "optimizer"):
+        files = [run.run.checkpoints / "step-00000006" / f"{name}.safetensors" for run in (whole, again)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_the_control_is_the_same_student_without_the_teachers_terms(classroom: Classroom, finished: Finished) -> None:
+    control = classroom.run("control", control=True, max_steps=3)
+    assert {name for name in control.results["held_out"] if name.startswith("loss/")} == {"loss/masked_lm"}
+    assert "control: true" in (control.run.path / "recipe.yaml").read_text()
+    assert control.run.record["what_hash"] != finished.run.record["what_hash"]
+    alone = classroom.request("none", *TINYBERT, control=True).requested()
+    assert [each.term for each in alone.objectives] == ["masked_lm"]
+    phases = classroom.request("none", *PHASES, control=True).requested()
+    assert not phases.optimisation.stages
+
+
+def test_results_stand_beside_the_teachers_own(finished: Finished, classroom: Classroom) -> None:
+    results = finished.results
+    assert set(results["held_out"]) >= {"loss/soft_targets", "accuracy/soft_targets", "loss/cosine", "loss/masked_lm"}
+    assert "accuracy/cosine" not in results["held_out"]
+    teacher = results["teacher"]
+    assert teacher["model"] == str(classroom.teacher)
+    assert 0 <= teacher["held_out"]["accuracy/masked_lm"] <= 1
+    assert finished.run.record["fingerprints"]["teacher"]
+
+
+def test_a_plan_counts_the_teachers_part_and_shows_the_layers(classroom: Classroom) -> None:
+    plan, control = (distill_text_plan(classroom.request("none", control=control)) for control in (False, True))
+    assert plan["teacher"]["flops"] > 0 == control["teacher"]["flops"]
+    assert plan["flops"] - plan["teacher"]["flops"] > control["flops"]
+    compares = {row["term"]: row["compares"] for row in plan["layers"]}
+    assert compares == {"soft_targets": "words at all positions", "cosine": "layers 2: 4"}
+
+
+def test_a_model_without_a_family_is_the_teachers_with_fewer_layers(classroom: Classroom) -> None:
+    for overrides, layers in (((), 2), (("student.layers=[0, 1, 3]",), 3), (("student.layers=null",), 2)):
+        recipe = classroom.request("none", "model={hidden_dropout_prob: 0.3}", *overrides).requested()
+        settings = recipe.model.model_dump()
+        assert (settings["family"], settings["num_hidden_layers"]) == ("bert", layers)
+        assert (settings["hidden_size"], settings["hidden_dropout_prob"]) == (24, 0.3)
+
+
+def test_what_is_set_layer_by_layer_goes_with_the_layers(classroom: Classroom, tmp_path: Path) -> None:
+    kinds = ("full_attention", "sliding_attention", "sliding_attention", "full_attention")
+    config = ModernBertConfig(**SIZES, num_hidden_layers=4, layer_types=kinds)
+    request = replace(
+        classroom.request("none", "model={}"),
+        teachers=[str(write_model(config, classroom.text, tmp_path / "modern"))],
+    )
+
+    def of_student(*overrides: str) -> list[str]:
+        recipe = replace(request, overrides=[*request.overrides, *overrides]).requested()
+        return list(recipe.model.model_dump()["layer_types"])
+
+    full, sliding = kinds[:2]
+    assert of_student() == [full, full]
+    assert of_student("student.layers=[0, 2, 3]") == [full, sliding, full]
+    assert of_student("student.layers=null") == [full, sliding]
+    with pytest.raises(UsageError, match=r"first layer alone has no norm before it: keep layer 0"):
+        of_student("student.layers=[1, 3]")
+    with pytest.raises(UsageError, match=r"student\.layers: 'uniform' of 4 layers needs .* found 9"):
+        of_student("student.layers=uniform", "model.num_hidden_layers=9")
+
+
+def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finished: Finished, tmp_path: Path) -> None:
+    student = job(classroom, tmp_path, student=str(finished.run.path)).model
+    given, _ = load_model(finished.run.path / "model")
+    for name, parameter in given.named_parameters():
+        assert torch.equal(student.get_parameter(name), parameter)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["student.layers=[0, 4]"], r"student\.layers: \[0, 4\] for 2 of 4 layers; they are counted from 0 to 3"),
+        (["student.layers=[0, 1, 2]"], "for 2 of 4 layers"),
+        (["model.num_hidden_layers=5", "student=null", "objective=[hidden_states]"], "maps a student of 5 layers"),
+        (["objective.cosine.layers=[[3, 4]]"], r"\[3, 4\] is out of range"),
+        (["model.hidden_size=12"], "cosine: the student's states are 12 wide, the teacher's 24"),
+        (["objective=[attention]", "model.num_attention_heads=2"], "the student has 2 heads a layer, the teacher 3"),
+        (["objective.soft_targets.temperature=0"], r"objective\.soft_targets\.temperature: expected"),
+        (
+            ["objective={soft_targets: {weight: 0}}"],
+            "objective: expected a list",
+        ),
+        (["objective=[soft_targets: {weight: 0}]"], "the weights sum to nothing"),
+        (["objective=[soft_targets: {positions: masked}]"], "positions is masked, and nothing masks"),
+        (["objective=[masked_lm, replaced_token, cosine]"], "leave one of them out"),
+        (["tokenizer.vocab_size=200"], "tokenizer: a student reads what its teacher reads"),
+        (["data.sequence_length=48", "model.max_position_embeddings=48"], r"above what the teacher reads \(40\)"),
+        (["frozen=[embeddings.segment]"], r"frozen: the student has no 'embeddings\.segment'; it has embeddings\.norm"),
+        (["init=x"], "not as both"),
+        (["optimisation.stages=[{share: 1}]", PHASES[0]], r"leave optimisation\.stages out"),
+        ([PHASES[0].replace("layer: 2", "layer: 9")], "progressive takes 18 steps"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_done(
+    classroom: Classroom, tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        job(classroom, tmp_path, *overrides)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_or_second_teacher_and_one_that_says_no_words_are_refused(
+    classroom: Classroom, tmp_path: Path
+) -> None:
+    for teachers, message in (((), "give --teacher MODEL"), (("a", "b"), "--teacher: 2 teachers")):
+        with pytest.raises(UsageError, match=message):
+            classroom.request("none", teachers=teachers).requested()
+    silent = write_model(BertConfig(num_hidden_layers=4, **SIZES), classroom.text, tmp_path / "silent", heads=())
+    with pytest.raises(DataError, match=r"soft_targets compares words, and this teacher has no masked LM's head"):
+        job(classroom, tmp_path, "student.head=false", teachers=[str(silent)])
+
+
+def test_another_tokenizer_and_a_changed_teacher_are_refused(classroom: Classroom, tmp_path: Path) -> None:
+    config = BertConfig(num_hidden_layers=4, **SIZES)
+    (tmp_path / "text.txt").write_text("quite another lot of words, so that the pieces differ\n" * 9)
+    other = write_model(config, tmp_path / "text.txt", tmp_path / "other")
+    with pytest.raises(DataError, match="a student reads what its teacher reads"):
+        classroom.request("none", f"tokenizer.path={other}").requested()
+    run = tmp_path / "run"
+    with pytest.raises(StoppedError):
+        classroom.run("run", run_dir=run, max_minutes=0.0)
+    record = json.loads((run / "run.json").read_text())
+    record["fingerprints"]["teacher"] = "0" * 64
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(DataError, match="teacher has changed since the run began"):
+        classroom.run("run", recipe=None, sources=[], teachers=(), run_dir=None, resume=str(run))
+
+
+def test_a_second_run_asks_its_teacher_nothing_and_ends_with_the_same_weights(
+    classroom: Classroom, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("teacher_store={top_k: 7, gb: 0.01}", "data.static_copies=2")
+    caplog.set_level("INFO", logger="bertkit")
+    runs = [classroom.run("first", *overrides, max_steps=4)]
+    assert "the teacher's answers: at most" in caplog.text
+    monkeypatch.setattr(KeptWords, "of", None)  # nothing is computed any more
+    runs.append(classroom.run("second", *overrides, max_steps=4))
+    weights = [(each.run.path / "model" / "model.safetensors").read_bytes() for each in runs]
+    assert weights[0] == weights[1]
+    assert runs[0].results["held_out"] == runs[1].results["held_out"]
+
+
+def test_a_store_that_keeps_all_words_or_has_no_room_changes_nothing(classroom: Classroom, tmp_path: Path) -> None:
+    losses = []
+    for store in ("null", "{top_k: 400, gb: 1}", "{top_k: 400, gb: 1e-6}"):
+        training = job(classroom, tmp_path, f"teacher_store={store}", *WITHOUT_DROPOUT)
+        stage_run = training.stages[0]
+        for step in (0, 1):
+            outcome = training.take_step(stage_run.batches[step])
+        losses.append([outcome.gradient_norm, *(term.mean for term in outcome.terms.values())])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4)
+    with pytest.raises(UsageError, match="attention maps grow"):
+        classroom.request("none", *TINYBERT, "teacher_store={}").requested()
+
+
+def test_a_students_batch_is_shown_as_it_was_read(classroom: Classroom, finished: Finished, tmp_path: Path) -> None:
+    request = PretrainRequest(recipe=str(finished.run.path), cache=classroom.directory / "cache")
+    batch = show_batch(request, step=4, sequences=6, progress=silent_progress)
+    own = job(classroom, tmp_path)
+    read = shown(own.stages[0].batches.samples(3), own.stages[0].objectives, own.tokenizer)
+    assert batch.sequences == read
+    assert any(token.change == "masked" for sequence in batch.sequences for token in sequence.tokens)

@@ -1,0 +1,264 @@
+"""The terms of distillation as objectives: the formulas, what is asked of whom, and no effect of how a batch is cut."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.random import Draw
+from bertkit.distillation.losses import (
+    feature_map_error,
+    hard_targets,
+    logit_squared_error,
+    normalised_state_squared_error,
+    soft_targets,
+    state_squared_error,
+)
+from bertkit.distillation.objectives import DISTILLED, Distilled, Guide, add_maps, wanted_of
+from bertkit.distillation.terms import TERMS, Shape, Sizes
+from bertkit.distillation.terms.base import MAPS
+from bertkit.models.bert import BertConfig
+from bertkit.models.distilbert import DistilBertConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.layer_choice import layer_map
+from bertkit.objectives.base import Objective
+from bertkit.objectives.forward import read
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.registry import OBJECTIVES
+from bertkit.training.step import losses
+from tests.data.toy_corpus import vocabulary
+from tests.objectives.test_masked_lm import made_samples
+
+WORDS = 1009
+LENGTHS = [9, 23, 5, 14, 8]
+SIZES = {"num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 32}
+
+
+def model(width: int, layers: int, *, seed: int, heads: tuple[str, ...] = ("masked_lm",)) -> HeadedModel:
+    config = BertConfig(hidden_size=width, num_hidden_layers=layers, **SIZES)
+    made = HeadedModel(config.build(WORDS), heads)
+    made.initialise(seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():  # first weights are too alike to tell formulas apart
+            parameter.mul_(3.0).add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def teacher() -> HeadedModel:
+    return model(20, 4, seed=1)
+
+
+@pytest.fixture(scope="module")
+def student() -> HeadedModel:
+    return model(20, 2, seed=2)
+
+
+@pytest.fixture(scope="module")
+def batches() -> tuple[PackedBatch, list[PackedBatch]]:
+    """A masked batch, whole and cut into single sequences."""
+    samples = MaskedLM().corrupt(made_samples(LENGTHS), vocabulary(WORDS), Draw(4))
+    return PackedBatch.from_samples(samples), [PackedBatch.from_samples(part) for part in samples.split(1)]
+
+
+def objective(name: str, **settings: object) -> Distilled:
+    return DISTILLED[name](**settings)
+
+
+def sizes_of(student: HeadedModel, teacher: HeadedModel) -> Sizes:
+    return Sizes.told_by(student.encoder.config, teacher.encoder.config)
+
+
+def guide_of(student: HeadedModel, teacher: HeadedModel, objectives: list[Objective]) -> Guide:
+    return Guide(teacher, student, objectives, sizes_of(student, teacher))
+
+
+EVERY = [objective(name) for name in TERMS]
+
+
+def test_every_term_is_an_objective_of_its_name_with_its_settings() -> None:
+    assert set(DISTILLED) == set(TERMS)
+    assert not set(DISTILLED) & set(OBJECTIVES)
+    for name, kind in TERMS.items():
+        made = DISTILLED[name](weight=0.25)
+        assert made.term == name
+        assert made.distilled == kind(weight=0.25)
+        assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(ValueError, match="greater than 0"):
+        objective("soft_targets", temperature=0)
+
+
+def test_what_the_configuration_tells_is_what_the_model_shows(student: HeadedModel) -> None:
+    assert Shape.told_by(student.encoder.config) == Shape.of(student)
+    distilbert = HeadedModel(DistilBertConfig(hidden_size=12, num_hidden_layers=3, num_attention_heads=4).build(50))
+    assert Shape.told_by(distilbert.encoder.config) == Shape.of(distilbert)
+
+
+@pytest.mark.parametrize("positions", ["all", "masked"])
+@pytest.mark.parametrize(
+    ("name", "settings", "formula"),
+    [
+        ("soft_targets", {"temperature": 3.0}, lambda mine, theirs: soft_targets(mine, theirs, 3.0)),
+        ("hard_targets", {}, hard_targets),
+        ("logit_error", {}, logit_squared_error),
+    ],
+)
+def test_words_are_compared_where_asked_with_the_plain_loss_and_gradient(
+    student: HeadedModel,
+    teacher: HeadedModel,
+    batches: tuple[PackedBatch, list[PackedBatch]],
+    name: str,
+    settings: dict[str, object],
+    formula: object,
+    positions: str,
+) -> None:
+    batch, _ = batches
+    term = objective(name, positions=positions, **settings)
+    part = losses(student, [term], batch, guide_of(student, teacher, [term]))[name]
+    gradients = torch.autograd.grad(part.sum, list(student.parameters()), allow_unused=True)
+    index_M = torch.arange(batch.num_tokens) if positions == "all" else batch.targets["masked_lm"].index_M
+    with torch.no_grad():
+        theirs = teacher.masked_lm_logits(teacher(batch)[index_M])
+    mine = student.masked_lm_logits(student(batch)[index_M])
+    plain = formula(mine, theirs)  # type: ignore[operator]  # one of the three above
+    assert part.count == plain.numel() == term.count(batch)
+    assert part.correct == (mine.argmax(dim=-1) == theirs.argmax(dim=-1)).sum()
+    torch.testing.assert_close(part.sum, plain.sum(), rtol=1e-5, atol=1e-5)
+    wanted = torch.autograd.grad(plain.sum(), list(student.parameters()), allow_unused=True)
+    for ours, other in zip(gradients, wanted, strict=True):
+        assert (ours is None) == (other is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, other, rtol=1e-3, atol=1e-4)
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_states_are_compared_layer_by_layer(
+    student: HeadedModel, teacher: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]]
+) -> None:
+    batch, _ = batches
+    pairs = layer_map("uniform", student=2, teacher=4)
+    terms: list[Objective] = [
+        objective("hidden_states"),
+        objective("embeddings"),
+        objective("patience", layers="uniform"),
+        objective("feature_maps", layers=pairs, mean_weight=0.0, variance_weight=0.0),
+    ]
+    compared = read(student, terms, batch, guide_of(student, teacher, terms))["hidden_states"].compared
+    assert compared is not None
+    mine, theirs = compared.seen.states, compared.teacher_seen.states
+    assert (sorted(mine), sorted(theirs)) == ([0, 1, 2], [0, 2, 4])
+    torch.testing.assert_close(mine[2], student(batch))
+    torch.testing.assert_close(theirs[4], teacher(batch))
+    first = batch.first_token_B
+    expected = {
+        "hidden_states": sum(state_squared_error(mine[m], theirs[n]).sum() for m, n in pairs),
+        "embeddings": state_squared_error(mine[0], theirs[0]).sum(),
+        "patience": sum(normalised_state_squared_error(mine[m][first], theirs[n][first]).sum() for m, n in pairs) / 2,
+        "feature_maps": sum(feature_map_error(mine[m], theirs[n]).sum() for m, n in pairs) / 2,
+    }
+    found = losses(student, terms, batch, guide_of(student, teacher, terms))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].sum, value)
+    assert found["patience"].count == len(LENGTHS)
+
+
+@pytest.mark.parametrize("term", EVERY, ids=lambda term: term.term)
+def test_neither_the_cut_of_a_batch_nor_padding_changes_a_term(
+    student: HeadedModel, teacher: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]], term: Distilled
+) -> None:
+    whole, parts = batches
+    objectives = [MaskedLM(weight=0.5), term]
+    guide = guide_of(student, teacher, objectives)
+    parameters = [parameter for name, parameter in student.named_parameters() if "position" not in name]
+
+    def sums(some: list[PackedBatch]) -> tuple[float, int, list[torch.Tensor | None]]:
+        found = [losses(student, objectives, batch, guide)[term.term] for batch in some]
+        total = torch.stack([part.sum for part in found]).sum()
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        return float(total.detach()), sum(part.count for part in found), list(gradients)
+
+    (value, count, gradients), (other, other_count, other_gradients) = sums([whole]), sums(parts)
+    assert value == pytest.approx(other, rel=1e-5)
+    assert count == other_count == sum(term.count(part) for part in parts)
+    for ours, theirs in zip(gradients, other_gradients, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-4)
+
+
+def test_terms_of_one_name_share_one_map_and_the_student_trains_it(
+    teacher: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]]
+) -> None:
+    narrow = model(12, 2, seed=3, heads=())
+    terms: list[Objective] = [
+        objective("hidden_states", projection="fit"),
+        objective("embeddings", projection="fit"),
+        objective("cosine", projection="layer_{layer}"),
+    ]
+    sizes = sizes_of(narrow, teacher)
+    add_maps(narrow, terms, sizes, seed=5)
+    named = {name: tuple(each.shape) for name, each in narrow.companions[MAPS].named_parameters()}
+    assert named == {"fit.weight": (20, 12), "fit.bias": (20,), "layer_2.weight": (20, 12), "layer_2.bias": (20,)}
+    assert not any(name.startswith("companions") for name in narrow.own_state())
+    found = losses(narrow, terms, batches[0], Guide(teacher, narrow, terms, sizes))
+    found["embeddings"].sum.backward(retain_graph=True)
+    once = narrow.get_parameter(f"companions.{MAPS}.fit.weight").grad
+    assert once is not None
+    once = once.clone()
+    found["hidden_states"].sum.backward()
+    both = narrow.get_parameter(f"companions.{MAPS}.fit.weight").grad
+    assert both is not None
+    assert not torch.equal(once, both)
+    again = model(12, 2, seed=3, heads=())
+    add_maps(again, terms, sizes, seed=5)
+    fit = f"companions.{MAPS}.fit.bias"
+    assert torch.equal(again.get_parameter(fit), narrow.get_parameter(fit))
+
+
+def test_the_teacher_is_read_once_without_dropout_or_gradients_and_only_where_it_is_asked(
+    student: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropping = model(20, 4, seed=1).train()
+    terms: list[Objective] = [MaskedLM(), objective("soft_targets"), objective("cosine")]
+    guide = guide_of(student, dropping, terms)
+    assert not dropping.training
+    passes = []
+    forward = HeadedModel.forward
+
+    def counted(self: HeadedModel, *arguments: object) -> torch.Tensor:
+        passes.append(self)
+        return forward(self, *arguments)  # type: ignore[arg-type]  # as it was called
+
+    monkeypatch.setattr(HeadedModel, "forward", counted)
+    reading = read(student, terms, batches[0], guide)["cosine"]
+    assert [each is dropping for each in passes] == [False, True]
+    assert reading.compared is not None
+    assert not reading.compared.teacher_hidden_TD.requires_grad
+    passes.clear()
+    masked: list[Objective] = [MaskedLM(), objective("soft_targets", positions="masked")]
+    narrow = read(student, masked, batches[0], guide_of(student, dropping, masked))["soft_targets"].compared
+    assert not passes  # both last layers are computed at the predicted tokens alone
+    assert narrow is not None
+    index_M = batches[0].targets["masked_lm"].index_M
+    torch.testing.assert_close(
+        narrow.teacher_hidden_TD[index_M], reading.compared.teacher_hidden_TD[index_M], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_without_a_teacher_a_term_is_refused(
+    student: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]]
+) -> None:
+    with pytest.raises(AssertionError, match="cosine needs a teacher"):
+        losses(student, [objective("cosine")], batches[0])
+
+
+def test_of_logits_nothing_is_recorded(student: HeadedModel, teacher: HeadedModel) -> None:
+    wanted, of_teacher = wanted_of(EVERY, sizes_of(student, teacher))
+    assert not wanted.logits
+    assert not of_teacher.logits
+    assert (sorted(wanted.states), sorted(of_teacher.states)) == ([0, 1, 2], [0, 1, 2, 4])
+    assert (sorted(wanted.scores), sorted(of_teacher.scores)) == ([1, 2], [2, 4])

@@ -1,0 +1,138 @@
+"""Students out of teachers: the layers that were chosen, to the bit, in files that `transformers` loads whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.distillation.student import as_distilbert, drawn_anew, student_of
+from bertkit.errors import UsageError
+from bertkit.models.albert import AlbertConfig
+from bertkit.models.bert import BertConfig
+from bertkit.models.electra import ElectraConfig
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import load_model, save_model
+from bertkit.models.labels import Labels
+from bertkit.models.roberta import RobertaConfig
+from tests.tasks.tiny_task import tiny_tokenizer
+
+SIZES = {
+    "hidden_size": 18,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 3,
+    "intermediate_size": 23,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.2,
+}
+LABELS = Labels(("bad", "good"))
+FAMILIES = [BertConfig, RobertaConfig, ElectraConfig, Gpt2Config]
+
+
+def teacher_of(kind: type[EncoderConfig], heads: tuple[str, ...] = ("sequence_classification",)) -> HeadedModel:
+    names = {name: value for name, value in SIZES.items() if name in kind.model_fields}
+    model = HeadedModel(kind(**names).build(53), heads, labels=LABELS)
+    model.initialise(seed=4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # nothing is zero, so that nothing left out passes for copied
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)) * 0.1)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_student_of_all_layers_says_what_its_teacher_says(kind: type[EncoderConfig]) -> None:
+    teacher = teacher_of(kind)
+    student = student_of(teacher, range(5)).eval()
+    batch = PackedBatch.from_ids([[5, 9, 11], [6, 7, 8, 9, 10]])
+    with torch.no_grad():
+        assert torch.equal(teacher(batch), student(batch))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_layers_are_copied_and_all_else_is_the_teachers(kind: type[EncoderConfig]) -> None:
+    teacher = teacher_of(kind)
+    student = student_of(teacher, [0, 3])
+    source = dict(teacher.named_parameters())
+    for name, parameter in student.named_parameters():
+        assert torch.equal(parameter, source[name.replace("encoder.layers.1.", "encoder.layers.3.")]), name
+    assert student.encoder.config.model_dump()["num_hidden_layers"] == 2
+    assert student.labels == LABELS
+
+
+def test_what_is_not_taken_is_drawn_by_the_seed() -> None:
+    teacher = teacher_of(BertConfig)
+    first, again, other = (student_of(teacher, [1], embeddings=False, head=False, seed=seed) for seed in (3, 3, 4))
+    source = dict(teacher.named_parameters())
+    for name, parameter in first.named_parameters():
+        taken = name.startswith("encoder.layers.")
+        assert torch.equal(parameter, source[name.replace("layers.0.", "layers.1.")]) == taken, name
+        assert torch.equal(parameter, again.get_parameter(name))
+    word = "encoder.embeddings.word.weight"
+    assert not torch.equal(first.get_parameter(word), other.get_parameter(word))
+    shapes = {name: tuple(parameter.shape) for name, parameter in first.named_parameters()}
+    blank = drawn_anew(first, seed=5)
+    assert {name: tuple(parameter.shape) for name, parameter in blank.named_parameters()} == shapes
+    assert not torch.equal(blank.get_parameter(word), first.get_parameter(word))
+
+
+def test_a_bert_student_loads_as_bert_with_nothing_missing(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    student = student_of(teacher_of(BertConfig), [0, 2, 4]).eval()
+    save_model(student, tiny_tokenizer(), tmp_path)
+    model, told = transformers.BertModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not told["missing_keys"]
+    assert model.config.num_hidden_layers == 3
+    with torch.no_grad():
+        theirs = model.eval()(torch.tensor([[5, 9, 11, 30]])).last_hidden_state[0]
+        ours = student(PackedBatch.from_ids([[5, 9, 11, 30]]))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_distilbert_student_is_its_bert_without_segments_and_pooler(tmp_path: Path) -> None:
+    """With segment embeddings of zero both encoders compute the same, and the masked-LM head goes along."""
+    transformers = pytest.importorskip("transformers")
+    teacher = teacher_of(BertConfig, ("masked_lm",))
+    with torch.no_grad():
+        teacher.get_parameter("encoder.embeddings.token_type.weight").zero_()
+    save_model(teacher, tiny_tokenizer(), tmp_path / "teacher")
+    teacher, _ = load_model(tmp_path / "teacher")
+    student = as_distilbert(student_of(teacher, [0, 2, 3])).eval()
+    batch = PackedBatch.from_ids([[5, 9, 11], [6, 7, 8, 9, 10]])
+    wanted = student_of(teacher, [0, 2, 3]).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            student.masked_lm_logits(student(batch)), wanted.masked_lm_logits(wanted(batch)), atol=1e-5, rtol=1e-5
+        )
+    save_model(student, tiny_tokenizer(), tmp_path / "student")
+    model, told = transformers.DistilBertForMaskedLM.from_pretrained(tmp_path / "student", output_loading_info=True)
+    assert not told["missing_keys"]
+    assert model.config.n_layers == 3
+    with torch.no_grad():
+        theirs = model.eval()(torch.tensor([[5, 9, 11]])).logits[0]
+        ours = student.masked_lm_logits(student(PackedBatch.from_ids([[5, 9, 11]])))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_classifier_of_distilbert_is_drawn_anew_for_it_has_another_form() -> None:
+    teacher = teacher_of(BertConfig)
+    student, other = (as_distilbert(student_of(teacher, [0, 2]), seed=seed) for seed in (1, 2))
+    assert student.head_names == ("sequence_classification",)
+    assert not student.has_pooler
+    output = "sequence_classification.output.weight"
+    assert not torch.equal(student.get_parameter(output), other.get_parameter(output))
+    position = "encoder.embeddings.position.weight"
+    assert torch.equal(student.get_parameter(position), teacher.get_parameter(position))
+
+
+def test_what_makes_no_student_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"\[0, 7\] of 5; expected numbers from 0 to 4"):
+        student_of(teacher_of(BertConfig), [0, 7])
+    with pytest.raises(UsageError, match="share their weights"):
+        student_of(teacher_of(AlbertConfig), [0])
+    with pytest.raises(UsageError, match="the teacher is of the family electra"):
+        as_distilbert(teacher_of(ElectraConfig))

@@ -1,0 +1,45 @@
+"""Figures of probes: equal figures are equal files, and lines differ by more than their shade."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bertkit.evaluation.figures import heat_map, layer_ticks, lines, new_figure, plain, save
+
+
+def draw(directory: Path) -> list[Path]:
+    figure, (left, right) = new_figure("tiny: a measure (n = 7 words)", panels=2)
+    lines(left, range(3), {"one": [0.1, 0.2, None], "two": [0.3, 0.2, 0.1], "three": [0, 0, 0], "four": [1, 1, 1]})
+    plain(left, x="layer", y="cosine")
+    layer_ticks(left, 3)
+    heat_map(right, np.array([[0.0, 0.25], [1.0, -0.5]]), rows=["a", "b"], columns=["c", "d"], low=-1)
+    return save(figure, directory / "figures" / "measure")
+
+
+def test_the_same_figure_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = draw(tmp_path / "one"), draw(tmp_path / "two")
+    assert [path.name for path in first] == ["measure.svg", "measure.png"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_lines_differ_by_marker_and_dash_not_by_colour_alone() -> None:
+    _, axes = new_figure("x")
+    lines(axes, range(2), {str(n): [n, n] for n in range(7)})
+    looks = {(line.get_linestyle(), line.get_marker()) for line in axes.get_lines()}
+    assert len(looks) >= 6
+    assert len({line.get_marker() for line in axes.get_lines()}) == 7
+    assert all(line.get_color() in ("black", "0.35", "0.55") for line in axes.get_lines())
+
+
+def test_a_small_map_says_its_numbers_on_a_legible_ground() -> None:
+    _, axes = new_figure("x")
+    heat_map(axes, np.array([[0.05, 0.95], [1.0, 0.5]]), rows=["a", "b"], columns=["c", "d"])
+    assert [(text.get_text(), text.get_color()) for text in axes.texts] == [
+        (".05", "black"), (".95", "white"), ("1.00", "white"), (".50", "black"),
+    ]  # fmt: skip
+    _, large = new_figure("x")
+    heat_map(large, np.zeros((30, 30)), rows=["r"] * 30, columns=["c"] * 30)
+    assert not large.texts

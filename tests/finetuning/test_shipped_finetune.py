@@ -1,0 +1,142 @@
+"""Every shipped recipe that fine-tunes: complete, documented, and trainable on a small model and a few examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit.finetuning.methods import FeatureBased, FreeLb
+from bertkit.finetuning.recipe import FinetuneRecipe, resolved
+from bertkit.models.bert import BertConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import save_model
+from bertkit.recipe.dump import dump_recipe
+from bertkit.recipe.find import shipped_directory
+from bertkit.recipe.load import load_any
+from bertkit.recipe.resolve import shipped_headers
+from tests.tasks.tiny_glue import write_glue
+from tests.tasks.tiny_task import GOOD, reviews, tiny_tokenizer
+
+NAMES = [header["name"] for header in shipped_headers() if header["kind"] == "finetune"]
+SMALL = {
+    "data.max_length": 40,
+    "optimisation.batch_sequences": 5,
+    "engine.device": "cpu",
+    "engine.precision": "fp32",
+}
+SMALL_METHODS = {"features": {"method.lstm_width": 7}}
+
+
+def recipe_of(name: str) -> FinetuneRecipe:
+    recipe = load_any(name)
+    assert isinstance(recipe, FinetuneRecipe)
+    return recipe
+
+
+def write_five_layers(directory: Path) -> Path:
+    """A BERT deep enough for its last four layers."""
+    tokenizer = tiny_tokenizer()
+    config = BertConfig(
+        hidden_size=18,
+        num_hidden_layers=5,
+        num_attention_heads=3,
+        intermediate_size=20,
+        max_position_embeddings=40,
+        initializer_range=0.1,
+    )
+    model = HeadedModel(config.build(tokenizer.vocab_size, pad_id=tokenizer.pad_id), ("masked_lm",))
+    model.initialise(seed=3)
+    save_model(model, tokenizer, directory)
+    return directory
+
+
+def write_conll(directory: Path) -> None:
+    for number, split in enumerate(("eng.train", "eng.testa", "eng.testb")):
+        lines = ["-DOCSTART- -X- O O", ""]
+        for text, _ in reviews(23, number):
+            lines += [f"{word} X X {'I-PER' if word in GOOD else 'O'}" for word in text.split()]
+            lines.append("")
+        path = directory / "CoNLL-2003" / split
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def write_rte(directory: Path) -> None:
+    names = {"good": "entailment", "bad": "not_entailment"}
+    for number, split in enumerate(("train", "dev")):
+        rows = [f"{i}\tthe list\t{text}\t{names[label]}" for i, (text, label) in enumerate(reviews(23, number))]
+        path = directory / "RTE" / f"{split}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *rows]) + "\n", encoding="utf-8")
+
+
+DATA: dict[str, Callable[[Path], object]] = {
+    "conll2003": write_conll,
+    "rte": write_rte,
+    "mrpc": write_glue,
+    "sst2": write_glue,
+}
+"""A few made examples of the recipes' tasks, in their official layout."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_opens_with_its_paper_and_command(name: str) -> None:
+    text = (shipped_directory() / f"{name}.yaml").read_text()
+    comment = text[: text.index("\nkind:")]
+    assert comment.startswith("# ")
+    assert f"bertkit finetune {name}" in comment
+    recipe = recipe_of(name)
+    assert recipe.title
+    assert recipe.paper
+    assert recipe.arxiv is not None
+    assert recipe.arxiv in comment
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Path) -> None:
+    recipe = recipe_of(name)
+    (tmp_path / "copy.yaml").write_text(dump_recipe(recipe))
+    assert load_any(str(tmp_path / "copy.yaml")) == recipe
+    assert resolved(recipe) == recipe
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path: Path) -> None:
+    recipe = recipe_of(name)
+    for spec in recipe.specs:
+        DATA[spec.name](tmp_path / "data")
+    model = write_five_layers(tmp_path / "small")
+    changed = {**SMALL, **SMALL_METHODS.get(recipe.method.name, {})}
+    words = [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
+    run = tmp_path / "run"
+    done = bertkit(
+        *("finetune", name, "--model", model, "--data-dir", tmp_path / "data"),
+        *("--run-dir", run, "--max-steps", "6", "-q", *words),
+    )
+    assert done.code == 0, done.stderr
+    assert json.loads((run / "run.json").read_text())["steps"] == 6
+    assert (run / "model" / "model.safetensors").is_file()
+
+
+def test_conll_on_features_reads_what_table_7_has_as_its_best() -> None:
+    recipe = recipe_of("conll2003-features")
+    method = recipe.method
+    assert isinstance(method, FeatureBased)
+    assert (method.layers, method.lstm_layers, method.lstm_width) == ("concat-last-four", 2, 768)
+    assert recipe.tagging is not None
+    assert recipe.tagging.context == "document"
+
+
+def test_rte_with_freelb_has_the_values_of_the_authors_script() -> None:
+    recipe = recipe_of("rte-freelb")
+    method, optimisation = recipe.method, recipe.optimisation
+    assert isinstance(method, FreeLb)
+    assert (method.ascent_steps, method.step_size, method.epsilon, method.start_bound) == (3, 0.06, 0.14, 0.16)
+    assert (optimisation.learning_rate, optimisation.batch_sequences, optimisation.epochs) == (1e-5, 16, 10)
+    assert optimisation.warmup_share == pytest.approx(122 / 2036, abs=1e-4)
+    assert (optimisation.optimizer_config().weight_decay, optimisation.optimizer_config().clip_norm) == (0.1, None)
+    assert optimisation.keeps_best

@@ -1,0 +1,48 @@
+"""Filling masks asks a head where it was trained to answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.tasks.tiny_task import tiny_tokenizer
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError
+from bertkit.models.bert import BertConfig
+from bertkit.models.fill_mask import fill_masks
+from bertkit.models.headed import SCORING_RULE, HeadedModel
+from bertkit.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizer()
+
+
+def model_for(tokenizer: Tokenizer, rule: str | None = None) -> HeadedModel:
+    config = BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    model = HeadedModel(config.build(tokenizer.vocab_size), ["masked_lm"])
+    model.initialise(3)
+    if rule is not None:
+        model.extras[SCORING_RULE] = rule
+    return model
+
+
+@pytest.mark.parametrize(("rule", "place"), [(None, 0), ("masked_next_token", -1)])
+def test_a_mask_is_filled_from_the_state_that_was_trained_to(
+    tokenizer: Tokenizer, rule: str | None, place: int
+) -> None:
+    model = model_for(tokenizer, rule).eval()
+    ids = [tokenizer.cls_id, tokenizer.mask_id, *tokenizer.encode_batch(["a cat"])[0], tokenizer.sep_id]
+    with torch.no_grad():
+        hidden_TD = model(PackedBatch.from_ids([ids]))
+        expected_V = torch.softmax(model.masked_lm_logits(hidden_TD[[1 + place]])[0], dim=-1)
+    (filled,) = fill_masks(model, tokenizer, ["[MASK] a cat"], top=3)
+    (candidates,) = filled["masks"]
+    assert [each["id"] for each in candidates] == expected_V.topk(3).indices.tolist()
+    assert candidates[0]["probability"] == pytest.approx(float(expected_V.max()), rel=1e-5)
+
+
+def test_a_model_of_next_words_alone_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match="from left to right alone; take one that was pretrained with masked_lm"):
+        fill_masks(model_for(tokenizer, "encoder_left_to_right"), tokenizer, ["a [MASK]"])

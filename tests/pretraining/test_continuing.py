@@ -1,0 +1,177 @@
+"""Runs that go on from a model: with its vocabulary or a new one, converted, resumed, and refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from bertkit.errors import DataError, StoppedError, UsageError
+from bertkit.models.bert import BertConfig
+from bertkit.models.roberta import RobertaConfig
+from bertkit.pretraining.arguments import PretrainRequest, shortened
+from bertkit.pretraining.run import Finished, run_pretraining
+from bertkit.pretraining.stages import stages_of
+from bertkit.progress import silent_progress
+from bertkit.recipe.load import load_recipe
+from bertkit.text.tokenizer_files import load_tokenizer
+from tests.training.tiny_run import write_model, write_text
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 130,
+}
+SMALL = [
+    "data.sequence_length=32",
+    "data.held_out=0.05",
+    "optimisation.batch_sequences=5",
+    "engine={device: cpu, evaluation_sequences: 4, pseudo_perplexity_sequences: 0}",
+]
+NEW_VOCABULARY = "tokenizer={type: wordpiece, vocab_size: 112, min_frequency: 1}"
+WORDS = "bert.embeddings.word_embeddings.weight"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("continuing")
+    general = write_text(directory / "general.txt")
+    domain = (directory / "general.txt").read_text().replace("letter", "enzyme").replace("reads", "binds")
+    (directory / "text.txt").write_text(domain)
+    write_model(BertConfig(**SIZES), general, directory / "bert")
+    write_model(RobertaConfig(**SIZES), general, directory / "roberta")
+    return directory
+
+
+def request(
+    home: Path, init: str | None, *overrides: str, recipe: str = "domain-adapt", run: str = "run", **more: Any
+) -> PretrainRequest:
+    return PretrainRequest(
+        recipe,
+        overrides=[*SMALL, *overrides],
+        sources=[str(home / "text.txt")],
+        init=None if init is None else str(home / init),
+        run_dir=home / run,
+        cache=home / "cache",
+        command=["test"],
+        **{"max_steps": 3, **more},
+    )
+
+
+def trained(wanted: PretrainRequest) -> Finished:
+    return run_pretraining(wanted, progress=silent_progress)
+
+
+def test_a_recipe_without_its_model_says_how_to_give_one(home: Path) -> None:
+    with pytest.raises(UsageError, match=r"domain-adapt.*--init MODEL"):
+        request(home, None).requested()
+
+
+def test_a_model_goes_on_with_its_own_tokenizer(home: Path) -> None:
+    recipe = request(home, "bert").requested()
+    assert recipe.model == BertConfig(**SIZES)
+    assert recipe.tokenizer.path == str(home / "bert")
+    finished = trained(request(home, "bert", run="own"))
+    before, after = (load_file(path / "model.safetensors") for path in (home / "bert", finished.run.model))
+    assert before[WORDS].shape == after[WORDS].shape
+    assert load_tokenizer(finished.run.model).fingerprint == load_tokenizer(home / "bert").fingerprint
+
+
+@pytest.mark.parametrize("new_pieces", ["mean", "random"])
+def test_a_new_vocabulary_is_learnt_told_and_begins_with_the_shared_rows(
+    home: Path, new_pieces: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    frozen = "optimisation.schedule={name: constant, peak: 1.0e-12}"
+    with caplog.at_level(logging.INFO, logger="bertkit"):
+        wanted = request(home, "bert", NEW_VOCABULARY, frozen, f"new_pieces={new_pieces}", run=new_pieces)
+        finished = trained(wanted)
+    old, new = load_tokenizer(home / "bert"), load_tokenizer(finished.run.model)
+    assert new.vocab_size == 112 != old.vocab_size
+    (told,) = [record.getMessage() for record in caplog.records if "new vocabulary of" in record.getMessage()]
+    pieces = new.backend.get_vocab()
+    known = [piece for piece in pieces if old.id(piece) is not None]
+    assert f"112 pieces: {len(known)} are" in told
+    assert len(pieces) > len(known) > 50
+    before, after = (load_file(path / "model.safetensors")[WORDS] for path in (home / "bert", finished.run.model))
+    new_rows, old_rows = after[[pieces[piece] for piece in known]], before[[old.id(piece) for piece in known]]
+    assert float((new_rows - old_rows).abs().max()) < 1e-9
+    if new_pieces == "mean":
+        words = [piece for piece in pieces if old.id(piece) is None and not piece.startswith("##")]
+        word = next(piece for piece in words if old.unk_id not in old.encode_batch([piece])[0])
+        mean = before[old.encode_batch([word])[0]].mean(dim=0)
+        assert float((after[pieces[word]] - mean).abs().max()) < 1e-8
+
+
+def test_a_recipe_of_ones_own_may_name_the_vocabulary(home: Path) -> None:
+    path = home / "science.yaml"
+    path.write_text(f"extends: domain-adapt\n{NEW_VOCABULARY.replace('=', ': ')}\n")
+    recipe = request(home, "bert", recipe=str(path)).requested()
+    assert (recipe.tokenizer.path, recipe.tokenizer.vocab_size) == (None, 112)
+    # A recipe that begins from nothing learns its vocabulary for itself, not for a model that is given.
+    assert request(home, "bert", recipe="bert").requested().tokenizer.path == str(home / "bert")
+
+
+def test_stopped_and_resumed_a_new_vocabulary_gives_the_model_of_the_straight_run(home: Path) -> None:
+    straight = trained(request(home, "bert", NEW_VOCABULARY, run="straight")).run
+    with pytest.raises(StoppedError):
+        trained(request(home, "bert", NEW_VOCABULARY, run="stopped", max_minutes=0))
+    resumed = trained(PretrainRequest(None, resume=str(home / "stopped"), cache=home / "cache", command=["test"])).run
+    weights = [(run.model / "model.safetensors").read_bytes() for run in (straight, resumed)]
+    assert weights[0] == weights[1]
+
+
+def test_a_model_that_changed_since_the_run_began_is_noticed(home: Path) -> None:
+    shutil.copytree(home / "bert", home / "passing")
+    with pytest.raises(StoppedError):
+        trained(request(home, "passing", run="begun", max_minutes=0))
+    weights = home / "passing" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\x3f")
+    with pytest.raises(DataError, match="model has changed since the run began; restore it"):
+        trained(PretrainRequest(None, resume=str(home / "begun"), cache=home / "cache", command=["test"]))
+
+
+def test_roberta_goes_on_as_a_longformer_with_its_own_sizes(home: Path) -> None:
+    window, positions = "model.attention_window=6", "model.max_position_embeddings=200"
+    wanted = request(home, "roberta", window, positions, "data.sequence_length=150", recipe="longformer", run="long")
+    recipe = wanted.requested()
+    assert recipe.model.model_dump() | {"family": "longformer", **SIZES, "max_position_embeddings": 200} == (
+        recipe.model.model_dump()
+    )
+    finished = trained(wanted)
+    config = json.loads((finished.run.model / "config.json").read_text())
+    assert (config["model_type"], config["max_position_embeddings"]) == ("longformer", 200)
+    assert config["attention_window"] in (6, [6, 6])
+
+
+def test_a_model_of_another_family_is_refused_with_the_conversions_there_are(home: Path) -> None:
+    with pytest.raises(UsageError, match=r"'bert'.*'longformer'.*known conversions.*roberta to longformer"):
+        request(home, "bert", recipe="longformer").requested()
+    with pytest.raises(UsageError, match=r"'roberta'.*'bert'.*domain-adapt"):
+        request(home, "roberta", recipe="bert").requested()
+    assert request(home, "roberta").requested().model == RobertaConfig(**SIZES)
+
+
+def test_the_command_line_goes_before_the_model_that_is_given(home: Path) -> None:
+    recipe = request(home, "bert", "model.hidden_dropout_prob=0.25").requested()
+    assert recipe.model == BertConfig(**SIZES, hidden_dropout_prob=0.25)
+    with pytest.raises(UsageError, match=r"init: .*num_hidden_layers 2 \(recipe: 3\)"):
+        trained(request(home, "bert", "model.num_hidden_layers=3", run="deeper"))
+
+
+def test_stages_with_their_own_schedule_warm_up_in_proportion() -> None:
+    recipe = shortened(load_recipe("bert-stacking"), 400)
+    assert [stage.end_step - stage.first_step for stage in stages_of(recipe)] == [50, 70, 280]
+    schedules = [stage.recipe.optimisation.schedule for stage in stages_of(recipe)]
+    assert [schedule.warmup_steps for schedule in schedules] == [10, 0, 0]
+    assert [schedule.peak for schedule in schedules] == [8e-4, 5.5e-4, 3e-4]
+    first, second, third = stages_of(recipe)
+    assert second.rate(50) == pytest.approx(5.5e-4)
+    assert third.rate(120) == pytest.approx(3e-4)
+    assert first.rate(49) > 5.5e-4 > second.rate(119) > 3e-4 > third.rate(399) > 0

@@ -1,0 +1,138 @@
+"""Killed at any moment and resumed, a run ends with the bytes of one that was never stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertkit.errors import StoppedError
+from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.run import run_pretraining
+from bertkit.progress import silent_progress
+from tests.training.stopping import signalled_behind_the_last_step
+from tests.training.tiny_run import write_recipe
+
+KILLS = 12
+
+
+def start(directory: Path, run: str, *more: str) -> subprocess.Popen[bytes]:
+    recipe, text = directory / "tiny.yaml", directory / "text.txt"
+    command = [sys.executable, "-m", "bertkit", "pretrain", str(recipe), "--data", str(text), "--run-dir", run, *more]
+    return subprocess.Popen(
+        command, cwd=directory, env={**os.environ, "BERTKIT_CACHE": str(directory / "cache")}, stderr=subprocess.PIPE
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> int:
+    _, story = process.communicate(timeout=120)
+    assert process.returncode in (0, 75), story.decode()
+    return process.returncode
+
+
+def weights_hash(directory: Path, run: str) -> str:
+    return hashlib.sha256((directory / run / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a run that was never stopped."""
+    directory = tmp_path_factory.mktemp("runs")
+    write_recipe(directory)
+    assert finish(start(directory, "straight")) == 0
+    return directory
+
+
+def wait_for(process: subprocess.Popen[bytes], seen: object, seconds: float = 60) -> bool:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and process.poll() is None:
+        if seen():  # type: ignore[operator]  # any callable
+            return True
+        time.sleep(0.0005)
+    return False
+
+
+def test_two_runs_of_one_recipe_give_the_same_bytes(straight: Path) -> None:
+    assert finish(start(straight, "again")) == 0
+    assert weights_hash(straight, "again") == weights_hash(straight, "straight")
+    figures = [(straight / run / "results.json").read_bytes() for run in ("again", "straight")]
+    assert figures[0] == figures[1]
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_and_resumed(straight: Path) -> None:
+    """Half of the kills come at a random moment of the training, half while a checkpoint is being written."""
+    generator = np.random.default_rng(0)
+    checkpoints = straight / "killed" / "checkpoints"
+    resume: list[str] = []
+    kills = 0
+    for attempt in range(4 * KILLS):
+        process = start(straight, "killed", *resume)
+        begun = (checkpoints / "latest").read_bytes() if (checkpoints / "latest").exists() else b""
+        if attempt % 2:
+            caught = wait_for(process, lambda: any(checkpoints.glob(".writing-*")))
+        else:
+            caught = wait_for(
+                process,
+                lambda seen=begun: (checkpoints / "latest").exists() and (checkpoints / "latest").read_bytes() != seen,
+            )
+            time.sleep(generator.uniform(0, 0.15))
+        if process.poll() is None and caught:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate(timeout=120)
+        resume = ["--resume"]
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        if kills == KILLS:
+            assert finish(start(straight, "killed", *resume)) == 0
+            break
+    assert kills >= 10
+    assert weights_hash(straight, "killed") == weights_hash(straight, "straight")
+    steps = [line.split(b",")[0] for line in (straight / "killed" / "metrics.jsonl").read_bytes().splitlines()]
+    plain = [line.split(b",")[0] for line in (straight / "straight" / "metrics.jsonl").read_bytes().splitlines()]
+    assert set(plain) <= set(steps)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_a_checkpoint_and_the_resumed_run_is_the_same(straight: Path, number: signal.Signals) -> None:
+    run = f"stopped-by-{number.name}"
+    process = start(straight, run)
+    latest = straight / run / "checkpoints" / "latest"
+    assert wait_for(process, latest.exists)
+    process.send_signal(number)
+    assert finish(process) == 75
+    assert finish(start(straight, run, "--resume")) == 0
+    assert weights_hash(straight, run) == weights_hash(straight, "straight")
+
+
+def test_a_time_limit_stops_with_a_checkpoint(straight: Path) -> None:
+    process = start(straight, "limited", "--max-minutes", "0.0001")
+    assert finish(process) == 75
+    assert (straight / "limited" / "checkpoints" / "step-00000001").is_dir()
+
+
+def test_a_signal_behind_the_last_step_stops_what_is_still_to_be_measured(straight: Path) -> None:
+    request = PretrainRequest(
+        str(straight / "tiny.yaml"),
+        sources=[str(straight / "text.txt")],
+        run_dir=straight / "late",
+        cache=straight / "cache",
+        command=["test"],
+    )
+    with signalled_behind_the_last_step(), pytest.raises(StoppedError, match=r"SIGTERM after the last step.*--resume"):
+        run_pretraining(request, progress=silent_progress)
+    assert json.loads((straight / "late" / "run.json").read_text())["status"] == "stopped"
+    assert not (straight / "late" / "results.json").exists()
+    assert finish(start(straight, "late", "--resume")) == 0
+    figures = [(straight / run / "results.json").read_bytes() for run in ("late", "straight")]
+    assert figures[0] == figures[1]

@@ -1,0 +1,91 @@
+"""A run whose model grows between stages: its depth by step, and that stopping anywhere changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bertkit.errors import StoppedError
+from bertkit.files import sha256_of
+from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.run import run_pretraining
+from bertkit.progress import silent_progress
+from bertkit.run.checkpoint import load_newest_checkpoint
+from bertkit.run.directory import RunDirectory
+from tests.training.tiny_run import write_text
+
+RECIPE = """
+title: a stacked run for tests
+tokenizer: {vocab_size: 300, min_frequency: 1}
+data: {layout: {name: doc-sentences}, sequence_length: 24, held_out: 0.05}
+model: {family: bert, hidden_size: 24, num_hidden_layers: 4, num_attention_heads: 3, intermediate_size: 40,
+        max_position_embeddings: 40}
+objective: [{masked_lm: {}}, {causal_lm: {share: 0.25}}]
+optimisation:
+  optimizer: {name: adamw}
+  schedule: {name: linear, peak: 2.0e-3, warmup_steps: 2}
+  batch_sequences: 5
+  steps: 9
+  stages:
+    - {share: 0.34, set: {model.num_hidden_layers: 1, optimisation.batch_sequences: 3}}
+    - {share: 0.33, set: {model.num_hidden_layers: 2, optimisation.schedule.peak: 1.0e-3,
+                          optimisation.schedule.warmup_steps: 0}}
+    - {share: 0.33}
+engine: {device: cpu, log_every_steps: 1, save_every_steps: 100, evaluate_every_steps: 100, evaluation_sequences: 4,
+         pseudo_perplexity_sequences: 0}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("growing")
+    (directory / "stacked.yaml").write_text(RECIPE, encoding="utf-8")
+    write_text(directory / "text.txt")
+    return directory
+
+
+def request(home: Path, run: str, *, resume: bool = False, stop: bool = False) -> PretrainRequest:
+    return PretrainRequest(
+        None if resume else str(home / "stacked.yaml"),
+        sources=[] if resume else [str(home / "text.txt")],
+        run_dir=None if resume else home / run,
+        resume=str(home / run) if resume else None,
+        cache=home / "cache",
+        max_minutes=0 if stop else None,
+        command=["test"],
+    )
+
+
+@pytest.fixture(scope="module")
+def straight(home: Path) -> RunDirectory:
+    return run_pretraining(request(home, "straight"), progress=silent_progress).run
+
+
+def test_stopping_at_every_step_gives_the_model_of_the_straight_run(home: Path, straight: RunDirectory) -> None:
+    depths = []
+    with pytest.raises(StoppedError):
+        run_pretraining(request(home, "stopped", stop=True), progress=silent_progress)
+    while True:
+        checkpoint = load_newest_checkpoint(home / "stopped" / "checkpoints")
+        assert checkpoint is not None
+        layers = {name.split(".")[2] for name in checkpoint.tensors["weights"] if name.startswith("encoder.layers.")}
+        depths.append(len(layers))
+        try:
+            run_pretraining(request(home, "stopped", resume=True, stop=True), progress=silent_progress)
+        except StoppedError:
+            continue
+        break
+    assert depths == [1, 1, 1, 2, 2, 2, 4, 4]
+    assert sha256_of(straight.model / "model.safetensors") == sha256_of(home / "stopped/model/model.safetensors")
+
+
+def test_each_stage_follows_its_own_schedule_and_batch(straight: RunDirectory) -> None:
+    lines = [json.loads(line) for line in (straight.path / "metrics.jsonl").read_text().splitlines()]
+    rates = [line["lr"] for line in lines if "lr" in line]
+    assert rates[:3] == pytest.approx([2e-3 / 3, 4e-3 / 3, 2e-3])
+    assert rates[3:6] == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3])
+    assert rates[6:] == pytest.approx([2e-3 * part / 7 for part in (3, 2, 1)])
+    tokens = [line["tokens"] for line in lines if "lr" in line]
+    assert tokens[2] <= 3 * 3 * 24

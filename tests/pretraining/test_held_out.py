@@ -1,0 +1,50 @@
+"""Held-out figures: pseudo-perplexity is that of tokens masked one at a time, of long sequences an even choice."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.bert import BertConfig
+from bertkit.objectives.forward import pretraining_model
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.pretraining.held_out import HeldOut
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
+from tests.objectives.worded import VOCABULARY, VOCABULARY_SIZE, worded_samples
+
+LONG, SHORT, UNUSED = 151, 9, 20
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 30}
+    config = BertConfig(**sizes, max_position_embeddings=LONG, initializer_range=0.5)
+    built = pretraining_model(config, [MaskedLM()], VOCABULARY_SIZE, pad_id=0)
+    built.initialise(3)
+    return built.eval()
+
+
+@torch.no_grad()
+def log_likelihood(model: torch.nn.Module, ids: list[int], position: int) -> float:
+    masked = [*ids[:position], VOCABULARY.mask_id, *ids[position + 1 :]]
+    logits_V = model.masked_lm_logits(model(PackedBatch.from_ids([masked]))[position])
+    return float(logits_V.log_softmax(-1)[ids[position]])
+
+
+def test_pseudo_perplexity_masks_one_token_at_a_time_and_64_of_a_long_sequence(model: torch.nn.Module) -> None:
+    samples = worded_samples([LONG, SHORT, UNUSED])
+    held_out = HeldOut(samples, (), (MaskedLM(),))
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32", micro_batch_tokens=400))
+    found = held_out.pseudo_perplexity(model, VOCABULARY, engine, sequences=2)
+    asked = []
+    for one, count in zip(samples.split(1), (64, SHORT - 3), strict=False):
+        ordinary = [position for position, special in enumerate(one.special_T) if not special]
+        chosen = [ordinary[number * len(ordinary) // count] for number in range(count)]
+        assert len(set(chosen)) == count
+        asked += [(one.ids_T.tolist(), position) for position in chosen]
+    expected = math.exp(-sum(log_likelihood(model, ids, position) for ids, position in asked) / len(asked))
+    assert found == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,56 @@
+"""Runs on text of the Hub, by its own clients against a small server that changes and goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.hub_server import Hub, commit_of, serving
+from tests.training.tiny_run import RECIPE, write_text
+
+STOPPED = 75
+
+
+def bertkit(home: Path, url: str, *words: object) -> int:
+    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "BERTKIT_CACHE": str(home / "cache")}
+    environment |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "bertkit", *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode in (0, STOPPED), done.stderr
+    return done.returncode
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_run_goes_on_with_the_commit_that_it_began_with(tmp_path: Path) -> None:
+    """Straight through; resumed when the text has moved on, whose shards are lost; resumed when the Hub is gone."""
+    (tmp_path / "tiny.yaml").write_text(RECIPE, encoding="utf-8")
+    text = write_text(tmp_path / "text.txt").read_text(encoding="utf-8").strip()
+    rows = [json.dumps({"text": document}) + "\n" for document in text.split("\n\n")]
+    files = {"README.md": b"# Text\n", "train.jsonl": "".join(rows).encode()}
+    run = ("pretrain", tmp_path / "tiny.yaml", "--max-steps", 6, "--data")
+    straight, moved, alone = (tmp_path / name for name in ("straight", "moved", "alone"))
+    hub = Hub({"datasets/org/text@main": files})
+    with serving(hub):
+        assert bertkit(tmp_path, hub.url, *run, "hub:org/text", "--run-dir", straight) == 0
+        # Its shards are in the cache, made of the same commit by another name.
+        named = (*run, "hub:org/text@main", "--run-dir", moved)
+        assert bertkit(tmp_path, hub.url, *named, "--max-minutes", 0) == STOPPED
+        shutil.copytree(moved, alone)
+        record = json.loads((moved / "run.json").read_text(encoding="utf-8"))
+        assert record["commits"] == {"org/text@main": commit_of(files)}
+        hub.files = {
+            "datasets/org/text@main": {**files, "train.jsonl": "".join(rows[3:]).encode()},
+            "datasets/org/text@before": files,
+        }
+        shutil.rmtree(tmp_path / "cache")
+        assert bertkit(tmp_path, hub.url, "pretrain", "--resume", moved) == 0
+    assert bertkit(tmp_path, hub.url, "pretrain", "--resume", alone) == 0
+    assert weights(moved) == weights(alone) == weights(straight)

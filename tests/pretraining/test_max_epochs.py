@@ -1,0 +1,63 @@
+"""A limit of epochs: a run of more steps is refused before its first one, and told how many fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit.data.prepare import prepare_shards
+from bertkit.errors import DataError
+from bertkit.pretraining.trainer import Pretraining, check_epochs
+from bertkit.progress import silent_progress
+from bertkit.recipe.load import load_recipe
+from bertkit.text.sources import open_corpus
+from tests.training.tiny_run import write_recipe
+
+
+def test_a_run_beyond_the_limit_is_refused_and_one_of_the_steps_that_fit_is_made(
+    tmp_path: Path, bertkit: Callable[..., Any]
+) -> None:
+    recipe, text = write_recipe(tmp_path)
+    limited = ["pretrain", recipe, "--data", text, "-q", "--set", "data.max_epochs=0.7"]
+    refused = bertkit(*limited, "--run-dir", tmp_path / "refused")
+    assert refused.code == 3
+    found = re.search(
+        r"60 steps would read the text ([\d.]+) times, and data\.max_epochs allows 0\.7; take --max-steps (\d+)",
+        " ".join(refused.stderr.split()),
+    )
+    assert found is not None, refused.stderr
+    fits = int(found[2])
+    assert fits == pytest.approx(60 * 0.7 / float(found[1]), abs=1.1)
+    assert not (tmp_path / "refused" / "metrics.jsonl").exists()
+    done = bertkit(*limited, "--run-dir", tmp_path / "done", "--max-steps", str(fits))
+    assert done.code == 0, done.stderr
+    assert json.loads((tmp_path / "done" / "run.json").read_text())["steps"] == fits
+
+
+def test_epochs_are_counted_over_all_stages_each_with_its_own_batch(tmp_path: Path) -> None:
+    path, text = write_recipe(tmp_path)
+    stages = [
+        {"share": 0.4, "set": {"optimisation.batch_sequences": 3, "data.sequence_length": 16}},
+        {"share": 0.6, "set": {"optimisation.batch_sequences": 7}},
+    ]
+    recipe = load_recipe(str(path), [f"optimisation.stages={json.dumps(stages)}"])
+    cache = tmp_path / "cache"
+    shards = prepare_shards(open_corpus([str(text)]), recipe.tokenizer, None, cache=cache, progress=silent_progress)
+    runs = Pretraining(recipe, shards, None, cache=cache).stages  # type: ignore[arg-type]  # nothing is written
+    first, second = (each.batches.stream.epoch_length(0) for each in runs)
+    epochs = 24 * 3 / first + 36 * 7 / second
+
+    def check(limit: float) -> None:
+        data = recipe.data.model_copy(update={"max_epochs": limit})
+        check_epochs(recipe.model_copy(update={"data": data}), runs)
+
+    check(epochs * 1.001)
+    with pytest.raises(DataError, match=r"--max-steps 59 or less, or give more text"):
+        check(epochs * 0.999)
+    with pytest.raises(DataError, match=r"allows 0\.01; give more text"):
+        check(0.01)

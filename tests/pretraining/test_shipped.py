@@ -1,0 +1,371 @@
+"""Every shipped recipe: complete, documented, of the published size, and trainable when shrunk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit.data.layouts import SegmentPair
+from bertkit.data.layouts.pairs import Relation
+from bertkit.errors import UsageError
+from bertkit.models.bert import BertConfig
+from bertkit.models.roberta import RobertaConfig
+from bertkit.objectives.forward import pretraining_model
+from bertkit.objectives.masking import Ngrams, Spans
+from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.recipe.dump import dump_recipe
+from bertkit.recipe.find import shipped_directory
+from bertkit.recipe.load import load_recipe
+from bertkit.recipe.resolve import shipped_headers
+from bertkit.training.cost import count_parameters
+from tests.training.tiny_run import write_model, write_text
+
+NAMES = [header["name"] for header in shipped_headers() if header["kind"] == "pretrain"]
+"""Those of kind `finetune` are in test_shipped_finetune.py."""
+
+# Computed from the architecture; they round to the published 110M, 340M, 4.4M, 11.3M, 29.1M and 41.7M.
+PUBLISHED = {
+    "bert": (110_106_428, 109_482_240),
+    "bert-large": (336_226_108, 335_141_888),
+    "bert-tiny": (4_433_468, 4_385_920),
+    "bert-mini": (11_267_900, 11_170_560),
+    "bert-small": (29_058_876, 28_763_648),
+    "bert-medium": (41_668_412, 41_373_184),
+    # With their generators; without them and the heads they round to the published 14M, 110M and 335M.
+    "electra-small": (14_196_219, 13_483_008),
+    "electra-base": (119_386_427, 108_891_648),
+    "electra-large": (354_655_291, 334_092_288),
+    # The generator of the same size shares nothing.
+    "electra-two-stage": (218_997_307, 108_891_648),
+    # 110M and 340M without a term's head, with another's, or with a cased vocabulary.
+    "bert-nsp-free": (109_514_298, 109_482_240),
+    "bert-wwm-large": (336_226_108, 335_141_888),
+    "structbert": (110_107_197, 109_482_240),
+    "structbert-large": (336_227_133, 335_141_888),
+    "spanbert-base": (110_301_480, 108_310_272),
+    "spanbert-large": (336_999_976, 333_579_264),
+    # 125M and 355M; fairseq's have no row of segment embeddings (768 and 1024 parameters).
+    "roberta": (124_697_433, 124_645_632),
+    "roberta-large": (355_412_057, 355_359_744),
+    # 12M, 18M and 60M; the paper's 235M of the largest (233M in its text) is not what its sizes make.
+    "albert-base": (11_813_810, 11_683_584),
+    "albert-large": (17_847_474, 17_683_968),
+    "albert-xlarge": (59_021_490, 58_724_864),
+    "albert-xxlarge": (223_158_450, 222_595_584),
+    # 149M and 435M.
+    "longformer": (148_711_257, 148_659_456),
+    "longformer-large": (434_653_273, 434_600_960),
+    # 110M with a vocabulary of 119,547.
+    "mbert": (178_566_653, 177_853_440),
+    # 110M with the released vocabulary of 32,768, and one layer of it with a map behind the embeddings.
+    "bert-stacking": (111_833_602, 111_207_168),
+    "bert-universal": (32_138_298, 32_106_240),
+    "bert-left-to-right": (109_514_298, 109_482_240),
+    # 149M and 395M; then of the papers' sizes, 137M, 120M and 31M, but not of their exact parts.
+    "modernbert": (149_655_232, 149_014_272),
+    "modernbert-large": (395_881_664, 394_781_696),
+    "mosaicbert": (137_388_864, 136_766_976),
+    "cramming": (120_179_712, 119_588_352),
+    "babylm-strict-small": (31_256_704, 31_092_096),
+    # BERT large without a pooler, and with one norm more or less.
+    "24h-bert": (335_174_458, 335_141_888),
+}
+
+SHRUNK = {
+    "tokenizer.vocab_size": 300,
+    "tokenizer.min_frequency": 1,
+    "model.hidden_size": 24,
+    "model.num_hidden_layers": 2,
+    "model.num_attention_heads": 3,
+    "model.intermediate_size": 40,
+    "optimisation.batch_sequences": 4,
+    "engine.evaluation_sequences": 4,
+    "engine.pseudo_perplexity_sequences": 1,
+}
+LONGEST = 700
+"""The rule by which tests shrink a recipe: widths, depth, vocabulary and batch; no sequence of more than 700 tokens; 20
+steps; all else as shipped.
+
+Where stages have other depths, they keep their share of the whole. Where a recipe goes on from a model, that is a small
+one of its family, whose vocabulary stays."""
+
+SHRUNK_SIZES = {key: value for key, value in SHRUNK.items() if key.startswith("model.")}
+STARTS_FROM = {"?": BertConfig, "FacebookAI/roberta-base": RobertaConfig, "FacebookAI/roberta-large": RobertaConfig}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_opens_with_its_paper_and_command(name: str) -> None:
+    text = (shipped_directory() / f"{name}.yaml").read_text()
+    comment = text[: text.index("\n\n")] if "\n\n" in text else text
+    assert comment.startswith("# ")
+    assert f"bertkit pretrain {name}" in comment
+    recipe = load_recipe(name)
+    assert recipe.title
+    if recipe.arxiv:
+        assert recipe.arxiv in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    (tmp_path / "copy.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(str(tmp_path / "copy.yaml")) == recipe
+    assert stages_of(recipe)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_builds_the_published_size(name: str) -> None:
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        model = pretraining_model(recipe.model, recipe.objectives, recipe.tokenizer.vocab_size)
+    counted = count_parameters(model)
+    assert (counted.total, counted.backbone) == PUBLISHED[name]
+
+
+def shrunk(name: str) -> dict[str, Any]:
+    """What is set to shrink a recipe."""
+    recipe = load_recipe(name)
+    depth, layers = recipe.model.model_dump()["num_hidden_layers"], SHRUNK["model.num_hidden_layers"]
+    stages = [stage.model_dump(mode="json") for stage in recipe.optimisation.stages]
+    for stage in stages:
+        smaller = {key: SHRUNK[key] for key in stage["set"] if key in SHRUNK}
+        if "model.num_hidden_layers" in smaller:
+            share = stage["set"]["model.num_hidden_layers"] / depth
+            smaller["model.num_hidden_layers"] = max(1, int(share * layers))
+        if "data.sequence_length" in stage["set"]:
+            smaller["data.sequence_length"] = min(stage["set"]["data.sequence_length"], LONGEST)
+        stage["set"] |= smaller
+    kept = {key: value for key, value in SHRUNK.items() if recipe.init is None or not key.startswith("tokenizer.")}
+    changed: dict[str, Any] = {"optimisation.stages": json.dumps(stages)} if stages else {}
+    length = min(recipe.data.sequence_length, LONGEST)
+    return {**kept, **changed, "data.sequence_length": length}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt", documents=300)
+    words = [word for key, value in shrunk(name).items() for word in ("--set", f"{key}={value}")]
+    recipe = load_recipe(name)
+    if recipe.init is not None:
+        config = STARTS_FROM[recipe.init](**{key.partition(".")[2]: value for key, value in SHRUNK_SIZES.items()})
+        words += ["--init", str(write_model(config, text, tmp_path / "initial"))]
+    run = tmp_path / "run"
+    done = bertkit("pretrain", name, "--data", text, "--run-dir", run, "--max-steps", "20", "-q", *words)
+    assert done.code == 0, done.stderr
+    assert json.loads((run / "run.json").read_text())["steps"] == 20
+    assert (run / "model" / "model.safetensors").is_file()
+
+
+def test_bert_has_the_values_of_the_paper_and_its_code() -> None:
+    recipe = load_recipe("bert")
+    stages = stages_of(recipe)
+    assert [(stage.first_step, stage.end_step) for stage in stages] == [(0, 900_000), (900_000, 1_000_000)]
+    assert [stage.recipe.data.sequence_length for stage in stages] == [128, 512]
+    assert [stage.recipe.objectives[0].max_predictions for stage in stages] == [20, 77]  # type: ignore[attr-defined]  # the first is the masked LM
+    optimisation = recipe.optimisation
+    assert optimisation.batch_sequences == 256
+    assert (optimisation.schedule.name, optimisation.schedule.peak, optimisation.schedule.warmup_steps) == (
+        "bert",
+        1e-4,
+        10_000,
+    )
+    optimizer = optimisation.optimizer
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.999), 1e-6, 0.01)
+    assert (optimizer.bias_correction, optimizer.clip_norm) == (False, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "widths", "rate", "predictions", "peak", "batch", "steps"),
+    [
+        ("electra-small", (256, 64), 0.15, 19, 5e-4, 128, 1_000_000),
+        ("electra-base", (768, 256), 0.15, 79, 2e-4, 256, 766_000),
+        ("electra-large", (1024, 256), 0.25, 130, 2e-4, 2048, 400_000),
+    ],
+)
+def test_electra_has_the_values_of_the_paper_and_its_code(
+    name: str, widths: tuple[int, int], rate: float, predictions: int, peak: float, batch: int, steps: int
+) -> None:
+    recipe = load_recipe(name)
+    masked, detector = recipe.objectives
+    assert masked.model_dump()["rate"] == rate
+    assert masked.model_dump()["max_predictions"] == predictions == int((rate + 0.005) * recipe.data.sequence_length)
+    generator = recipe.model.generator(detector.model_dump()["generator_size"]).model_dump()
+    model = recipe.model.model_dump()
+    assert (model["hidden_size"], generator["hidden_size"]) == widths
+    assert all(settings["hidden_size"] // settings["num_attention_heads"] == 64 for settings in (model, generator))
+    assert generator["intermediate_size"] == 4 * generator["hidden_size"]
+    assert (detector.weight, masked.weight) == (50.0, 1.0)
+    optimisation = recipe.optimisation
+    schedule = optimisation.schedule
+    assert (schedule.name, schedule.peak, schedule.warmup_steps) == ("electra", peak, 10_000)
+    assert (optimisation.batch_sequences, optimisation.steps) == (batch, steps)
+
+
+def test_roberta_has_the_values_of_its_table_9() -> None:
+    for name, peak, warmup in (("roberta", 6e-4, 24_000), ("roberta-large", 4e-4, 30_000)):
+        recipe = load_recipe(name)
+        schedule, optimizer = recipe.optimisation.schedule, recipe.optimisation.optimizer
+        assert (schedule.peak, schedule.warmup_steps) == (peak, warmup)
+        assert (recipe.optimisation.steps, recipe.optimisation.batch_sequences) == (500_000, 8192)
+        assert (optimizer.betas, optimizer.eps) == ((0.9, 0.98), 1e-6)  # type: ignore[union-attr]  # AdamW has both
+        assert (optimizer.weight_decay, optimizer.clip_norm) == (0.01, None)
+        assert [objective.term for objective in recipe.objectives] == ["masked_lm"]
+        assert (recipe.data.layout.choice, recipe.data.static_copies) == ("full-sentences", None)
+        assert recipe.model.max_tokens == recipe.data.sequence_length == 512
+
+
+def test_albert_has_the_values_of_the_paper_and_its_code() -> None:
+    for name, heads in (("base", 12), ("large", 16), ("xlarge", 16), ("xxlarge", 64)):
+        recipe = load_recipe(f"albert-{name}")
+        assert recipe.model.num_attention_heads == heads  # type: ignore[union-attr]  # an ALBERT
+        assert recipe.model.intermediate_size == 4 * recipe.model.hidden_size  # type: ignore[union-attr]  # an ALBERT
+        optimisation = recipe.optimisation
+        assert (optimisation.optimizer.name, optimisation.schedule.peak) == ("lamb", 1.76e-3)
+        assert (optimisation.batch_sequences, optimisation.steps) == (4096, 125_000)
+        assert optimisation.schedule.warmup_steps == 3125
+        layout = recipe.data.layout
+        assert isinstance(layout, SegmentPair)
+        assert layout.shares == {Relation.NEXT: 0.5, Relation.PREVIOUS: 0.5, Relation.RANDOM: 0.0}
+        masked_lm, order = recipe.objectives
+        assert (masked_lm.units, order.term) == (Ngrams(longest=3), "sentence_order")  # type: ignore[attr-defined]  # the first is the masked LM
+
+
+def test_structbert_has_its_three_objectives_at_equal_weight() -> None:
+    for name in ("structbert", "structbert-large"):
+        recipe = load_recipe(name)
+        weights = {objective.term: objective.weight for objective in recipe.objectives}
+        assert weights == {"masked_lm": 1.0, "word_order": 1.0, "sentence_structure": 1.0}
+        assert isinstance(recipe.data.layout, SegmentPair)
+        assert list(recipe.data.layout.shares.values()) == pytest.approx([1 / 3] * 3)
+        (stage,) = stages_of(recipe)
+        assert stage.recipe.data.sequence_length == 512
+        assert recipe.optimisation.schedule.warmup_steps == recipe.optimisation.steps // 10
+
+
+def test_spanbert_has_the_values_of_its_section_4_2() -> None:
+    for name in ("spanbert-base", "spanbert-large"):
+        recipe = load_recipe(name)
+        masked_lm, boundary = recipe.objectives
+        assert masked_lm.units == Spans(p=0.2, longest=10)  # type: ignore[attr-defined]  # the first is the masked LM
+        assert (boundary.term, boundary.weight) == ("span_boundary", 1.0)
+        optimisation = recipe.optimisation
+        assert (optimisation.steps, optimisation.batch_sequences) == (2_400_000, 256)
+        assert (optimisation.schedule.peak, optimisation.schedule.warmup_steps) == (1e-4, 10_000)
+        assert (optimisation.optimizer.eps, optimisation.optimizer.weight_decay) == (1e-8, 0.1)  # type: ignore[union-attr]  # AdamW has both
+
+
+def test_a_recipe_without_next_sentence_prediction_is_berts_but_for_that_term() -> None:
+    bert, without = (load_recipe(name) for name in ("bert", "bert-nsp-free"))
+    assert without.objectives == bert.objectives[:1]
+    assert without.model_copy(update={"objective": bert.objective}).model_dump(
+        exclude={"name", "title", "paper"}
+    ) == bert.model_dump(exclude={"name", "title", "paper"})
+
+
+def test_next_sentence_prediction_of_a_model_without_segments_is_refused() -> None:
+    overrides = ["data.layout={name: segment-pair}", "objective=[masked_lm, next_sentence]"]
+    with pytest.raises(UsageError, match=r"next_sentence needs segment embeddings.*set model\.type_vocab_size to 2"):
+        load_recipe("roberta", overrides)
+
+
+def test_modernbert_has_the_tokens_of_its_table_3_and_of_its_warm_ups() -> None:
+    for name, ramp, tokens, peaks in (
+        ("modernbert", 50e9, (1719e9, 250e9, 50e9), (8e-4, 3e-4, 3e-4)),
+        ("modernbert-large", 10e9, (900e9, 800e9, 250e9, 50e9), (5e-4, 5e-5, 5e-5, 5e-5)),
+    ):
+        stages = stages_of(load_recipe(name))
+        counted = [_tokens(stage) for stage in stages]
+        assert sum(counted[:5]) == pytest.approx(ramp, rel=1e-3)
+        assert [sum(counted[:6]), *counted[6:]] == pytest.approx(list(tokens), rel=1e-3)
+        assert [stage.rate(stage.first_step) for stage in stages[5:]] == pytest.approx(list(peaks))
+        assert [stage.recipe.data.sequence_length for stage in stages[-2:]] == [8192, 8192]
+        last = stages[-1]
+        quarter = last.first_step + (last.end_step - last.first_step) // 4
+        assert last.rate(quarter) == pytest.approx(peaks[-1] * (0.001 + 0.999 / 2), rel=1e-3)  # 1 - sqrt(1/4)
+        assert all(stage.recipe.objectives[0].model_dump()["rate"] == 0.3 for stage in stages)
+
+
+def test_mosaicbert_sees_the_samples_of_its_file() -> None:
+    optimisation = load_recipe("mosaicbert").optimisation
+    assert optimisation.steps * optimisation.batch_sequences == 286_720_000
+    assert optimisation.schedule.warmup_steps == 0.06 * optimisation.steps
+    assert optimisation.schedule.rate(optimisation.steps, optimisation.steps) == pytest.approx(0.02 * 5e-4)
+    # A share of the peak rate there, a factor of the rate here.
+    assert optimisation.optimizer.weight_decay * optimisation.schedule.peak == pytest.approx(1e-5)
+
+
+def test_cramming_follows_its_schedule_of_batch_and_rate() -> None:
+    """Both as functions of the share of micro-batches, which there is that of the day."""
+    stages = stages_of(load_recipe("cramming"))
+    counted = [_tokens(stage) for stage in stages]
+    assert sum(counted) == pytest.approx(600_000 * 128 * 128, rel=1e-3)
+    share = 0.0
+    for stage, tokens in zip(stages, counted, strict=True):
+        middle, share = share + tokens / sum(counted) / 2, share + tokens / sum(counted)
+        rate = 1e-3 * min(0.25 + middle, (1 - middle) / 0.25)
+        assert stage.rate((stage.first_step + stage.end_step) // 2) == pytest.approx(rate, rel=2e-3)
+        batch = min(128 + middle * 2 * (4096 - 128), 4096)
+        assert stage.recipe.optimisation.batch_sequences == pytest.approx(batch, rel=0.035)
+
+
+def test_babylm_reads_at_most_ten_epochs_and_follows_its_curriculum() -> None:
+    recipe = load_recipe("babylm-strict-small")
+    stages = stages_of(recipe)
+    assert recipe.data.max_epochs == 10
+    assert {stage.recipe.optimisation.batch_sequences * stage.recipe.data.sequence_length for stage in stages} == {
+        16_384
+    }
+    assert [stage.end_step for stage in stages if stage.number in (2, 5, 6, 7)] == [3873, 7747, 9446, 9600]
+    for stage in stages:
+        middle = (stage.first_step + stage.end_step) / 2
+        rate = max(0.15, 0.3 - 0.15 * middle / 7747)
+        assert stage.recipe.objectives[0].model_dump()["rate"] == pytest.approx(rate, abs=1e-4)
+    before, last = stages[-2:]
+    assert last.rate(last.first_step) == pytest.approx(before.rate(before.end_step - 1), rel=0.01)
+    assert last.rate(last.end_step - 1) < 1e-5
+    assert [(each.term, each.heads) for each in recipe.objectives] == [
+        ("masked_next_token", ("masked_lm",)),
+        ("causal_lm", ("masked_lm",)),
+    ]
+
+
+def test_ernie_masks_pieces_then_phrases_then_entities() -> None:
+    units = [stage.recipe.objectives[0].model_dump()["units"] for stage in stages_of(load_recipe("ernie"))]
+    assert [each["name"] for each in units] == ["pieces", "phrases", "phrases"]
+    assert units[2]["collocations"]["min_association"] > units[1]["collocations"]["min_association"]
+    named = load_recipe("ernie", ["objective.masked_lm.units.lexicon=names.txt"])
+    lexicons = [stage.recipe.objectives[0].model_dump()["units"].get("lexicon") for stage in stages_of(named)]
+    assert lexicons == [None, None, "names.txt"]
+    marked = ["data.reading.span_fields=[entities]", "objective.masked_lm.units={name: annotated, field: entities}"]
+    annotated = stages_of(load_recipe("ernie", marked))
+    names = [stage.recipe.objectives[0].model_dump()["units"]["name"] for stage in annotated]
+    assert names == ["pieces", "phrases", "annotated"]
+
+
+def test_ernie_2_adds_a_task_in_every_stage_and_keeps_those_before() -> None:
+    terms = [[each.term for each in stage.recipe.objectives] for stage in stages_of(load_recipe("ernie2"))]
+    assert terms == [
+        ["masked_lm"],
+        ["masked_lm", "sentence_order"],
+        ["masked_lm", "sentence_order", "sentence_structure"],
+    ]
+
+
+def test_the_left_to_right_recipe_is_the_one_without_next_sentence_prediction_but_for_the_direction() -> None:
+    without, leftwards = (load_recipe(name) for name in ("bert-nsp-free", "bert-left-to-right"))
+    (objective,) = leftwards.objectives
+    assert objective.model_dump() == {"weight": 1.0, "share": 1.0, "head": "masked_lm"}
+    own = {"name", "title", "paper", "objective", "optimisation"}
+    assert leftwards.model_dump(exclude=own) == without.model_dump(exclude=own)
+    assert [_tokens(stage) for stage in stages_of(leftwards)] == [_tokens(stage) for stage in stages_of(without)]
+
+
+def _tokens(stage: Stage) -> int:
+    """Of a stage, were all its sequences full."""
+    recipe = stage.recipe
+    return (stage.end_step - stage.first_step) * recipe.optimisation.batch_sequences * recipe.data.sequence_length

@@ -1,0 +1,82 @@
+"""show-batch: the batch that the run really trained on, told so that the text can be read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.tiny_run import write_recipe
+
+Bertkit = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("show")
+    write_recipe(directory)
+    return directory
+
+
+def shown(bertkit: Bertkit, home: Path, *words: object) -> dict[str, Any]:
+    done = bertkit("show-batch", home / "tiny.yaml", "--data", home / "text.txt", "--json", *words)
+    assert done.code == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_undoing_what_is_told_gives_the_text_back(bertkit: Bertkit, home: Path) -> None:
+    batch = shown(bertkit, home, "--step", "5", "--sequences", "9")
+    text = " ".join((home / "text.txt").read_text(encoding="utf-8").lower().replace(".", " .").split())
+    assert (batch["step"], batch["stage"], batch["in_all"], len(batch["sequences"])) == (5, 0, 9, 9)
+    changes = set()
+    for sequence in batch["sequences"]:
+        changes |= {token.get("change") for token in sequence["tokens"]}
+        words = " ".join(token.get("original", token["token"]) for token in sequence["tokens"]).replace(" ##", "")
+        first, second = (part.strip() for part in words.removeprefix("[CLS]").split("[SEP]")[:2])
+        assert first in text
+        assert second in text
+        assert sequence["labels"].keys() == sequence["label_names"].keys() == {"next_sentence"}
+    assert {None, "masked"} <= changes <= {None, "masked", "replaced", "kept"}
+
+
+def test_a_later_stage_is_shown_at_its_own_length(bertkit: Bertkit, home: Path) -> None:
+    lengths = []
+    for step in (42, 43):
+        sequences = shown(bertkit, home, "--step", step, "--sequences", "9")["sequences"]
+        lengths.append(max(len(sequence["tokens"]) for sequence in sequences))
+    assert lengths[0] <= 24 < lengths[1] <= 32
+
+
+def test_a_run_shows_what_its_recipe_shows(bertkit: Bertkit, home: Path) -> None:
+    run = home / "run"
+    trained = bertkit("pretrain", home / "tiny.yaml", "--data", home / "text.txt", "--run-dir", run, "--max-minutes", 0)
+    assert trained.code == 75
+    (home / "text.txt").rename(home / "moved.txt")  # the run's shards are enough
+    done = bertkit("show-batch", run, "--step", 2, "--json")
+    (home / "moved.txt").rename(home / "text.txt")
+    assert done.code == 0, done.stderr
+    assert json.loads(done.stdout)["sequences"] == shown(bertkit, home, "--step", 2)["sequences"]
+
+
+def test_people_read_marks_and_originals(bertkit: Bertkit, home: Path) -> None:
+    done = bertkit("show-batch", home / "tiny.yaml", "--data", home / "text.txt", "--sequences", 9)
+    assert done.code == 0, done.stderr
+    tokens = [
+        token
+        for sequence in shown(bertkit, home, "--sequences", 9)["sequences"]
+        for token in sequence["tokens"]
+        if token.get("change") == "masked"
+    ]
+    assert all(f"[MASK]({token['original']})" in done.stdout for token in tokens)
+    assert "next_sentence = 0 (follows)" in done.stdout
+    assert "next_sentence = 1 (does not follow)" in done.stdout
+
+
+def test_a_step_beyond_the_run_is_refused(bertkit: Bertkit, home: Path) -> None:
+    done = bertkit("show-batch", home / "tiny.yaml", "--data", home / "text.txt", "--step", 61)
+    assert done.code == 2
+    assert "has steps 1 to 60" in done.stderr

@@ -1,0 +1,75 @@
+"""Stages: what may change in a run, where they begin and end, and whose schedule holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.pretraining.stages import stages_of
+from bertkit.recipe.load import load_recipe
+
+STEPS = 1000
+
+
+def stages(*configs: dict[str, Any]) -> Any:
+    import json
+
+    overrides = [
+        "optimisation.schedule={name: linear, peak: 1.0e-3, warmup_steps: 10}",
+        f"optimisation.steps={STEPS}",
+        f"optimisation.stages={json.dumps(configs)}",
+    ]
+    return stages_of(load_recipe("bert-mini", overrides))
+
+
+def test_depth_batch_data_and_objective_change_where_the_share_ends() -> None:
+    first, second = stages(
+        {
+            "share": 0.3,
+            "set": {
+                "model.num_hidden_layers": 2,
+                "optimisation.batch_sequences": 16,
+                "data.sequence_length": 64,
+                "objective": [{"masked_lm": {"rate": 0.3}}],
+            },
+        },
+        {"share": 0.7},
+    )
+    assert (first.first_step, first.end_step, second.first_step, second.end_step) == (0, 300, 300, 1000)
+    assert first.recipe.model.num_hidden_layers == 2
+    assert second.recipe.model.num_hidden_layers == 4
+    assert [stage.recipe.optimisation.batch_sequences for stage in (first, second)] == [16, 256]
+    assert [stage.recipe.data.sequence_length for stage in (first, second)] == [64, 512]
+    assert [len(stage.recipe.objectives) for stage in (first, second)] == [1, 2]
+
+
+def test_a_schedule_of_its_own_counts_the_stages_steps_and_the_runs_counts_all() -> None:
+    first, second = stages(
+        {"share": 0.4, "set": {"optimisation.schedule.peak": 0.5, "optimisation.schedule.warmup_steps": 3}},
+        {"share": 0.6, "set": {"data.sequence_length": 64}},
+    )
+    own = first.recipe.optimisation.schedule
+    assert [first.rate(step) for step in (0, 3, 399)] == [own.rate(step, 400) for step in (0, 3, 399)]
+    assert first.rate(3) == 0.5
+    whole = second.recipe.optimisation.schedule
+    assert [second.rate(step) for step in (400, 999)] == [whole.rate(step, STEPS) for step in (400, 999)]
+
+
+@pytest.mark.parametrize(
+    "key", ["model.hidden_size", "optimisation.steps", "optimisation.optimizer.eps", "seed", "tokenizer.vocab_size"]
+)
+def test_what_cannot_change_inside_a_run_is_named(key: str) -> None:
+    with pytest.raises(UsageError, match=rf"stages\.0\.set: {key} cannot change"):
+        stages({"share": 1.0, "set": {key: 8}})
+
+
+def test_a_stage_is_checked_like_a_recipe_of_its_own() -> None:
+    with pytest.raises(UsageError, match="sequence_length"):
+        stages({"share": 0.5, "set": {"data.sequence_length": 4096}}, {"share": 0.5})
+
+
+def test_shares_that_do_not_make_a_whole_are_refused() -> None:
+    with pytest.raises(UsageError, match="sum to"):
+        stages({"share": 0.5}, {"share": 0.4})

@@ -1,0 +1,63 @@
+"""Tokenizers that cannot serve an objective: a fault of the recipe, told with its remedy, and not of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import save_tokenizer
+from tests.training.tiny_run import NOUNS, VERBS, write_recipe
+
+WORDS = ("the", "a", ".", *NOUNS, *VERBS)
+
+
+def write_tokenizer(directory: Path, *roles: str) -> Path:
+    """One whose pieces are whole words without any mark, with these special tokens."""
+    names = {role: f"[{role.upper()}]" for role in roles}
+    pieces = {piece: number for number, piece in enumerate([*names.values(), *WORDS])}
+    backend = Backend(models.WordLevel(pieces, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in names.values()])
+    save_tokenizer(Tokenizer(backend, names), directory)
+    return directory
+
+
+ALL = ("pad", "unk", "cls", "sep", "mask")
+CAUSAL = "objective=[causal_lm: {}]"
+FAULTS = [
+    (ALL[:4], "objective=[masked_lm]", ["objective.masked_lm needs a [MASK] token", "mask_share: 0"]),
+    (ALL[:4], "objective=[masked_next_token]", ["objective.masked_next_token needs a [MASK] token"]),
+    (ALL, "objective=[masked_lm: {units: {name: words}}]", ["wants whole words", "take units pieces"]),
+    (ALL, "objective=[masked_lm: {units: {name: spans}}]", ["wants whole words", "tokenizer.type wordpiece"]),
+]
+
+
+@pytest.mark.parametrize(("roles", "objective", "told"), FAULTS, ids=[objective for _, objective, _ in FAULTS])
+def test_an_objective_that_the_tokenizer_cannot_serve_is_a_fault_of_the_recipe(
+    roles: tuple[str, ...], objective: str, told: list[str], bertkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe, text = write_recipe(tmp_path)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", *roles)
+    words = ["--set", f"tokenizer.path={tokenizer}", "--set", objective, "--set", "data.layout={name: doc-sentences}"]
+    done = bertkit("pretrain", recipe, "--data", text, "--run-dir", tmp_path / "run", *words)
+    assert done.code == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in told), done.stderr
+
+
+@pytest.mark.parametrize("objective", [CAUSAL, "objective=[masked_lm: {mask_share: 0.0, random_share: 0.9}]"])
+def test_objectives_that_need_neither_masks_nor_words_run(
+    objective: str, bertkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe, text = write_recipe(tmp_path)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", *ALL[:4])
+    words = ["--set", f"tokenizer.path={tokenizer}", "--set", objective, "--set", "data.layout={name: doc-sentences}"]
+    words += ["--set", "engine.examples=[]", "--max-steps", "2"]
+    done = bertkit("pretrain", recipe, "--data", text, "--run-dir", tmp_path / "run", *words)
+    assert done.code == 0, done.stderr

@@ -1,0 +1,352 @@
+"""`probe layers`, `structure` and `senses` as runs: what they find where the answer is known, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertkit.errors import DataError, UsageError
+from bertkit.probing.annotated import align
+from bertkit.probing.layers.data import read_labelled
+from bertkit.probing.layers.measure import ProbeFit
+from bertkit.probing.layers.run import LayersSettings, probe_layers
+from bertkit.probing.run import Probed
+from bertkit.probing.senses.run import SensesSettings, configurations, probe_senses
+from bertkit.probing.sentences import TextEncoder
+from bertkit.probing.structure.measure import ProbeTraining
+from bertkit.probing.structure.run import StructureSettings, probe_structure
+from tests.conftest import Outcome
+from tests.probing.request import request_for
+from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
+from tests.text.corpora import english
+
+
+def sentences(count: int, seed: int = 3) -> list[list[str]]:
+    return [text.replace(".", " .").split() for text in english(count, seed=seed)]
+
+
+def tag_of(word: str) -> str:
+    """Known from the word alone, so that embeddings suffice."""
+    return "PUNCT" if word == "." else "NOUN" if len(word) > 4 else "DET"
+
+
+def write_trees(path: Path, count: int = 26, seed: int = 3) -> Path:
+    """Every word hangs on the next; the last word is the root, and the full stop hangs on it."""
+    blocks = []
+    for number, words in enumerate(sentences(count, seed), 1):
+        rows = [f"# sent_id = s{number}"]
+        for place, word in enumerate(words, 1):
+            last = len(words) - (words[-1] == ".")
+            head = 0 if place == last else last if place > last else place + 1
+            relation = "root" if head == 0 else "punct" if word == "." else f"dep:{'a' if len(word) > 4 else 'b'}"
+            rows.append(f"{place}\t{word}\t_\t{tag_of(word)}\t_\t_\t{head}\t{relation}\t_\t_")
+        blocks.append("\n".join(rows) + "\n\n")
+    path.write_text("".join(blocks), encoding="utf-8")
+    return path
+
+
+def write_columns(path: Path, count: int = 30) -> Path:
+    """IOB1: words of more than four letters are chunks, neighbours one chunk."""
+    lines = []
+    for words in sentences(count, 8):
+        lines += [f"{word} {'I-NP' if tag_of(word) == 'NOUN' else 'O'}" for word in words] + [""]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def table(probed: Probed, name: str) -> list[dict[str, str]]:
+    assert probed.run is not None
+    with (probed.run.path / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take longer than all the rest; one test draws them."""
+    if request.node.name != "test_every_kind_draws_its_figures":
+        monkeypatch.setattr("bertkit.evaluation.figures.save", lambda figure, stem: [])
+
+
+# ---- layers
+
+
+def layers_run(directory: Path, *data: Path, **more: Any) -> Probed:
+    settings = LayersSettings(
+        sentences=14, test_sentences=7, fit=ProbeFit(max_iterations=7), **{"tasks": [], **more.pop("settings", {})}
+    )
+    request = request_for(directory, **{"batch_tokens": 70, **more})
+    return probe_layers(type(request)(**(vars(request) | {"data": [str(path) for path in data]})), settings)
+
+
+def test_layers_of_a_treebank_and_of_columns(tmp_path: Path) -> None:
+    probed = layers_run(tmp_path, write_trees(tmp_path / "t.conllu"), write_columns(tmp_path / "c.txt"))
+    tasks = probed.results["summary"]["tasks"]
+    assert list(tasks) == ["pos", "dep", "chunks"]
+    layers = BERT["num_hidden_layers"] + 1
+    for task in tasks.values():
+        assert len(task["score"]) == len(task["random_score"]) == len(task["mix_weights"]) == layers
+        assert sum(task["mix_weights"]) == pytest.approx(1)
+        assert task["uniform_bits"] == pytest.approx(task["train_items"] * np.log2(task["labels"]))
+        assert task["selectivity"] == pytest.approx(np.subtract(task["accuracy"], task["control_accuracy"]))
+    assert tasks["pos"]["score"][0] > tasks["pos"]["majority_accuracy"] + 0.2
+    assert tasks["pos"]["compression"][0] > 1
+    assert (tasks["pos"]["metric"], tasks["chunks"]["metric"]) == ("accuracy", "chunk F1")
+    assert tasks["dep"]["labels"] == 2  # without subtypes, and without the root
+    rows = table(probed, "layers")
+    assert [(row["task"], row["layer"]) for row in rows[:layers]] == [("pos", str(n)) for n in range(layers)]
+    assert probed.run is not None
+    results = json.loads((probed.run.path / "results.json").read_text(encoding="utf-8"))
+    assert results["summary"]["tasks"]["pos"]["score"] == tasks["pos"]["score"]
+    assert not [path for path in probed.run.path.parent.iterdir() if path.is_file() and path.suffix != ".json"]
+
+
+def test_batches_do_not_change_what_is_found(tmp_path: Path) -> None:
+    path = write_trees(tmp_path / "t.conllu")
+    found = [
+        layers_run(tmp_path, path, batch_tokens=tokens, settings={"tasks": ["pos"]}).results["summary"]["tasks"]["pos"]
+        for tokens in (25, 4000)
+    ]
+    assert found[0]["score"] == pytest.approx(found[1]["score"], abs=0.02)
+    assert found[0]["codelength_bits"] == pytest.approx(found[1]["codelength_bits"], rel=1e-2)
+
+
+def test_spans_and_pairs_of_spans_from_a_users_file(tmp_path: Path) -> None:
+    lines = []
+    for number, words in enumerate(sentences(40, 5)):
+        targets = [
+            {"span1": [place, place + 1], "span2": [place + 1, min(place + 3, len(words))], "label": tag_of(word)}
+            for place, word in enumerate(words[:-1])
+        ]
+        lines.append(json.dumps({"id": f"x{number}", "text": " ".join(words), "targets": targets}))
+    path = tmp_path / "roles.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    task = layers_run(tmp_path, path).results["summary"]["tasks"]["roles"]
+    assert task["score"][0] > task["majority_accuracy"] + 0.1
+    assert task["train_items"] > 50
+
+
+def test_types_of_given_spans_are_asked_for_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "c.txt"
+    path.write_text("".join(f"w{n} {'B-PER' if n % 2 else 'B-LOC'}\nis O\n\n" for n in range(40)), encoding="utf-8")
+    assert {name for each in read_labelled(path) for name in each.targets} == {"ner", "ner-spans"}
+    assert list(layers_run(tmp_path, path, settings={"tasks": ["ner-spans"]}).results["summary"]["tasks"]) == [
+        "ner-spans"
+    ]
+    with pytest.raises(UsageError, match=r"--task ner-span: .* did you mean ner-spans"):
+        layers_run(tmp_path, path, settings={"tasks": ["ner-span"]})
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"text": "a b", "targets": [{"span1": [0, 3], "label": "x"}]}, "line 1, target 1, span1: [0, 3], expected"),
+        ({"text": "a b", "targets": [{"span1": [1, 1], "label": "x"}]}, "in a sentence of 2 words"),
+        ({"text": "a b", "targets": [{"span1": [0, 1], "label": ["x", "y"]}]}, "expected one name"),
+        ({"text": "a b", "target": []}, "did you mean 'target'"),
+        (
+            {
+                "text": "a b",
+                "targets": [{"span1": [0, 1], "label": "x"}, {"span1": [0, 1], "span2": [1, 2], "label": "x"}],
+            },
+            "a target of 2 spans, where others have 1",
+        ),
+    ],
+)
+def test_a_span_at_fault_is_named(tmp_path: Path, record: dict[str, Any], said: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_labelled(path)
+    assert said in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A sentence and nothing else."""
+
+    id: str
+    words: tuple[str, ...]
+
+
+def test_what_does_not_align_or_is_too_long_is_counted_and_named() -> None:
+    tokenizer = tiny_tokenizer()
+    encoder = TextEncoder.of(tiny_model(tokenizer), tokenizer)
+    given = [Plain("good", ("the", "file")), Plain("blank", ("the", "", "file")), Plain("long", ("number",) * 70)]
+    pairs = align(encoder, given)
+    assert [example.id for example, _ in pairs] == ["good"]
+    assert sum(encoder.notes.counts.values()) == 2
+    named = [name for names in encoder.notes.named.values() for name in names]
+    assert any(name.startswith("blank: 3 words, 2 given back") for name in named)
+    assert any(name.startswith("long: ") for name in named)
+
+
+# ---- structure
+
+
+def structure_run(directory: Path, data: Path, test_data: Path | None = None, **more: Any) -> Probed:
+    settings = StructureSettings(
+        sentences=30, test_sentences=12, training=ProbeTraining(max_epochs=2), **{"rank": 4, **more}
+    )
+    return probe_structure(
+        request_for(directory, data), settings, test_data=None if test_data is None else str(test_data)
+    )
+
+
+def test_structure_of_every_layer_with_controls_and_ranks(tmp_path: Path) -> None:
+    train, test = write_trees(tmp_path / "t.conllu"), write_trees(tmp_path / "u.conllu", 15, seed=9)
+    probed = structure_run(tmp_path, train, test)
+    summary = probed.results["summary"]
+    layers = BERT["num_hidden_layers"] + 1
+    for name in ("uuas", "dspr", "root_accuracy", "nspr"):
+        assert len(summary[name]) == len(summary[f"random_{name}"]) == layers
+    assert summary["adjacent"]["uuas"] == 1.0  # every word hangs on its neighbour
+    assert list(summary["uuas_by_rank"]) == ["1", "2", "4"]
+    assert summary["uuas_by_rank"]["4"] == summary["uuas"][summary["best_layer"]]
+    trees = table(probed, "trees")
+    gold = [row for row in trees if row["tree"] == "gold"]
+    assert len(gold) == summary["test_edges"]
+    assert all(int(row["other_word"]) == int(row["word"]) + 1 for row in gold)
+    assert "." not in {row["other_form"] for row in trees}
+
+
+def test_a_treebank_alone_is_split(tmp_path: Path) -> None:
+    summary = structure_run(tmp_path, write_trees(tmp_path / "t.conllu", 30), ranks=[3]).results["summary"]
+    assert (summary["train_sentences"], summary["test_sentences"]) == (24, 6)
+
+
+def test_structure_refuses_what_is_no_treebank(tmp_path: Path) -> None:
+    trees = write_trees(tmp_path / "t.conllu", 12)
+    with pytest.raises(UsageError, match=r"give --data FILE\.conllu"):
+        structure_run(tmp_path, write_columns(tmp_path / "c.txt"))
+    with pytest.raises(UsageError, match="--rank 21: a rank is at most the model's width, 20"):
+        structure_run(tmp_path, trees, rank=21)
+    with pytest.raises(DataError, match=r"no such file; did you mean t\.conllu"):
+        structure_run(tmp_path, tmp_path / "tt.conllu")
+    with pytest.raises(DataError, match="5 sentences are left, at least 10"):
+        structure_run(tmp_path, write_trees(tmp_path / "few.conllu", 6))
+    with pytest.raises(UsageError, match="more than --store-gb 1e-06; lower --sentences or raise"):
+        probe_structure(request_for(tmp_path, trees), StructureSettings(rank=2), store_gb=1e-6)
+
+
+# ---- senses
+
+
+def write_senses(path: Path, count: int = 40, first: int = 0) -> Path:
+    """`file` has one sense before a noun and another elsewhere; `the` has one."""
+    lines = []
+    for number in range(first, first + count):
+        even = number % 2 == 0
+        tokens = ["the", "file", "numbers"] if even else ["learned", "the", "file"]
+        place = tokens.index("file")
+        senses = [
+            [place, "file", "NN", "file%1:10:00::" if even else "file%1:06:00::"],
+            [tokens.index("the"), "the", "XX", "the%4:02:00::"],
+        ]
+        lines.append(json.dumps({"id": f"s{number}", "tokens": [*tokens, f"w{number}"], "senses": senses}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def senses_run(directory: Path, *test: Path, **more: Any) -> Probed:
+    data = more.pop("data", None) or write_senses(directory / "train.jsonl")
+    settings = SensesSettings(**{"ks": [1, 3], **more})
+    return probe_senses(request_for(directory, data), settings, test_data=[str(path) for path in test])
+
+
+def test_senses_of_every_layer_and_of_the_last_ones_together(tmp_path: Path) -> None:
+    test = tmp_path / "test.jsonl"
+    test.write_text(
+        write_senses(tmp_path / "some.jsonl", 8, first=100).read_text(encoding="utf-8")
+        + '{"id": "new", "tokens": ["walk"], "senses": [[0, "walk", "VB", "walk%2:38:00::"]]}\n',
+        encoding="utf-8",
+    )
+    probed = senses_run(tmp_path, test, words=["file"])
+    found = probed.results["summary"]["tests"]["test"]
+    assert found["instances"] == 17
+    assert found["coverage"] == pytest.approx(16 / 17)
+    assert list(found["configurations"]) == ["layer 0", "layer 1", "layer 2", "last 2 layers"]
+    # Layer 2 has seen the neighbours; a most frequent sense is right for half of `file` and for all of `the`.
+    assert found["configurations"]["layer 2"]["1"]["accuracy"] == 1.0
+    assert found["most_frequent_sense_f1"] == pytest.approx(2 * 12 / (16 + 17))
+    assert probed.results["summary"]["words"]["file"]["occurrences"] == 40
+    assert probed.results["summary"]["words"]["file"]["purity"] == 1.0
+    assert len(table(probed, "senses-file")) == 40
+    assert len(table(probed, "senses")) == 4 * 2 + 1
+
+
+def test_the_back_off_answers_for_words_not_seen_as_they_are_written(tmp_path: Path) -> None:
+    test = tmp_path / "t.jsonl"
+    record = {"id": "x", "tokens": ["Files"], "senses": [[0, "file", "NN", "file%1:10:00::"]]}
+    seen = {"id": "y", "tokens": ["file"], "senses": [[0, "file", "NN", "file%1:10:00::"]]}
+    test.write_text(f"{json.dumps(record)}\n{json.dumps(seen)}\n", encoding="utf-8")
+    found = senses_run(tmp_path, test, candidates="word").results["summary"]["tests"]["t"]
+    layer = found["configurations"]["layer 0"]["1"]
+    assert found["coverage"] == 0.5
+    assert layer["f1_with_back_off"] == pytest.approx(layer["accuracy"] * 0.5 + 0.5)
+
+
+def test_configurations_hold_what_there_is() -> None:
+    assert [each.layers for each in configurations(3)] == [(0,), (1,), (2,), (1, 2)]
+    assert configurations(13)[-1].layers == (9, 10, 11, 12)
+
+
+def test_senses_refuse_a_word_that_does_not_occur(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--word fille: occurs nowhere with a sense; near it are file"):
+        senses_run(tmp_path, words=["fille"])
+    few = write_senses(tmp_path / "few.jsonl", 4)
+    with pytest.raises(DataError, match="--word file: occurs 4 times with a sense, a picture needs 5"):
+        senses_run(tmp_path, data=few, words=["file"])
+    other = tmp_path / "o.jsonl"
+    other.write_text('{"tokens": ["walk"], "senses": [[0, "walk", "VB", "walk%2:38:00::"]]}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="none of the words of o occurs"):
+        senses_run(tmp_path, other)
+    with pytest.raises(UsageError, match="examples from one file"):
+        probe_senses(request_for(tmp_path), SensesSettings())
+
+
+# ---- all of them
+
+
+def test_every_kind_draws_its_figures(tmp_path: Path) -> None:
+    trees = write_trees(tmp_path / "t.conllu", 24)
+    runs = {
+        "layers": layers_run(tmp_path, trees, settings={"tasks": ["pos"]}),
+        "structure": structure_run(tmp_path, trees, ranks=[1]),
+        "senses": senses_run(tmp_path, words=["file"]),
+    }
+    names = {
+        "layers": {"layers", "mix"},
+        "structure": {"structure", "ranks", "trees"},
+        "senses": {"senses", "senses-file"},
+    }
+    for kind, probed in runs.items():
+        assert probed.run is not None
+        figures = probed.run.path / "figures"
+        assert {path.name for path in figures.iterdir()} == {
+            f"{name}{suffix}" for name in names[kind] for suffix in (".svg", ".png")
+        }
+        lines = (probed.run.path / "summary.txt").read_text(encoding="utf-8").splitlines()
+        assert len(lines) == len(names[kind])
+        assert all(line.endswith(".") for line in lines)
+
+
+def test_the_command_line_prints_one_document(tmp_path: Path, bertkit: Callable[..., Outcome]) -> None:
+    trees = write_trees(tmp_path / "t.conllu", 15)
+    model = request_for(tmp_path).models[0]
+    done = bertkit(
+        *("probe", "structure", "--model", model, "--data", trees, "--rank", "1", "--max-epochs", "1"),
+        *("--device", "cpu", "--json", "--run-dir", tmp_path / "run"),
+    )
+    assert done.code == 0
+    document = json.loads(done.stdout)
+    assert (document["kind"], document["run"]) == ("structure", str(tmp_path / "run"))
+    assert set(document) == {"kind", "model", "run", "summary", "definitions"}
+    assert bertkit("probe", "layers", "--model", model, "--data", tmp_path / "no.conllu").code == 3
+    assert bertkit("probe", "senses", "--model", model, "--k", "1").code == 2

@@ -1,0 +1,394 @@
+"""Attention, attribution and effective attention as runs: what is written, what is refused, and the viewer's page."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from bertkit.errors import DataError, UsageError
+from bertkit.models.electra import ElectraConfig
+from bertkit.models.labels import Labels
+from bertkit.probing.attention.run import AttentionSettings, probe_attention
+from bertkit.probing.attention.viewer import ViewedSentence, viewer_page
+from bertkit.probing.attribution.explanations import METHODS
+from bertkit.probing.attribution.run import AttributionSettings, probe_attribution
+from bertkit.probing.effective_attention.run import EffectiveAttentionSettings, probe_effective_attention
+from tests.probing.request import request_for, write_sentences, write_treebank
+from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
+from tests.text.corpora import english
+
+SENTENCES = [sentence.split() for sentence in english(41, seed=5)]
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made and not written, which takes most of a small run's time."""
+    monkeypatch.setattr("bertkit.evaluation.figures.save", lambda figure, stem: [])
+
+
+def results(probed: Any) -> dict[str, Any]:
+    contents: dict[str, Any] = json.loads((probed.run.path / "results.json").read_text())
+    return contents
+
+
+def table(probed: Any, name: str) -> list[dict[str, str]]:
+    with (probed.run.path / "tables" / f"{name}.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_treebank(tmp_path_factory.mktemp("trees") / "chain.conllu", SENTENCES)
+
+
+@pytest.fixture(scope="module")
+def attention_run(tmp_path_factory: pytest.TempPathFactory, treebank: Path) -> Any:
+    directory = tmp_path_factory.mktemp("attention")
+    settings = AttentionSettings(sentences=30, pattern_pairs=9, least_words=5, viewed=2)
+    return probe_attention(request_for(directory, treebank), settings)
+
+
+def test_an_attention_run_holds_tables_figures_and_sentences(attention_run: Any) -> None:
+    found = results(attention_run)
+    summary = found["summary"]
+    assert (found["kind"], summary["sentences"], summary["layers"], summary["heads"]) == ("attention", 30, 2, 2)
+    names = ["attention", "dependencies", "entropy", "head_distances", "patterns"]
+    for folder, suffixes in (("tables", ["csv"]), ("figures", ["png", "svg"])):
+        written = sorted(path.name for path in (attention_run.run.path / folder).iterdir())
+        assert written == sorted(f"{name}.{suffix}" for name in names for suffix in suffixes)
+    assert len((attention_run.run.path / "summary.txt").read_text().splitlines()) == len(names)
+    shares = [summary["patterns"][name] for name in ("vertical", "diagonal", "vertical+diagonal", "block")]
+    assert sum(shares) + summary["patterns"]["heterogeneous"] == pytest.approx(1)
+    rows = table(attention_run, "attention")
+    assert [row["head"] for row in rows] == ["1-1", "1-2", "2-1", "2-2", "even"]
+    assert_allclose([float(row["cls"]) for row in rows[:4]], np.ravel(summary["by_head"]["cls"]), rtol=1e-9)
+
+
+def test_the_best_offset_of_a_chain_is_the_word_before(attention_run: Any) -> None:
+    (everything, *_) = results(attention_run)["summary"]["dependencies"]
+    assert (everything["relation"], everything["offset"], everything["offset_accuracy"]) == ("all", -1, 1.0)
+    assert everything["accuracy"] < 1
+    assert {row["relation"] for row in table(attention_run, "dependencies")} == {"all", "dep"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_batch_changes_no_figure(attention_run: Any, treebank: Path, tmp_path: Path) -> None:
+    settings = AttentionSettings(sentences=30, pattern_pairs=9, least_words=5, viewed=0)
+    again = probe_attention(request_for(tmp_path, treebank, batch_tokens=23), settings)
+    one, other = (results(each)["summary"] for each in (attention_run, again))
+    for name, values in one["by_head"].items():
+        assert_allclose(other["by_head"][name], values, atol=1e-5, err_msg=name)
+    assert other["dependencies"] == one["dependencies"]
+    assert other["patterns"] == one["patterns"]
+    assert not (again.run.path / "viewer.html").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_plain_text_has_no_dependencies_and_gives_the_sentences_that_are_asked_for(tmp_path: Path) -> None:
+    text = write_sentences(tmp_path / "text.txt")
+    settings = AttentionSettings(sentences=12, pattern_pairs=0, show=["The reader reads a file."])
+    probed = probe_attention(request_for(tmp_path, text), settings)
+    summary = results(probed)["summary"]
+    assert summary["dependencies"] is None
+    assert summary["patterns"] is None
+    (viewed,) = data_of(probed.run.path / "viewer.html")["sentences"]
+    assert "".join(viewed["tokens"]).lower().startswith("[cls]the")
+    with pytest.raises(UsageError, match="--show: sentences longer than the model reads"):
+        probe_attention(request_for(tmp_path, text), AttentionSettings(show=["word " * 99]))
+
+
+def test_a_tree_with_a_cycle_is_no_tree(tmp_path: Path) -> None:
+    rows = ["1\ta\t_\tX\t_\t_\t2\tdep\t_\t_", "2\tb\t_\tX\t_\t_\t1\tdep\t_\t_"]
+    path = tmp_path / "cycle.conllu"
+    path.write_text("\n".join(rows) + "\n\n", encoding="utf-8")
+    with pytest.raises(DataError, match="cycle"):
+        probe_attention(request_for(tmp_path, path), AttentionSettings())
+    assert not (tmp_path / "runs").exists()
+
+
+# The viewer.
+
+
+class Page(HTMLParser):
+    """Tags that are open, and what scripts hold."""
+
+    VOID = ("meta", "link", "br", "input", "img")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: set[str] = set()
+        self.labels: set[str] = set()
+        self.scripts: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.ids |= {values["id"]} if values.get("id") else set()
+        self.labels |= {values["for"]} if values.get("for") else set()
+        self.addresses += [str(values[key]) for key in ("src", "href", "action") if key in values]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        self.text += data
+
+
+def parsed(html: str) -> Page:
+    page = Page()
+    page.feed(html)
+    page.close()
+    assert not page.open
+    return page
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(parsed(path.read_text(encoding="utf-8")).scripts[0])
+    return document
+
+
+def test_the_viewer_holds_every_map_and_asks_nothing_of_the_network(attention_run: Any) -> None:
+    html = (attention_run.run.path / "viewer.html").read_text(encoding="utf-8")
+    page = parsed(html)
+    assert page.addresses == []
+    assert "default-src 'none'" in html
+    assert not any(word in page.scripts[1] for word in ("fetch(", "XMLHttpRequest", "import(", "innerHTML", "http"))
+    data = json.loads(page.scripts[0])
+    assert (data["layers"], data["heads"], len(data["sentences"])) == (2, 2, 2)
+    for sentence in data["sentences"]:
+        n = len(sentence["tokens"])
+        maps = np.frombuffer(base64.b64decode(sentence["maps"]), np.uint8).reshape(4, n, n) / 255
+        assert_allclose(maps.sum(-1), np.ones((4, n)), atol=n * 0.5 / 255)
+
+
+def test_every_part_of_the_page_that_the_script_names_is_there_and_has_a_label() -> None:
+    import re
+
+    page = parsed(viewer_page("m", 1, 1, [ViewedSentence(["a"], torch.ones(1, 1, 1))]))
+    named = set(re.findall(r'\bat\("(\w+)"\)', page.scripts[1]))
+    assert named == {"tokens", "direction", "layer", "head", "sentence", "caption", "map", "grid"}
+    assert named | {"data"} <= page.ids
+    assert page.labels == {"sentence", "layer", "head", "direction"}
+
+
+def test_tokens_and_titles_cannot_leave_their_place() -> None:
+    tokens = ["</script><b>", "&amp;", '"\u2028']
+    html = viewer_page("<i>&", 1, 1, [ViewedSentence(tokens, torch.full((1, 3, 3), 1 / 3))])
+    page = parsed(html)
+    assert json.loads(page.scripts[0])["sentences"][0]["tokens"] == tokens
+    assert "Attention of <i>&" in page.text
+    assert "<b>" not in html
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
+def test_the_script_runs_and_answers_to_keys(tmp_path: Path) -> None:
+    maps = torch.zeros(4, 3, 3)
+    maps[:, :, 0] = 1.0
+    maps[3] = torch.eye(3)
+    page = parsed(viewer_page("m", 2, 2, [ViewedSentence(["[CLS]", "a", "[SEP]"], maps)]))
+    (tmp_path / "page.js").write_text(_DOM + f"const DATA = {json.dumps(page.scripts[0])};\n" + page.scripts[1] + _PLAY)
+    done = subprocess.run(["node", str(tmp_path / "page.js")], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        ["Layer 1, head 1: from [CLS]", ["100%", "0%", "0%"], 4],
+        ["Layer 1, head 1: from a", ["100%", "0%", "0%"], 4],
+        ["Layer 2, head 2: from a", ["0%", "100%", "0%"], 4],
+        ["Layer 2, head 1: from a", ["100%", "0%", "0%"], 4],
+        ["Layer 2, head 1: to [CLS]", ["100%", "100%", "100%"], 4],
+    ]
+
+
+_DOM = """
+"use strict";
+class Node_ {
+  constructor(tag) { this.tagName = tag.toUpperCase(); this.children = []; this.dataset = {}; this.style = {};
+    this.attributes = {}; this.listeners = {}; this.textContent = ""; this.value = "from"; }
+  append(...nodes) { this.children.push(...nodes); }
+  replaceChildren(...nodes) { this.children = nodes; }
+  get firstChild() { return this.children[0]; }
+  get lastChild() { return this.children[this.children.length - 1]; }
+  addEventListener(name, run) { this.listeners[name] = run; }
+  setAttribute(name, value) { this.attributes[name] = value; }
+  insertRow() { const row = new Node_("tr"); this.append(row); return row; }
+  insertCell() { const cell = new Node_("td"); this.append(cell); return cell; }
+  querySelectorAll(tag) {
+    return this.children.flatMap(c => c instanceof Node_ ? [...(c.tagName === tag.toUpperCase() ? [c] : []),
+      ...c.querySelectorAll(tag)] : []);
+  }
+  getContext() { return { clearRect() {}, fillRect() {} }; }
+  focus() {}
+}
+const nodes = {};
+const document = { documentElement: {}, listeners: {},
+  getElementById(id) {
+    if (!nodes[id]) { nodes[id] = new Node_("div"); nodes[id].textContent = id === "data" ? DATA : ""; }
+    return nodes[id]; },
+  createElement: tag => new Node_(tag), createTextNode: text => text,
+  addEventListener(name, run) { this.listeners[name] = run; } };
+const getComputedStyle = () => ({ getPropertyValue: () => "0, 0, 0" });
+const matchMedia = () => ({ addEventListener() {} });
+class Option { constructor(text, value) { this.text = text; this.value = value; } }
+"""
+_PLAY = """
+const seen = [];
+const look = () => seen.push([nodes.caption.textContent, nodes.tokens.children.map(b => b.lastChild.textContent),
+  nodes.grid.querySelectorAll("button").length]);
+const press = key => document.listeners.keydown({ key, target: { tagName: "BODY" }, preventDefault() {} });
+look();
+press("ArrowRight"); look();
+press("PageDown"); press("ArrowUp"); look();
+press("ArrowDown"); look();
+press("ArrowLeft"); nodes.direction.value = "to"; nodes.direction.listeners.change(); look();
+console.log(JSON.stringify(seen));
+"""
+
+
+# Effective attention.
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_effective_attention_run_goes_by_length(tmp_path: Path) -> None:
+    text = write_sentences(tmp_path / "text.txt")
+    settings = EffectiveAttentionSettings(sentences=60, texts=3, lengths=[8, 31, 16])
+    probed = probe_effective_attention(request_for(tmp_path, text), settings)
+    summary = results(probed)["summary"]
+    assert (summary["lengths"], summary["texts"], summary["head_width"]) == ([8, 16, 31], 9, 10)
+    assert summary["mean_correlation"][0] == pytest.approx(1)
+    assert summary["mean_correlation"][2] < 0.99
+    assert summary["mean_rank"][2] == 10
+    assert_allclose(np.sum(summary["attention_to"]["raw"], axis=1), np.ones(2), atol=1e-6)
+    assert summary["attention_to"]["lengths"] == [16, 31]
+    assert len(table(probed, "effective_attention")) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"lengths": [61]}, "--length 61: expected 4 to 60"), ({"lengths": [3]}, "--length 3: expected 4 to 60")],
+)
+def test_lengths_beyond_the_model_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    text = write_sentences(tmp_path / "text.txt")
+    with pytest.raises(UsageError, match=message):
+        probe_effective_attention(request_for(tmp_path, text), EffectiveAttentionSettings(**settings))
+
+
+def test_too_little_text_is_refused(tmp_path: Path) -> None:
+    text = write_sentences(tmp_path / "text.txt", ["A short file."])
+    with pytest.raises(DataError, match="not enough text for 20 texts of 8 tokens"):
+        probe_effective_attention(request_for(tmp_path, text), EffectiveAttentionSettings())
+
+
+# Attribution.
+
+
+@pytest.fixture(scope="module")
+def attribution_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("attribution")
+    text = write_sentences(directory / "text.txt")
+    settings = AttributionSettings(
+        sentences=3, directions=2, identify_sentences=40, epochs=2, texts=["The reader [MASK] a file."], steps=20
+    )
+    return probe_attribution(request_for(directory, text), settings)
+
+
+def test_an_attribution_run_holds_shares_identifiability_and_an_explanation(attribution_run: Any) -> None:
+    summary = results(attribution_run)["summary"]
+    assert_allclose(np.sum(summary["by_distance"]["contribution"], axis=1), np.ones(2))
+    assert summary["identifiability"]["nearest"][0] == 1.0
+    assert all(0 < median < 1 for median in summary["own_share"]["median"])
+    (explained,) = summary["predictions"]
+    assert explained["tokens"][explained["read_token"]] == "[MASK]"
+    assert set(explained["methods"]) == set(METHODS)
+    total = sum(explained["methods"]["integrated_gradients"])
+    assert total + explained["gap"] == pytest.approx(explained["prediction"] - explained["baseline_prediction"])
+    assert abs(explained["gap"]) < 1e-3
+    assert sum(explained["methods"]["attention_rollout"]) == pytest.approx(1)
+    # Special tokens and the mask are the same in the baseline, so that they have no part in the difference.
+    same = [place for place, token in enumerate(explained["tokens"]) if token in ("[CLS]", "[MASK]", "[SEP]")]
+    assert [explained["methods"]["integrated_gradients"][place] for place in same] == [0.0] * 3
+    names = {"context", "identifiability", "own_share", "prediction-1"}
+    assert {path.stem for path in (attribution_run.run.path / "figures").iterdir()} == names
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "nothing to look at: give --data SOURCE, or --text"),
+        ({"texts": ["No mask here."]}, r"has 0 times \[MASK\]; write it once"),
+        ({"texts": ["[MASK] and [MASK]."]}, r"has 2 times \[MASK\]"),
+        ({"texts": ["A [MASK]."], "target": "modelable"}, r"--target modelable: \d tokens"),
+        ({"texts": ["A [MASK]."], "methods": ["integrated"]}, "did you mean integrated_gradients"),
+        ({"target": "a"}, "--target a: give the --text"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused_before_a_run(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        probe_attribution(request_for(tmp_path), AttributionSettings(**settings))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_too_few_sentences_to_learn_from_are_refused(tmp_path: Path) -> None:
+    text = write_sentences(tmp_path / "text.txt", ["A short file.", "Another one."])
+    with pytest.raises(DataError, match="expected at least 10; give more text, or --identify-sentences 0"):
+        probe_attribution(request_for(tmp_path, text), AttributionSettings(sentences=1))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_class_is_explained_by_name_and_the_baseline_can_be_chosen(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer, ElectraConfig(**BERT, embedding_size=12), ("sequence_classification",))
+    model.labels = Labels(("bad", "good"), "single_label_classification")
+    request = request_for(tmp_path, model=model, tokenizer=tokenizer)
+    found = {}
+    for baseline in ("zero", "pad"):
+        settings = AttributionSettings(texts=["A good file."], target="good", baseline=baseline)
+        (found[baseline],) = results(probe_attribution(request, settings))["summary"]["predictions"]
+    assert found["zero"]["target"] == found["pad"]["target"] == "good"
+    assert found["zero"]["prediction"] == found["pad"]["prediction"]
+    assert found["zero"]["baseline_prediction"] != found["pad"]["baseline_prediction"]
+    with pytest.raises(UsageError, match="--target fine: no such class; the model has bad, good"):
+        probe_attribution(request, AttributionSettings(texts=["A good file."], target="fine"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_model_without_a_head_has_its_rollout_alone(tmp_path: Path) -> None:
+    request = request_for(tmp_path, model=tiny_model(tiny_tokenizer(), heads=()))
+    (explained,) = results(probe_attribution(request, AttributionSettings(texts=["A file."])))["summary"]["predictions"]
+    assert list(explained["methods"]) == ["attention_rollout"]
+    assert explained["prediction"] is None
+
+
+# On the command line.
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command_prints_the_document_of_the_contract(bertkit: Any, tmp_path: Path) -> None:
+    text = write_sentences(tmp_path / "text.txt")
+    request_for(tmp_path)
+    model = ["--model", tmp_path / "model", "--data", text, "--json", "-q"]
+    outcome = bertkit(
+        "probe", "effective-attention", *model, "--length", "12", "--texts", "2", "--run-dir", tmp_path / "run"
+    )
+    assert outcome.code == 0, outcome.stderr
+    document = json.loads(outcome.stdout)
+    assert list(document) == ["kind", "model", "run", "summary", "definitions"]
+    assert document["kind"] == "effective-attention"
+    assert document["summary"]["lengths"] == [12]

@@ -1,0 +1,277 @@
+"""Attribution: Jacobians against finite differences and backward passes, shares that sum to 1, tokens told apart, and
+explanations that add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hook_points import layer_points
+from bertkit.models.recorder import Recorder
+from bertkit.probing.attribution.explanations import (
+    Text,
+    embeddings,
+    gradients,
+    integrated_gradients,
+    rollout,
+    text_maps,
+)
+from bertkit.probing.attribution.identifiability import as_tokens, identifiability, identified, linear_map, token_states
+from bertkit.probing.attribution.measure import (
+    FARTHEST,
+    GROUPS,
+    OFFSETS,
+    Contributions,
+    contributions,
+    directions,
+    squared_norms,
+)
+from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
+from tests.models.oracle import all_cases, make_twins
+from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
+
+D = 20
+"""Width of the tiny model."""
+
+
+def encoded() -> list[EncodedSentence]:
+    tokenizer = tiny_tokenizer()
+    return list(TextEncoder.of(tiny_model(tokenizer), tokenizer).encode(Sentence(text, text) for text in TEXTS))
+
+
+def states_at(model: HeadedModel, sentence: EncodedSentence, inputs_nD: torch.Tensor) -> list[torch.Tensor]:
+    """States of all layers where the first one reads these inputs."""
+    first, *points = layer_points(model)
+    recorder = Recorder(points, {first: lambda _: inputs_nD})
+    model(packed([sentence]), recorder)
+    return [recorder.kept[point] for point in points]
+
+
+def inputs_of(model: HeadedModel, sentence: EncodedSentence) -> torch.Tensor:
+    recorder = Recorder([layer_points(model)[0]])
+    with torch.no_grad():
+        model(packed([sentence]), recorder)
+    return recorder.kept[layer_points(model)[0]]
+
+
+def exact(model: HeadedModel, sentence: EncodedSentence, **more: int) -> torch.Tensor:
+    return squared_norms(model, sentence, layer_points(model), torch.eye(D), **more)
+
+
+def test_jacobians_equal_finite_differences() -> None:
+    model, sentence = tiny_model(tiny_tokenizer()).double(), encoded()[4]
+    found_Lnn = squared_norms(model, sentence, layer_points(model), torch.eye(D))
+    inputs_nD, step = inputs_of(model, sentence), 1e-5
+    expected = torch.zeros_like(found_Lnn)
+    with torch.no_grad():
+        for i in range(inputs_nD.shape[0]):
+            for d in range(D):
+                moved = torch.zeros_like(inputs_nD)
+                moved[i, d] = step
+                ahead, behind = (states_at(model, sentence, inputs_nD + s * moved) for s in (1, -1))
+                for layer, (one, other) in enumerate(zip(ahead, behind, strict=True)):
+                    expected[layer, :, i] += ((one - other) / (2 * step)).square().sum(-1)
+    torch.testing.assert_close(found_Lnn, expected, rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["modernbert", "xlnet", "gpt2"])
+def test_forward_mode_equals_backward_passes_in_other_families(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    case = next(case for case in all_cases() if case.name == name)
+    model = make_twins(case, next(iter(case.heads.values())), tmp_path).model.eval()
+    ids = encoded()[2].ids_T % 90 + 2
+    text = EncodedSentence(0, "", (), ids, 0 * ids, np.full(ids.size, -1), np.zeros((0, 2), np.int64))
+    inputs_nD = inputs_of(model, text)
+    found_Lnn = squared_norms(model, text, layer_points(model), torch.eye(inputs_nD.shape[1]))
+    jacobian = torch.autograd.functional.jacobian(lambda x: states_at(model, text, x)[-1], inputs_nD)
+    expected_nn = jacobian.double().square().sum((1, 3))
+    torch.testing.assert_close(found_Lnn[-1], expected_nn, rtol=1e-4, atol=1e-5 * float(expected_nn.max()))
+
+
+def test_contributions_sum_to_one_and_the_batch_changes_nothing() -> None:
+    model = tiny_model(tiny_tokenizer())
+    sentence = encoded()[4]
+    shares = contributions(exact(model, sentence))
+    n = sentence.ids_T.size
+    assert shares.shape == (2, n, n)
+    assert_allclose(shares.sum(-1), np.ones((2, n)))
+    for tokens in (7 * n + 3, 1):
+        assert_allclose(contributions(exact(model, sentence, max_batch_tokens=tokens)), shares, atol=1e-6)
+
+
+def test_a_layer_that_mixes_nothing_leaves_every_token_its_own() -> None:
+    model = tiny_model(tiny_tokenizer())
+    with torch.no_grad():
+        for layer in model.encoder.layers:
+            layer.attention.value.weight.zero_()
+    shares = contributions(exact(model, encoded()[0]))
+    assert_allclose(shares, np.broadcast_to(np.eye(shares.shape[1]), shares.shape), atol=1e-6)
+
+
+def test_random_directions_are_right_on_average_and_exact_when_there_are_enough() -> None:
+    model, sentence = tiny_model(tiny_tokenizer()), encoded()[2]
+    true_Lnn = exact(model, sentence)
+    points = layer_points(model)
+    for count in (D, D + 5):
+        assert torch.equal(directions(D, count, seed=0, sentence=0), torch.eye(D))
+    along_KD = directions(D, 6, seed=0, sentence=3)
+    torch.testing.assert_close(along_KD @ along_KD.T, torch.eye(6) * D / 6)
+    assert torch.equal(along_KD, directions(D, 6, seed=0, sentence=3))
+    assert not torch.equal(along_KD, directions(D, 6, seed=0, sentence=4))
+    drawn = torch.stack(
+        [squared_norms(model, sentence, points, directions(D, 6, seed=s, sentence=0)) for s in range(60)]
+    )
+    torch.testing.assert_close(drawn.mean(0), true_Lnn, rtol=0.25, atol=0)
+    one = contributions(squared_norms(model, sentence, points, along_KD))
+    assert_allclose(one, contributions(true_Lnn), atol=0.1)
+
+
+def test_what_is_gathered_equals_a_loop_over_pairs() -> None:
+    generator = np.random.default_rng(0)
+    sentences = []
+    gathered = Contributions()
+    for n in (3, 13, 6):
+        shares = generator.dirichlet(np.ones(n), size=(2, n))
+        sentences.append(shares)
+        gathered.add(shares)
+    tokens = sum(shares.shape[1] for shares in sentences)
+    assert gathered.tokens == tokens == gathered.own_LT.shape[1]
+    assert_allclose(gathered.group_means.sum(1), np.ones(2))
+    for layer in range(2):
+        pairs = [(i - j, s[layer, j, i]) for s in sentences for j in range(s.shape[1]) for i in range(s.shape[1])]
+        for place, offset in enumerate(OFFSETS):
+            values = [value for distance, value in pairs if distance == offset]
+            assert gathered.offset_means[layer, place] == pytest.approx(np.mean(values))
+        for place, (_, low, high) in enumerate(GROUPS):
+            values = [value for distance, value in pairs if low <= abs(distance) <= (99 if high is None else high)]
+            assert gathered.group_means[layer, place] == pytest.approx(sum(values) / tokens)
+        led = [s[layer, j].argmax() != j for s in sentences for j in range(s.shape[1])]
+        assert gathered.led_by_others_L[layer] == pytest.approx(np.mean(led))
+    assert max(OFFSETS) == FARTHEST
+
+
+def test_offsets_that_no_sentence_has_are_empty() -> None:
+    gathered = Contributions()
+    gathered.add(np.full((1, 4, 4), 0.25))
+    assert np.isnan(gathered.offset_means[0]).tolist() == [abs(offset) > 3 for offset in OFFSETS]
+
+
+# Token identifiability.
+
+
+def test_states_of_tokens_are_those_of_the_recorder() -> None:
+    model, sentences = tiny_model(tiny_tokenizer()), encoded()
+    found = token_states(model, sentences, max_batch_tokens=25)
+    assert np.array_equal(found.sentence_T, np.repeat(np.arange(len(sentences)), [s.ids_T.size for s in sentences]))
+    expected = torch.cat([inputs_of(model, sentence) for sentence in sentences])
+    torch.testing.assert_close(found.layers[0], expected, rtol=0, atol=2e-6)
+    some = found.of([1, 4])
+    assert set(some.sentence_T.tolist()) == {1, 4}
+    assert as_tokens(sentences[0]).spans_W2.shape == (sentences[0].ids_T.size, 2)
+
+
+def test_inputs_are_identified_by_themselves_and_never_by_another_sentence() -> None:
+    found = token_states(tiny_model(tiny_tokenizer()), encoded())
+    assert identified(found.layers[0], found.layers[0], found.sentence_T).all()
+    inputs = torch.eye(3)[[0, 1, 0, 2]]
+    guess = torch.eye(3)[[0, 0, 0, 0]]
+    assert identified(guess, inputs, np.array([0, 0, 1, 1])).tolist() == [True, False, True, False]
+    assert identified(guess, inputs[[0, 0, 1, 2]], np.array([0, 0, 1, 1])).tolist() == [True, True, False, True]
+
+
+def test_a_linear_map_undoes_a_linear_map() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs_TD = torch.randn(400, 7, generator=generator)
+    states_TD = inputs_TD @ torch.randn(7, 9, generator=generator) + 3
+    guess_TD = linear_map(states_TD, inputs_TD)(states_TD)
+    assert float((guess_TD - inputs_TD).abs().max()) < 0.02
+    sentence_T = np.repeat(np.arange(80), 5)
+    assert identified(guess_TD, inputs_TD, sentence_T).all()
+
+
+def test_identifiability_is_repeatable_and_perfect_at_the_inputs() -> None:
+    model, sentences = tiny_model(tiny_tokenizer()), [*encoded(), *encoded(), *encoded()]
+    states = token_states(model, sentences)
+    train, test = states.of(range(12)), states.of(range(12, 18))
+    runs = [identifiability(train, test, epochs=3, seed=1) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0]["nearest"][0] == runs[0]["linear"][0] == 1.0
+    assert all(0 <= value <= 1 for values in runs[0].values() for value in values)
+    assert all(len(values) == 3 for values in runs[0].values())
+
+
+# Explanations.
+
+
+def a_text() -> Text:
+    sentence = encoded()[0]
+    return Text(tuple(sentence.ids_T.tolist()), tuple(sentence.types_T.tolist()))
+
+
+def probability(model: HeadedModel, place: int, number: int):  # type: ignore[no-untyped-def]
+    def score(states_TD: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        rows_R = batch.first_token_B + place
+        return torch.softmax(model.masked_lm_logits(states_TD[rows_R]), -1)[:, number]
+
+    return score
+
+
+def test_gradients_equal_finite_differences() -> None:
+    model, text = tiny_model(tiny_tokenizer()).double(), a_text()
+    score, own_nE = probability(model, 3, 17), embeddings(model, text)
+    (value,), gradient_1nE = gradients(model, text, own_nE[None], score)
+    for place, dimension in ((0, 0), (3, 7), (5, 19)):
+        moved = torch.zeros_like(own_nE)
+        moved[place, dimension] = 1e-5
+        (ahead, behind), _ = gradients(model, text, torch.stack([own_nE + moved, own_nE - moved]), score)
+        assert float(gradient_1nE[0, place, dimension]) == pytest.approx(float(ahead - behind) / 2e-5, rel=1e-5)
+    with torch.no_grad():
+        assert float(value) == pytest.approx(score(model(text.batch()), text.batch()).item())
+
+
+def test_integrated_gradients_are_complete_and_nothing_where_nothing_changes() -> None:
+    model, text = tiny_model(tiny_tokenizer()), a_text()
+    own_nE = embeddings(model, text)
+    start_nE = torch.zeros_like(own_nE)
+    start_nE[2] = own_nE[2]
+    score = probability(model, 4, 11)
+    found = integrated_gradients(model, text, start_nE, score, steps=60)
+    assert abs(found.score - found.baseline_score) > 1e-4
+    assert abs(found.gap) < 1e-3 * abs(found.score - found.baseline_score)
+    assert float(found.attributions_n[2]) == 0.0
+    coarse = integrated_gradients(model, text, start_nE, score, steps=2)
+    assert abs(coarse.gap) > abs(found.gap)
+    small = integrated_gradients(model, text, start_nE, score, steps=60, max_batch_tokens=1)
+    torch.testing.assert_close(small.attributions_n, found.attributions_n, rtol=0, atol=1e-6)
+
+
+def test_integrated_gradients_of_a_linear_score_are_exact_with_one_step() -> None:
+    model, text = tiny_model(tiny_tokenizer()), a_text()
+    model.encoder.layers = torch.nn.ModuleList()
+    model.encoder.embeddings.norm = torch.nn.Identity()
+    weight_D = torch.randn(D, generator=torch.Generator().manual_seed(0))
+
+    def score(states_TD: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        return (states_TD @ weight_D).view(batch.num_sequences, -1).sum(1)
+
+    own_nE = embeddings(model, text)
+    found = integrated_gradients(model, text, torch.zeros_like(own_nE), score, steps=1)
+    torch.testing.assert_close(found.attributions_n.float(), own_nE @ weight_D, rtol=1e-4, atol=1e-5)
+    assert abs(found.gap) < 1e-4
+
+
+def test_rollout_is_the_product_of_half_attention_half_identity_and_its_rows_sum_to_one() -> None:
+    model, text = tiny_model(tiny_tokenizer()), a_text()
+    maps = text_maps(model, text)
+    n = len(text.ids)
+    found_nn = rollout(maps)
+    torch.testing.assert_close(found_nn.sum(-1), torch.ones(n, dtype=torch.float64))
+    first, second = ((layer.mean(0) + torch.eye(n)) / 2 for layer in maps)
+    torch.testing.assert_close(found_nn, second @ first)
+    assert bool((found_nn >= 0).all())

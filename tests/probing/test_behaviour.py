@@ -1,0 +1,107 @@
+"""`probe behaviour` as a run: pairs as `eval blimp` has them, diagnostics beside, and what can be asked of a model."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.arguments import EvalRequest
+from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
+from bertkit.probing.behaviour.run import BehaviourSettings, probe_behaviour
+from bertkit.probing.run import Probed
+from bertkit.run.verify import verify_run
+from tests.probing.request import request_for
+from tests.probing.tiny_models import tiny_causal_model, tiny_model, tiny_tokenizer
+
+NEG = "item\tcontext_aff\tcontext_neg\ttarget_aff\ttarget_neg\n"
+ROWS = [("reader", "token", "value"), ("file", "document", "number"), ("sentence", "reader", "token")]
+
+
+def write_data(directory: Path) -> Path:
+    """Two paradigms of one phenomenon, one of another, and a diagnostic."""
+    directory.mkdir()
+    for name, term in (("one", "agreement"), ("two", "agreement"), ("three", "islands")):
+        with (directory / f"{name}.jsonl").open("w") as file:
+            for word in ("reader", "value", "document", "token", "number")[: 2 + len(name) % 3]:
+                good, bad = f"The {word} is {name}.", f"The {word} are {name}."
+                pair = {"sentence_good": good, "sentence_bad": bad, "UID": name, "linguistics_term": term}
+                file.write(json.dumps(pair) + "\n")
+    rows = "".join(f"{n}\tThe {a} is a\tThe {a} is not a\t{b}\t{c}\n" for n, (a, b, c) in enumerate(ROWS))
+    (directory / "NEG.tsv").write_text(NEG + rows)
+    return directory
+
+
+def look(request: Any, **settings: Any) -> Probed:
+    return probe_behaviour(request, BehaviourSettings(**settings))
+
+
+def table(probed: Probed, name: str) -> list[dict[str, str]]:
+    assert probed.run is not None
+    with (probed.run.path / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_folder_of_both_gives_both_and_pairs_are_those_of_the_suite(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    request = request_for(tmp_path, data)
+    probed = look(request)
+    assert probed.run is not None
+    assert not verify_run(probed.run.path).faults
+    names = {path.name for path in (probed.run.path / "figures").iterdir()}
+    assert names == {"diagnostics.png", "diagnostics.svg", "minimal_pairs.png", "minimal_pairs.svg"}
+    summary = probed.results["summary"]
+    wanted = EvalRequest(request.models[0], device="cpu", runs_root=tmp_path / "runs", command=["x"])
+    suite = evaluate_blimp(wanted, data, BlimpSettings()).results
+    pairs = summary["minimal_pairs"]
+    assert pairs["average"] == suite["average"]
+    assert pairs["by_linguistics_term"] == suite["by_linguistics_term"]
+    rows = {row["phenomenon"]: row for row in table(probed, "minimal_pairs")}
+    assert {term: int(row["paradigms"]) for term, row in rows.items()} == {"agreement": 2, "islands": 1}
+    for term, row in rows.items():
+        assert float(row["accuracy"]) == pytest.approx(suite["by_linguistics_term"][term]["accuracy"])
+    measures = summary["diagnostics"]["NEG"]["measures"]
+    assert [measures[f"sensitivity/{each}"]["n"] for each in ("affirmative", "negative")] == [3, 3]
+    assert len(table(probed, "diagnostic_items")) == 6
+    assert summary["blank_rule"] == "within_word_l2r"
+
+
+def test_a_word_that_is_the_better_affirmative_is_the_worse_negative_where_no_is_not_heard(tmp_path: Path) -> None:
+    """Contexts that are the same must give sensitivities that add up to 1."""
+    path = tmp_path / "NEG.tsv"
+    path.write_text(NEG + "".join(f"{n}\tThe {a} is a\tThe {a} is a\t{b}\t{c}\n" for n, (a, b, c) in enumerate(ROWS)))
+    for number, (model, heads) in enumerate(((tiny_model, "masked"), (tiny_causal_model, "causal"))):
+        request = request_for(tmp_path / f"m{number}", path, model=model(tiny_tokenizer()))
+        measures = look(request).results["summary"]["diagnostics"]["NEG"]["measures"]
+        both = [measures[f"sensitivity/{each}"]["value"] for each in ("affirmative", "negative")]
+        assert sum(both) == pytest.approx(1), heads
+
+
+def test_patterns_choose_among_both(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    summary = look(request_for(tmp_path, data), only=["NEG*"]).results["summary"]
+    assert "minimal_pairs" not in summary
+    summary = look(request_for(tmp_path, data), only=["islands"], pairs=1).results["summary"]
+    assert "diagnostics" not in summary
+    assert (summary["minimal_pairs"]["paradigms"], summary["minimal_pairs"]["pairs"]) == (1, 1)
+    with pytest.raises(UsageError, match="no paradigm, field or phenomenon matches 'iland'; did you mean 'islands'"):
+        look(request_for(tmp_path, data), only=["iland"])
+
+
+def test_what_cannot_be_asked_is_a_clear_no(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    with pytest.raises(UsageError, match="give --data PATH, minimal pairs"):
+        look(request_for(tmp_path))
+    with pytest.raises(DataError, match="no masked_lm or causal_lm head"):
+        look(request_for(tmp_path / "bare", data, model=tiny_model(tiny_tokenizer(), heads=())))
+    with pytest.raises(DataError, match="no such file or directory"):
+        look(request_for(tmp_path, tmp_path / "nowhere"))
+    twice = replace(request_for(tmp_path, data), data=[str(data), str(data / "NEG.tsv")])
+    with pytest.raises(DataError, match="'NEG' is there twice"):
+        look(twice)
+    assert not (tmp_path / "runs").exists()

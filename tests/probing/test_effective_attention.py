@@ -1,0 +1,129 @@
+"""Effective attention: the same outcome, nothing of the null space, and no change where a text is short."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bertkit.errors import DataError
+from bertkit.models.recorder import Recorder
+from bertkit.probing.effective_attention.measure import (
+    ATTENDED,
+    LayerAttention,
+    correlations,
+    effective,
+    layer_attention,
+    output_maps,
+)
+from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
+from tests.models.oracle import all_cases, make_twins
+from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
+
+WIDTH = 10
+"""Of a head of the tiny model."""
+
+
+def encoded() -> list[EncodedSentence]:
+    tokenizer = tiny_tokenizer()
+    return list(TextEncoder.of(tiny_model(tokenizer), tokenizer).encode(Sentence(text, text) for text in TEXTS))
+
+
+@pytest.fixture(scope="module")
+def found() -> list[tuple[EncodedSentence, list[LayerAttention]]]:
+    return list(layer_attention(tiny_model(tiny_tokenizer()), encoded()))
+
+
+def test_the_outcome_is_the_same(found: list[tuple[EncodedSentence, list[LayerAttention]]]) -> None:
+    assert len(found) == len(TEXTS)
+    longer = 0
+    for sentence, layers in found:
+        for layer in layers:
+            longer += sentence.ids_T.size > WIDTH
+            torch.testing.assert_close(
+                layer.effective_Nnn @ layer.mixed_NnD, layer.raw_Nnn @ layer.mixed_NnD, rtol=0, atol=1e-6
+            )
+    assert longer
+
+
+def test_nothing_changes_in_a_short_text_of_full_rank_and_something_does_in_a_long_one(
+    found: list[tuple[EncodedSentence, list[LayerAttention]]],
+) -> None:
+    sizes = set()
+    for sentence, layers in found:
+        size = sentence.ids_T.size
+        sizes.add(size <= WIDTH)
+        for layer in layers:
+            assert layer.rank_N.tolist() == [min(size, WIDTH)] * 2
+            if size <= WIDTH:
+                torch.testing.assert_close(layer.effective_Nnn, layer.raw_Nnn, rtol=0, atol=1e-9)
+                torch.testing.assert_close(correlations(layer), torch.ones(2, dtype=torch.float64))
+            else:
+                assert bool((correlations(layer) < 1).all())
+    assert sizes == {True, False}
+
+
+def test_two_heads_of_equal_outcome_have_one_effective_attention() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mixed = torch.randn(1, 9, 4, generator=generator, dtype=torch.float64)
+    maps = torch.softmax(torch.randn(1, 9, 9, generator=generator, dtype=torch.float64), -1)
+    null = torch.linalg.svd(mixed[0].T).Vh[4:]
+    other = maps + torch.randn(1, 9, 5, generator=generator, dtype=torch.float64) @ null
+    torch.testing.assert_close(other @ mixed, maps @ mixed)
+    torch.testing.assert_close(effective(other, mixed)[0], effective(maps, mixed)[0])
+    torch.testing.assert_close(effective(effective(maps, mixed)[0], mixed)[0], effective(maps, mixed)[0])
+
+
+def test_a_direction_that_is_not_there_is_left_out() -> None:
+    mixed = torch.zeros(1, 3, 3, dtype=torch.float64)
+    mixed[0, 0, 0], mixed[0, 1, 1] = 2.0, 1e-3
+    maps = torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)
+    found, rank = effective(maps, mixed)
+    assert rank.tolist() == [2]
+    torch.testing.assert_close(found, maps * torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["bert", "albert-groups", "modernbert", "mobilebert", "xlnet", "deberta-3", "gpt2"])
+def test_the_recorded_projection_makes_of_maps_what_the_model_makes(name: str, tmp_path: object) -> None:
+    pytest.importorskip("transformers")
+    from pathlib import Path
+
+    case = next(case for case in all_cases() if case.name == name)
+    model = make_twins(case, next(iter(case.heads.values())), Path(str(tmp_path))).model.eval()
+    sentence = encoded()[0]
+    ids = sentence.ids_T % 90 + 2
+    text = EncodedSentence(0, "", sentence.words, ids, 0 * ids, sentence.word_T, sentence.spans_W2)
+    ((_, layers),) = layer_attention(model, [text])
+    zero = Recorder(
+        [ATTENDED.format(n=n) for n in range(len(layers))],
+        {f"blocks.{n}.attn.hook_z": torch.zeros_like for n in range(len(layers))},
+    )
+    whole = Recorder([ATTENDED.format(n=n) for n in range(len(layers))])
+    with torch.no_grad():
+        model(packed([text]), whole)
+        model(packed([text]), zero)
+    for n, layer in enumerate(layers):
+        bias = zero.kept[ATTENDED.format(n=n)]
+        expected = whole.kept[ATTENDED.format(n=n)] - bias
+        torch.testing.assert_close((layer.raw_Nnn @ layer.mixed_NnD).sum(0).float(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_recorded_projection_is_the_layers_weight() -> None:
+    model = tiny_model(tiny_tokenizer())
+    with torch.no_grad():
+        model.encoder.layers[1].attention.output.bias.normal_()
+    maps = output_maps(model, 2)
+    weight_DD = model.encoder.layers[1].attention.output.weight
+    torch.testing.assert_close(maps[1].flatten(0, 1).float(), weight_DD.T, rtol=0, atol=1e-6)
+
+
+def test_a_family_without_the_points_is_refused() -> None:
+    with pytest.raises(DataError, match=r"family bert has no point blocks\.2\.attn\.hook_v"):
+        output_maps(tiny_model(tiny_tokenizer()), 3)
+
+
+def test_values_that_are_no_numbers_are_refused() -> None:
+    model = tiny_model(tiny_tokenizer())
+    with torch.no_grad():
+        model.encoder.layers[1].attention.value.bias.fill_(float("inf"))
+    with pytest.raises(DataError, match=r"blocks\.1\.attn\.hook_v is not numbers"):
+        list(layer_attention(model, encoded()[:1]))

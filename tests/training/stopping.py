@@ -1,0 +1,47 @@
+"""Runs that are asked to stop at a step of theirs, without a signal or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bertkit.training import trainer as loop
+from bertkit.training.interrupt import StopRequest
+
+
+class _StopAt(StopRequest):
+    """Asks to stop when it has been looked at so often."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(None)
+        self.left = looks
+
+    @property
+    def reason(self) -> str | None:
+        self.left -= 1
+        return "the test" if self.left <= 0 else None
+
+
+class _SignalledTooLate(StopRequest):
+    """A signal that comes when the last update is being made: the loop has no more step to stop before."""
+
+    reason = None
+    signal = "SIGTERM"
+
+
+@contextmanager
+def signalled_behind_the_last_step() -> Iterator[None]:
+    """Every run inside hears a signal when it has made all its updates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "StopRequest", _SignalledTooLate)
+        yield
+
+
+@contextmanager
+def stopping_at(updates: int) -> Iterator[None]:
+    """Every run inside stops when it has made so many updates since it was begun or resumed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "StopRequest", lambda max_minutes=None: _StopAt(updates))
+        yield

@@ -1,0 +1,177 @@
+"""The loop under every training command, on a model of one number: when it logs, looks, saves, stops and gives up."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bertkit.errors import DataError, DivergedError, StoppedError
+from bertkit.progress import silent_progress
+from bertkit.run.checkpoint import list_checkpoints
+from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
+from bertkit.training.step import StepOutcome, TermTotal
+from bertkit.training.trainer import TrainingLoop, write_whole
+from tests.training.stopping import stopping_at
+
+STEPS = 11
+IDENTITY = RunIdentity("pretrain", "falling", "name: falling\n", "0" * 64, 3, ["test"])
+
+
+class Falling(TrainingLoop[float]):
+    """A number that each step takes closer to nought, by as much as its batch and a draw say.
+
+    Attributes:
+        looks: the steps after which it was looked at.
+        ends_at: the step after which there is no more to read.
+        bad_steps: updates (from 0) that are not finite.
+    """
+
+    remedy = "fall more slowly"
+
+    def __init__(self, run: RunDirectory) -> None:
+        super().__init__(run, resolve_engine(EngineConfig(device="cpu", precision="fp32")))
+        optimisation = SimpleNamespace(max_nonfinite_steps=2)
+        engine = SimpleNamespace(log_every_steps=4, save_every_steps=3)
+        self.recipe = SimpleNamespace(name="falling", kind="pretrain", seed=5, optimisation=optimisation, engine=engine)
+        self.model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.model.weight)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.steps = self.ends_at = STEPS
+        self.bad_steps: set[int] = set()
+        self.looks: list[int] = []
+
+    def _updates(self) -> Generator[Sequence[float], None, None]:
+        for step in range(self.step, self.ends_at):
+            yield [float(step)]
+
+    def _update(self, batches: Sequence[float]) -> StepOutcome:
+        loss = (self.model(torch.rand(1)) * batches[0]).square()
+        loss.backward()
+        finite = self.step not in self.bad_steps
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        value = loss.item() if finite else math.nan
+        return StepOutcome({"fall": TermTotal(value, 1, 0)}, 1.0, tokens=7, finite=finite)
+
+    def _flops(self, batches: Sequence[float]) -> float:
+        return 1.0
+
+    def _losses(self) -> dict[str, Any]:
+        terms = self.meter.terms
+        return {"lr": 0.01, "loss": terms["fall"].mean if terms else None}
+
+    def _target_tokens(self) -> int:
+        return 1
+
+    def _look_is_due(self) -> bool:
+        return self.step % 5 == 0
+
+    def _look(self) -> None:
+        self.looks.append(self.step)
+
+    def _announce(self) -> None:
+        return
+
+    def _finish(self) -> dict[str, Any]:
+        return {"weight": self.model.weight.item(), "steps": self.step, "tokens": self.tokens}
+
+
+def begun(directory: Path) -> Falling:
+    return Falling(RunDirectory.create(directory, IDENTITY, directory / "run"))
+
+
+def trained(loop: Falling, **limits: Any) -> dict[str, Any]:
+    with loop.run.recording():
+        return loop.train(progress=silent_progress, **limits)
+
+
+def test_it_logs_looks_and_saves_at_its_intervals(tmp_path: Path) -> None:
+    loop = begun(tmp_path)
+    results = trained(loop)
+    lines = [json.loads(line) for line in loop.run.metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 8, STEPS]
+    assert [line["tokens"] for line in lines] == [28, 56, 7 * STEPS]
+    assert all(line["loss"] > 0 and line["tokens_per_s"] > 0 for line in lines[1:])
+    assert loop.looks == [5, 10]
+    assert [path.name for path in list_checkpoints(loop.run.checkpoints)] == ["step-00000009"]
+    assert (results["steps"], results["tokens"]) == (STEPS, 7 * STEPS)
+
+
+@pytest.mark.parametrize("stops", [1, 2, 7])
+def test_stopped_again_and_again_it_ends_where_the_straight_run_ends(tmp_path: Path, stops: int) -> None:
+    straight = trained(begun(tmp_path / "straight"))
+    loop = begun(tmp_path / "stopped")
+    for stop in range(1, (STEPS - 1) // stops + 1):
+        with stopping_at(stops), pytest.raises(StoppedError, match=f"at step {stop * stops} of {STEPS}.*--resume"):
+            trained(loop)
+        loop = Falling(RunDirectory.open(loop.run.path))
+    assert trained(loop) == straight
+
+
+def test_a_request_to_stop_at_the_last_step_comes_too_late(tmp_path: Path) -> None:
+    with stopping_at(STEPS):
+        assert trained(begun(tmp_path))["steps"] == STEPS
+
+
+def test_a_few_updates_that_are_not_finite_are_passed_over_and_told(tmp_path: Path) -> None:
+    loop = begun(tmp_path)
+    loop.bad_steps = {0, 1, 3, 5, 6}
+    trained(loop)
+    lines = [json.loads(line) for line in loop.run.metrics.read_text().splitlines()]
+    assert [line.get("skipped_steps") for line in lines] == [3, 2, None]
+
+
+def test_too_many_in_a_row_end_the_run_with_the_remedy_even_across_a_stop(tmp_path: Path) -> None:
+    loop = begun(tmp_path)
+    loop.bad_steps = {4, 5, 6}
+    with stopping_at(6), pytest.raises(StoppedError):
+        trained(loop)
+    again = Falling(RunDirectory.open(loop.run.path))
+    again.bad_steps = loop.bad_steps
+    with pytest.raises(DivergedError, match=r"3 updates in a row up to step 7 .*; fall more slowly"):
+        trained(again)
+
+
+def test_a_run_that_ends_early_is_finished(tmp_path: Path) -> None:
+    loop = begun(tmp_path)
+    loop.ends_at = 6
+    assert trained(loop)["steps"] == 6
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    loop = begun(tmp_path)
+    trained(loop)
+    other = Falling(RunDirectory.open(loop.run.path))
+    other.model = nn.Linear(1, 1)
+    other.optimizer = torch.optim.AdamW(other.model.parameters())
+    with pytest.raises(DataError, match=r"other weights than the recipe's model has, such as bias"):
+        trained(other)
+
+
+def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path: Path) -> None:
+    place = tmp_path / "model"
+
+    def write(text: str, directory: Path) -> None:
+        directory.mkdir()
+        (directory / "weights").write_text(text)
+        if text == "too much":
+            raise OSError(28, "No space left on device")
+
+    write_whole(place, lambda directory: write("old", directory))
+    with pytest.raises(DataError, match=r"No space left on device.*free space and run again with --resume"):
+        write_whole(place, lambda directory: write("too much", directory))
+    assert (place / "weights").read_text() == "old"
+    write_whole(place, lambda directory: write("new", directory))
+    assert (place / "weights").read_text() == "new"
+    assert not place.with_name("model.writing").exists()
