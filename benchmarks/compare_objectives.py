@@ -49,10 +49,10 @@ from bertkit.models.recorder import Recorder
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.arguments import PretrainRequest
 from bertkit.pretraining.batches import stage_batches
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import open_shards, run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
-from bertkit.recipe.load import load_recipe
 from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer import Tokenizer

@@ -57,8 +57,8 @@ def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeyp
 
 
 def test_every_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
+    from bertkit.pretraining.recipe import load_recipe
     from bertkit.pretraining.stages import stages_of
-    from bertkit.recipe.load import load_recipe
 
     blocks = fenced("yaml")
     assert blocks

@@ -22,7 +22,7 @@ from bertkit.finetuning.methods import Pruned, Scratch, TrainingData
 from bertkit.finetuning.methods import pruned as method
 from bertkit.finetuning.run import FinetuneOutcome
 from bertkit.finetuning.steps import FinetuneEngine
-from bertkit.finetuning.task_trainer import Learner
+from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
@@ -54,13 +54,13 @@ def finished(place: Place) -> FinetuneOutcome:
 
 
 @pytest.fixture
-def learner(place: Place) -> Learner:
+def task_trainer(place: Place) -> TaskTrainer:
     recipe = place.request().requested()
-    return Learner(recipe, prepare(recipe), seed=0)
+    return TaskTrainer(recipe, prepare(recipe), seed=0)
 
 
-def data_of(learner: Learner, directory: Path | None = None) -> TrainingData:
-    return TrainingData(learner.task, learner.prepared.train.features, ENGINE, directory)
+def data_of(task_trainer: TaskTrainer, directory: Path | None = None) -> TrainingData:
+    return TrainingData(task_trainer.task, task_trainer.prepared.train.features, ENGINE, directory)
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
@@ -71,12 +71,12 @@ def importance(measure: Measure) -> np.ndarray[Any, Any]:
     return head_importance(measure, Heads.of(measure.model))
 
 
-def test_importance_is_that_of_the_probes_on_the_same_examples(learner: Learner) -> None:
-    prepared = learner.prepared
-    ours = TrainingLoss(learner.model, data_of(learner), np.arange(TRAIN))
+def test_importance_is_that_of_the_probes_on_the_same_examples(task_trainer: TaskTrainer) -> None:
+    prepared = task_trainer.prepared
+    ours = TrainingLoss(task_trainer.model, data_of(task_trainer), np.arange(TRAIN))
     theirs = TaskAnswers(
-        learner.model,
-        learner.task,
+        task_trainer.model,
+        task_trainer.task,
         SequenceEncoder(prepared.tokenizer, max_tokens=40, token_types=True),
         prepared.train.examples,
         metric="accuracy",
@@ -87,7 +87,7 @@ def test_importance_is_that_of_the_probes_on_the_same_examples(learner: Learner)
     found, wanted = importance(ours), importance(theirs)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     order = least_first(normalised_by_layer(wanted)).tolist()
-    model = Pruned(heads=2).prepare_on(learner.model, 0, data_of(learner))
+    model = Pruned(heads=2).prepare_on(task_trainer.model, 0, data_of(task_trainer))
     gone = [3 * layer + head for layer, heads in pruned_heads(model.encoder).items() for head in heads]
     assert sorted(gone) == sorted(order[:2])
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -172,38 +172,40 @@ def test_several_tasks_lack_the_same_heads(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_layers_are_those_of_the_model_that_it_starts_from(learner: Learner, caplog: pytest.LogCaptureFixture) -> None:
-    wanted = keep_layers(learner.model, [1]).state_dict()
+def test_layers_are_those_of_the_model_that_it_starts_from(
+    task_trainer: TaskTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = keep_layers(task_trainer.model, [1]).state_dict()
     with caplog.at_level(logging.INFO):
-        found = Pruned(layers="last", keep=1).prepare(learner.model, seed=0)
+        found = Pruned(layers="last", keep=1).prepare(task_trainer.model, seed=0)
     assert found.state_dict().keys() == wanted.keys()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.state_dict().items())
     assert "layers taken out: 0; kept: 1" in caplog.text
-    halved = Pruned(layers="first").prepare(learner.model, seed=0)
+    halved = Pruned(layers="first").prepare(task_trainer.model, seed=0)
     assert halved.encoder.config.num_hidden_layers == 1  # type: ignore[attr-defined]  # BERT's
 
 
-def test_heads_have_the_numbers_of_the_layers_before_any_is_taken_out(learner: Learner) -> None:
-    chosen = Pruned(layers=(1,), heads={1: (2,)}).prepare(learner.model, seed=0)
+def test_heads_have_the_numbers_of_the_layers_before_any_is_taken_out(task_trainer: TaskTrainer) -> None:
+    chosen = Pruned(layers=(1,), heads={1: (2,)}).prepare(task_trainer.model, seed=0)
     assert pruned_heads(chosen.encoder) == {0: (2,)}
     with pytest.raises(UsageError, match=r"method\.heads: layer 0 is not there; layers have the numbers 1"):
-        Pruned(layers=(1,), heads={0: (2,)}).prepare(learner.model, seed=0)
+        Pruned(layers=(1,), heads={0: (2,)}).prepare(task_trainer.model, seed=0)
 
 
-def test_zeros_stay_zeros_however_the_optimiser_moves(learner: Learner, tmp_path: Path) -> None:
+def test_zeros_stay_zeros_however_the_optimiser_moves(task_trainer: TaskTrainer, tmp_path: Path) -> None:
     """Momentum of before would move a weight that has become 0; its gradient is 0 from then on."""
     settings = Pruned(magnitude=0.5, magnitude_ramp=1.0, magnitude_every_steps=2)
-    model = settings.prepare_on(learner.model, 0, data_of(learner))
+    model = settings.prepare_on(task_trainer.model, 0, data_of(task_trainer))
     maps = prunable_maps(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
-    batch = learner.prepared.train.features.batch(np.arange(7))
+    batch = task_trainer.prepared.train.features.batch(np.arange(7))
     seen: list[int] = []
     gone = {name: torch.zeros_like(part.weight, dtype=torch.bool) for name, part in maps.items()}
     with settings.session(model, [], ENGINE, Scratch(tmp_path, 0.0)):
         for step in range(1, 7):
             optimizer.zero_grad()
-            hidden_TD = model.states(learner.task.head, batch.packed)
-            learner.task.loss(model, hidden_TD, batch).sum.backward()
+            hidden_TD = model.states(task_trainer.task.head, batch.packed)
+            task_trainer.task.loss(model, hidden_TD, batch).sum.backward()
             for name, part in maps.items():
                 assert part.weight.grad is not None
                 assert not part.weight.grad[gone[name]].any(), name
@@ -240,7 +242,7 @@ def test_a_best_look_of_before_the_share_had_grown_is_told(place: Place, caplog:
     assert outcome.results["selected"]["step"] == 28 or told
 
 
-def test_fewer_examples_are_drawn_by_the_seed(learner: Learner) -> None:
+def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None:
     settings = Pruned(heads=1, examples=9)
     first, again, other = (settings._items(TRAIN, seed).tolist() for seed in (1, 1, 2))
     assert first == again != other
@@ -279,7 +281,7 @@ def test_what_cannot_be_taken_out_is_told_with_exit_code_2(
     assert told in " ".join(done.stderr.split())
 
 
-def test_importance_without_data_is_refused(learner: Learner) -> None:
-    model: HeadedModel = learner.model
+def test_importance_without_data_is_refused(task_trainer: TaskTrainer) -> None:
+    model: HeadedModel = task_trainer.model
     with pytest.raises(UsageError, match="importance needs training examples"):
         Pruned(heads=0.5).prepare(model, seed=0)

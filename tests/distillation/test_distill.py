@@ -15,7 +15,7 @@ from bertkit.distillation.student import student_of
 from bertkit.distillation.task_arguments import DistillRequest
 from bertkit.distillation.task_loss_terms import reading_of
 from bertkit.distillation.teachers import answers_identity
-from bertkit.distillation.terms import Wanted
+from bertkit.distillation.terms import ActivationSpec
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneRequest
@@ -186,13 +186,13 @@ def test_answers_are_those_of_these_weights_settings_tokens_and_precision(place:
     teacher, _ = load_model(place.teacher)
     other, _ = load_model(place.teacher)
     other.encoder.config = other.encoder.config.model_copy(update={"hidden_act": "relu"})
-    tokenizer, wanted = load_tokenizer(place.teacher), Wanted(logits=True)
+    tokenizer, wanted = load_tokenizer(place.teacher), ActivationSpec(logits=True)
     first = {"weights": "a", "tokenizer": tokenizer, "wanted": wanted, "precision": "fp32"}
     others = [
         answers_identity([other], **first),
         answers_identity([teacher], **{**first, "weights": "b"}),
         answers_identity([teacher], **{**first, "tokenizer": tiny_tokenizer(vocab_size=60)}),
-        answers_identity([teacher], **{**first, "wanted": wanted | Wanted(states=frozenset({1}))}),
+        answers_identity([teacher], **{**first, "wanted": wanted | ActivationSpec(states=frozenset({1}))}),
         answers_identity([teacher], **{**first, "precision": "bf16"}),
     ]
     same = answers_identity([load_model(place.teacher)[0]], **first)

@@ -32,8 +32,8 @@ def test_choices_are_those_of_the_papers() -> None:
 def test_a_named_map_is_ascending_and_stays_within_the_teacher(name: str, teacher: int) -> None:
     for student in range(2, teacher + 1):
         pairs = layer_map(name, student=student, teacher=teacher)  # type: ignore[arg-type]
-        learners, taught = zip(*pairs, strict=True)
-        assert list(learners) == sorted(set(learners))
+        task_trainers, taught = zip(*pairs, strict=True)
+        assert list(task_trainers) == sorted(set(task_trainers))
         assert list(taught) == sorted(set(taught))
         assert taught[0] >= 1
         assert taught[-1] <= teacher

@@ -271,10 +271,10 @@ def test_each_piece_is_predicted_among_those_of_its_own_vocabulary() -> None:
         right[label >= ROWS] += int(logits[row].argmax() == target)
     assert found.sum.item() == pytest.approx(loss, rel=1e-5)
     assert (found.count, int(found.correct)) == (index_M.numel(), sum(right))
-    tallies = {name: int(number) for name, number in found.tallies.items()}
+    counters = {name: int(number) for name, number in found.counters.items()}
     students = int((label_T >= ROWS).sum())
-    assert tallies == {"student": students, "right": right[1], "dropped": 0}
-    assert wanted.figures(tallies, found.count)["student_share/mixed_vocabulary"] == students / found.count
+    assert counters == {"student": students, "right": right[1], "dropped": 0}
+    assert wanted.figures(counters, found.count)["student_share/mixed_vocabulary"] == students / found.count
     assert 0 < students < found.count == wanted.count(batch)
 
 

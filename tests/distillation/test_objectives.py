@@ -17,7 +17,7 @@ from bertkit.distillation.losses import (
     soft_targets,
     state_squared_error,
 )
-from bertkit.distillation.objectives import DISTILLED, Distilled, Guide, add_maps, wanted_of
+from bertkit.distillation.objectives import DISTILLED, Distilled, TeacherSession, add_maps, wanted_of
 from bertkit.distillation.terms import TERMS, Shape, Sizes
 from bertkit.distillation.terms.base import MAPS
 from bertkit.models.bert import BertConfig
@@ -73,8 +73,8 @@ def sizes_of(student: HeadedModel, teacher: HeadedModel) -> Sizes:
     return Sizes.told_by(student.encoder.config, teacher.encoder.config)
 
 
-def guide_of(student: HeadedModel, teacher: HeadedModel, objectives: list[Objective]) -> Guide:
-    return Guide(teacher, student, objectives, sizes_of(student, teacher))
+def guide_of(student: HeadedModel, teacher: HeadedModel, objectives: list[Objective]) -> TeacherSession:
+    return TeacherSession(teacher, student, objectives, sizes_of(student, teacher))
 
 
 EVERY = [objective(name) for name in TERMS]
@@ -204,7 +204,7 @@ def test_terms_of_one_name_share_one_map_and_the_student_trains_it(
     named = {name: tuple(each.shape) for name, each in narrow.companions[MAPS].named_parameters()}
     assert named == {"fit.weight": (20, 12), "fit.bias": (20,), "layer_2.weight": (20, 12), "layer_2.bias": (20,)}
     assert not any(name.startswith("companions") for name in narrow.own_state())
-    found = losses(narrow, terms, batches[0], Guide(teacher, narrow, terms, sizes))
+    found = losses(narrow, terms, batches[0], TeacherSession(teacher, narrow, terms, sizes))
     found["embeddings"].sum.backward(retain_graph=True)
     once = narrow.get_parameter(f"companions.{MAPS}.fit.weight").grad
     assert once is not None

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from bertkit.distillation.dual_teacher import teacher_of
 from bertkit.distillation.projections import projections_of
-from bertkit.distillation.small_vocabulary import DualTraining
+from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer
 from bertkit.distillation.text_plan import distill_text_plan
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
@@ -70,9 +70,9 @@ def finished(classroom: Classroom) -> Finished:
     return classroom.run("finished")
 
 
-def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> DualTraining:
+def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> MixedVocabularyTrainer:
     """What a request would train."""
-    return classroom.job(directory, DualTraining, *overrides, **changes)
+    return classroom.job(directory, MixedVocabularyTrainer, *overrides, **changes)
 
 
 def test_transformers_loads_the_student_with_equal_logits(finished: Finished) -> None:

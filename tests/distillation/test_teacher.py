@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.teacher import Reading, Teacher
+from bertkit.distillation.teacher import Teacher, TeacherBatch
 from bertkit.distillation.teacher_store import TeacherStore
-from bertkit.distillation.terms import Wanted
+from bertkit.distillation.terms import ActivationSpec
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from tests.probing.tiny_models import tiny_model, tiny_tokenizer
@@ -27,7 +27,7 @@ def models() -> list[HeadedModel]:
     return [tiny_model(tiny_tokenizer(), seed=seed) for seed in (1, 2)]
 
 
-def reading(numbers: Sequence[int]) -> Reading:
+def reading(numbers: Sequence[int]) -> TeacherBatch:
     """Of these items; a sequence has a row with a class for each of its tokens, as a span has."""
     sequences = [sequence for number in numbers for sequence in ITEMS[number]]
     packed = PackedBatch.from_ids(sequences)
@@ -38,10 +38,10 @@ def reading(numbers: Sequence[int]) -> Reading:
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-torch.inf)
 
     counts = [len(ITEMS[number]) for number in numbers]
-    return Reading(packed, "masked_lm", logits_of, rows_I=counts, sequences_I=counts)
+    return TeacherBatch(packed, "masked_lm", logits_of, rows_I=counts, sequences_I=counts)
 
 
-WANTED = Wanted(logits=True, states=frozenset({0, 2}), first_states=frozenset({1}))
+WANTED = ActivationSpec(logits=True, states=frozenset({0, 2}), first_states=frozenset({1}))
 
 
 def store(directory: Path) -> TeacherStore:
@@ -85,9 +85,9 @@ def test_the_size_that_is_foretold_is_the_size_that_is_kept(tmp_path: Path, mode
 def test_equal_sequences_asked_for_other_tokens_are_other_items() -> None:
     """Pieces `ab c` and `a bc` are the same tokens, and two words in either."""
 
-    def of(*marks: bool) -> Reading:
+    def of(*marks: bool) -> TeacherBatch:
         packed = PackedBatch.from_ids([[5, 6, 7], [5, 6, 7]])
-        return Reading(packed, "h", lambda model, hidden: hidden, [2, 2], [1, 1], torch.tensor(marks))
+        return TeacherBatch(packed, "h", lambda model, hidden: hidden, [2, 2], [1, 1], torch.tensor(marks))
 
     one, other = of(True, False, True, True, True, False).keys()
     assert one != other
@@ -100,7 +100,7 @@ def test_where_nothing_can_be_kept_the_teacher_is_asked_once_a_batch(tmp_path: P
     writing = store(tmp_path / "s")
     asked: list[int] = []
 
-    def of(numbers: Sequence[int]) -> Reading:
+    def of(numbers: Sequence[int]) -> TeacherBatch:
         plain = reading(numbers)
 
         def logits_of(model: HeadedModel, hidden_TD: Tensor) -> Tensor:
@@ -117,12 +117,12 @@ def test_where_nothing_can_be_kept_the_teacher_is_asked_once_a_batch(tmp_path: P
 
 
 def test_several_teachers_speak_by_the_mean_of_their_logits(models: list[HeadedModel]) -> None:
-    wanted = Wanted(logits=True)
+    wanted = ActivationSpec(logits=True)
     both = Teacher(models, wanted).see(reading([2, 0])).logits
     each = [Teacher([model], wanted).see(reading([2, 0])).logits for model in models]
     torch.testing.assert_close(both, (each[0] + each[1]) / 2)
     with pytest.raises(UsageError, match="a single teacher"):
-        Teacher(models, Wanted(states=frozenset({1})))
+        Teacher(models, ActivationSpec(states=frozenset({1})))
 
 
 def test_a_teacher_is_neither_trained_nor_dropped_out(models: list[HeadedModel]) -> None:

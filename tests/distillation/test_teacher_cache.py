@@ -10,7 +10,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.teacher_cache import Answer, Answers, KeptWords
 from bertkit.distillation.teacher_store import TeacherStore
-from bertkit.distillation.terms import Seen, Wanted
+from bertkit.distillation.terms import Activations, ActivationSpec
 from bertkit.models.vocabulary import VocabularyProjection
 
 ROWS, WORDS, WIDTH, TOP = 14, 57, 6, 5
@@ -56,7 +56,7 @@ def test_a_loss_takes_them_in_a_projections_place() -> None:
 @pytest.mark.parametrize("positions", ["all", "some", "none"])
 def test_answers_come_back_in_any_company_and_only_to_the_same_question(tmp_path: Path, positions: str) -> None:
     sequences = [[5, 6, 7, 8], [9, 6, 7], [5, 6], [11, 12, 13, 14, 15]]
-    wanted = Wanted(states=frozenset({4, 1}), first_states=frozenset({2}))
+    wanted = ActivationSpec(states=frozenset({4, 1}), first_states=frozenset({2}))
     choices = {"all": list(range(ROWS)), "some": [1, 2, 6, 9, 13], "none": []}
     index_M = torch.tensor(choices[positions], dtype=torch.int64)
     top_k = TOP if positions != "none" else 0
@@ -67,7 +67,7 @@ def test_answers_come_back_in_any_company_and_only_to_the_same_question(tmp_path
     states = {layer: torch.randn(ROWS, WIDTH) for layer in wanted.states}
     first_states = {2: torch.randn(4, WIDTH)}
     assert answers.recall(batch, index_M) is None
-    answers.keep(Answer(words, Seen(batch, states=states, first_states=first_states)), index_M)
+    answers.keep(Answer(words, Activations(batch, states=states, first_states=first_states)), index_M)
     floats = sum(answers.floats_of(tokens=len(each), rows=0) for each in sequences)
     floats += index_M.numel() * (2 * TOP + 1)
     assert store.size_bytes == 4 * floats

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.terms import TERMS, Attention, Cosine, HiddenStates, Patience, Seen, Shape, Sizes, Term
-from bertkit.distillation.terms.base import LinearMaps, Viewer, new_maps
+from bertkit.distillation.terms import TERMS, Activations, Attention, Cosine, HiddenStates, Patience, Shape, Sizes, Term
+from bertkit.distillation.terms.base import ActivationRecorder, LinearMaps, new_maps
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
@@ -36,8 +36,8 @@ def sizes_of(models: tuple[HeadedModel, HeadedModel]) -> Sizes:
     return Sizes(*(Shape.of(model) for model in models))
 
 
-def seen(model: HeadedModel, term: Term, which: int, sizes: Sizes, batch: PackedBatch) -> Seen:
-    viewer = Viewer(model, term.wants(sizes)[which])
+def seen(model: HeadedModel, term: Term, which: int, sizes: Sizes, batch: PackedBatch) -> Activations:
+    viewer = ActivationRecorder(model, term.wants(sizes)[which])
     recorder = viewer.recorder()
     hidden_TD = model(batch, recorder)
     return viewer.seen(recorder, batch, model.masked_lm_logits(hidden_TD[batch.first_token_B]))

@@ -15,7 +15,7 @@ import pytest
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.arguments import EvalRequest
 from bertkit.evaluation.blimp import BlimpSettings, Outcome, Side, blimp_results, evaluate_blimp, share_preferred
-from bertkit.evaluation.run import Examined
+from bertkit.evaluation.run import LoadedModel
 from bertkit.models.headed import HeadedModel
 from bertkit.models.pseudo_likelihood import TextScore, score_texts
 from bertkit.run.verify import verify_run
@@ -185,7 +185,7 @@ def test_all_of_blimp_is_compared_with_published_figures() -> None:
     paradigms = [Paradigm(f"p{n}", None, None, (), 1000, Path("p")) for n in range(67)]
     side = Side.of([TextScore(np.array([-1.0], dtype=np.float32), 1)] * 1000)
     model = tiny_model(tiny_tokenizer())
-    examined = Examined("m", Path("m"), model, tiny_tokenizer(), "", None)
+    examined = LoadedModel("m", Path("m"), model, tiny_tokenizer(), "", None)
     whole = [Outcome(paradigm, side, side) for paradigm in paradigms]
     results = blimp_results(whole, examined, BlimpSettings())
     assert results["protocol"]["set"] == "BLiMP in full: 67 paradigms, 67000 of their 67000 pairs"

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import Examined, MeasureRequest
+from bertkit.evaluation.run import LoadedModel, MeasureRequest
 from bertkit.evaluation.speed.compression import frontier, retention
 from bertkit.evaluation.speed.contenders import Cell, SpeedSettings, random_batch
 from bertkit.evaluation.speed.footprint import Footprint, ask, asked_head, multiply_adds, weight_files
@@ -133,7 +133,7 @@ def test_a_quantised_weight_counts_as_one_parameter_and_one_product(tmp_path: Pa
     assert (Footprint.of(model, directory), multiply_adds(model, asked_head(model), LENGTH)) == before
     assert is_quantised(model)
     whole = save_tiny(model, tokenizer, tmp_path / "int8")
-    read = Examined.load(str(whole))
+    read = LoadedModel.load(str(whole))
     after = Footprint.of(read.model, read.directory)
     assert (after.parameters, after.without_embeddings) == (before[0].parameters, before[0].without_embeddings)
     assert after.disk_bytes == (whole / "model.safetensors").stat().st_size < before[0].disk_bytes
@@ -166,7 +166,7 @@ def test_bytes_on_disk_are_those_of_all_shards_and_of_no_other_file(tmp_path: Pa
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (directory / "notes.safetensors").write_text("something else")
     assert weight_files(directory) == [directory / "one.safetensors", directory / "two.safetensors"]
-    model = Examined.load(str(directory)).model
+    model = LoadedModel.load(str(directory)).model
     assert Footprint.of(model, directory).disk_bytes == sum((directory / name).stat().st_size for name in parts)
 
 
@@ -405,8 +405,8 @@ def test_tables_and_figure_are_drawn_from_the_results(evaluated: tuple[Path, dic
     assert (last["model"], last["published_compression"], last["known_by"]) == ("student", "7.5", "by its run")
 
 
-def examined(runs: Path) -> list[Examined]:
-    return [Examined.load(str(runs / name)) for name in ("teacher", "student")]
+def examined(runs: Path) -> list[LoadedModel]:
+    return [LoadedModel.load(str(runs / name)) for name in ("teacher", "student")]
 
 
 def test_scores_of_other_runs_are_of_the_model_that_they_name_or_began_with(runs: Path, tmp_path: Path) -> None:
@@ -459,5 +459,5 @@ def test_a_run_names_its_method_by_its_recipe_or_its_method_and_a_control_names_
 ) -> None:
     model = tiny_model(tiny_tokenizer(), heads=CLASSIFIER)
     save_run(tmp_path / "run", kind=kind, recipe=recipe, settings=settings, scores={"rte": 0.6}, model=model)
-    found = methods_by_model([Examined.load(str(tmp_path / "run"))], [])
+    found = methods_by_model([LoadedModel.load(str(tmp_path / "run"))], [])
     assert found == [None if method is None else (method, "by its run")]

@@ -17,7 +17,7 @@ from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.data import Prepared, prepare
 from bertkit.finetuning.recipe import OwnTask
 from bertkit.finetuning.run import FinetuneOutcome, finetune
-from bertkit.finetuning.task_trainer import Learner
+from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
@@ -61,7 +61,7 @@ class Place:
         """What a fine-tuning begins with, before its first step."""
         recipe = self.request(task, model, *overrides).requested()
         prepared = prepare(recipe)
-        return prepared, Learner(recipe, prepared, seed=0).model.state_dict()
+        return prepared, TaskTrainer(recipe, prepared, seed=0).model.state_dict()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
-from bertkit.objectives.forward import pretraining_model, read, states
+from bertkit.objectives.forward import encode, pretraining_model, states
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Spans
 from bertkit.objectives.next_sentence import NextSentence
@@ -56,7 +56,7 @@ def losses_and_gradients(
     model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     model.zero_grad()
-    readings = read(model, objectives, batch)
+    readings = encode(model, objectives, batch)
     parts = {
         each.term: each.loss(readings[each.term].model, readings[each.term].hidden_TD, readings[each.term].batch)
         for each in objectives

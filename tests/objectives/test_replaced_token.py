@@ -30,7 +30,7 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.roberta import RobertaConfig
 from bertkit.objectives.base import Objective
-from bertkit.objectives.forward import masked_lm_of, pretraining_model, read
+from bertkit.objectives.forward import encode, masked_lm_of, pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.replaced_token import ReplacedToken, drawn_ids
 from bertkit.objectives.sentence_order import SentenceOrder
@@ -132,7 +132,7 @@ def test_a_sample_draws_the_same_in_any_company(lengths: list[int], max_tokens: 
 
 def test_only_chosen_tokens_are_replaced_and_no_mask_is_left_unfilled() -> None:
     model, batch = made_model(objectives()), batch_of(objectives())
-    filled = read(model, objectives(), batch)["replaced_token"].batch
+    filled = encode(model, objectives(), batch)["replaced_token"].batch
     original = corrupted((), LENGTHS)
     chosen_T = torch.zeros(batch.num_tokens, dtype=torch.bool).index_fill(0, batch.targets["masked_lm"].index_M, True)
     original_T = torch.from_numpy(original.ids_T)
@@ -152,7 +152,7 @@ def test_a_drawn_token_equal_to_the_original_counts_as_original() -> None:
     batch = PackedBatch.from_samples(corrupted((masked, detector), samples=samples))
     with torch.no_grad():
         generator_of(model).get_parameter("masked_lm.bias")[word] = 1e4
-    reading = read(model, (masked, detector), batch)["replaced_token"]
+    reading = encode(model, (masked, detector), batch)["replaced_token"]
     targets = batch.targets["masked_lm"]
     assert (reading.batch.ids_T[targets.index_M] == word).all()
     replaced_T = detector.replaced_T(reading.batch)
@@ -217,7 +217,7 @@ def test_both_models_agree_with_transformers_on_the_same_batch(tie: Tie, tmp_pat
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
         oracles[name] = oracle.eval()
-    readings, parts = read(model, of, batch), losses(model, of, batch)
+    readings, parts = encode(model, of, batch), losses(model, of, batch)
     filled, lengths = readings["replaced_token"].batch, LENGTHS
     real_BS = padded([[1] * length for length in lengths], 0)
     targets = batch.targets["masked_lm"]
@@ -339,7 +339,7 @@ def test_a_model_without_generator_reads_once_and_a_generator_can_begin_alone() 
     assert not plain.companions
     assert masked_lm_of(plain) is plain
     model = made_model((masked, detector))
-    reading = read(model, (masked,), batch)["masked_lm"]
+    reading = encode(model, (masked,), batch)["masked_lm"]
     assert reading.model is masked_lm_of(model) is generator_of(model)
     assert reading.hidden_TD.shape[1] == CONFIG.hidden_size // 2
     losses(model, (masked,), batch)["masked_lm"].sum.backward()
@@ -348,7 +348,7 @@ def test_a_model_without_generator_reads_once_and_a_generator_can_begin_alone() 
 
 def test_other_objectives_read_the_filled_batch() -> None:
     of = (*objectives(), SentenceOrder())
-    readings = read(made_model(of), of, batch_of(objectives()))
+    readings = encode(made_model(of), of, batch_of(objectives()))
     assert readings["sentence_order"] is readings["replaced_token"]
     assert readings["masked_lm"] is not readings["replaced_token"]
 
@@ -430,7 +430,7 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
     of = objectives()
     model = made_model(of)
     with torch.no_grad():  # so that about half of the tokens are called replaced
-        reading = read(model.eval(), of, batch_of(of))["replaced_token"]
+        reading = encode(model.eval(), of, batch_of(of))["replaced_token"]
         median = model.token_logits("replaced_token", reading.hidden_TD).median()
         model.get_parameter("replaced_token.output.bias").sub_(median)
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
@@ -439,12 +439,12 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
     total = evaluate(model, of, batches, engine)["replaced_token"]
     replaced, called = [], []
     for batch in batches:
-        reading = read(model.eval(), of, batch)["replaced_token"]
+        reading = encode(model.eval(), of, batch)["replaced_token"]
         replaced += of[1].replaced_T(reading.batch).tolist()
         called += (model.token_logits("replaced_token", reading.hidden_TD).squeeze(-1) > 0).tolist()
     precision, recall, _, _ = precision_recall_fscore_support(replaced, called, average="binary")
     assert 0 < precision < 1 > recall > 0
-    assert of[1].figures(total.tallies, total.count) == pytest.approx(
+    assert of[1].figures(total.counters, total.count) == pytest.approx(
         {
             "baseline/replaced_token": accuracy_score(replaced, np.zeros(len(replaced))),
             "precision/replaced_token": precision,
@@ -455,8 +455,8 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
 
 
 def test_who_never_calls_a_token_replaced_has_the_accuracy_of_the_baseline_and_no_recall() -> None:
-    tallies = {"replaced": 13, "called": 0, "found": 0}
-    figures = ReplacedToken().figures(tallies, 100)
+    counters = {"replaced": 13, "called": 0, "found": 0}
+    figures = ReplacedToken().figures(counters, 100)
     assert list(figures.values()) == [0.87, 0.0, 0.0]
     assert ReplacedToken().figures({"replaced": 70, "called": 100, "found": 70}, 100)["baseline/replaced_token"] == 0.7
 

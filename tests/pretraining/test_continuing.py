@@ -15,10 +15,10 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.pretraining.arguments import PretrainRequest, shortened
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import Finished, run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
-from bertkit.recipe.load import load_recipe
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.training.tiny_run import write_model, write_text
 

@@ -13,10 +13,10 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import StoppedError, UsageError
 from bertkit.pretraining.arguments import PretrainRequest
 from bertkit.pretraining.batches import stage_batches
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
-from bertkit.recipe.load import load_recipe
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.training.tiny_run import write_text
 

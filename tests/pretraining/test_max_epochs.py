@@ -12,9 +12,9 @@ import pytest
 
 from bertkit.data.prepare import prepare_shards
 from bertkit.errors import DataError
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.trainer import Pretraining, check_epochs
 from bertkit.progress import silent_progress
-from bertkit.recipe.load import load_recipe
 from bertkit.text.sources import open_corpus
 from tests.training.tiny_run import write_recipe
 

@@ -13,11 +13,11 @@ from bertkit.errors import DataError, StoppedError
 from bertkit.files import sha256_of
 from bertkit.pretraining.arguments import PretrainRequest
 from bertkit.pretraining.file_hashes import with_contents
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.recipe.hashing import what_hash
-from bertkit.recipe.load import load_recipe
 from tests.training.tiny_run import NOUNS, VERBS, write_text
 
 Bertkit = Callable[..., Any]

@@ -9,9 +9,9 @@ import pytest
 from bertkit.errors import UsageError
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.next_sentence import NextSentence
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import differing_keys, what_hash
-from bertkit.recipe.load import load_recipe
 
 TINY = """\
 model: {family: bert, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 64}

@@ -17,10 +17,10 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masking import Ngrams, Spans
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.stages import Stage, stages_of
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
-from bertkit.recipe.load import load_recipe
 from bertkit.recipe.resolve import shipped_headers
 from bertkit.training.cost import count_parameters
 from tests.training.tiny_run import write_model, write_text

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bertkit.errors import UsageError
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.stages import stages_of
-from bertkit.recipe.load import load_recipe
 
 STEPS = 1000
 

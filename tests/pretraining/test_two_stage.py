@@ -13,10 +13,10 @@ from torch import Tensor
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
-from bertkit.recipe.load import load_recipe
 from bertkit.run.checkpoint import list_checkpoints, load_checkpoint, load_newest_checkpoint
 from tests.pretraining.test_electra import first_weights, hashes
 from tests.training.tiny_run import write_text

@@ -17,6 +17,7 @@ from bertkit.evaluation.loaded_model import load_subjects, short_name
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.hub import save_model
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.probing.contextuality.run import ContextualitySettings, probe_contextuality
 from bertkit.probing.points import list_points
 from bertkit.probing.run import Analysis, Finding, Probed, ProbeRequest, carry_out
@@ -24,7 +25,6 @@ from bertkit.probing.sentence_sources import read_texts
 from bertkit.probing.similarity.measure import linear_cka, svcca
 from bertkit.probing.similarity.run import SimilaritySettings, probe_similarity
 from bertkit.recipe.dump import dump_recipe
-from bertkit.recipe.load import load_recipe
 from bertkit.run.checkpoint import save_checkpoint
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.verify import verify_run

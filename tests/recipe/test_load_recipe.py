@@ -13,8 +13,8 @@ from small_schema import AdamW, Lamb, SmallRecipe
 from bertkit.distillation.task_recipe import load_distill_recipe
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import load_finetune_recipe
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.recipe.dump import dump_recipe
-from bertkit.recipe.load import load_recipe
 from bertkit.recipe.resolve import load_as, resolve_recipe, with_overrides
 
 BASE = """\

@@ -42,6 +42,7 @@ from bertkit.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from bertkit.recipe.resolve import Override
     from bertkit.run.directory import RunDirectory
 
 BatchTokens = Annotated[
@@ -160,9 +161,11 @@ def _plan_in_words(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def as_overrides(settings: Mapping[str, object]) -> list[str]:
+def as_overrides(settings: Mapping[str, object]) -> list[Override]:
     """Recipe fields that have options of their own, as `--set` has them; those that are None are not set."""
-    return [f"{key}={value}" for key, value in settings.items() if value is not None]
+    from bertkit.recipe.resolve import overrides_of
+
+    return overrides_of({key: value for key, value in settings.items() if value is not None})
 
 
 def keep_log(run: RunDirectory) -> None:

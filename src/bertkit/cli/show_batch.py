@@ -19,7 +19,7 @@ from bertkit.cli.common import (
     runs_root,
     story,
 )
-from bertkit.cli.shared import Common, with_options
+from bertkit.cli.shared import Common, as_overrides, with_options
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -53,7 +53,7 @@ def show_batch(
 
     request = PretrainRequest(
         recipe=recipe,
-        overrides=[*(overrides or ()), *([] if seed is None else [f"seed={seed}"])],
+        overrides=[*(overrides or ()), *as_overrides({"seed": seed})],
         sources=data or (),
         runs_root=runs_root(),
         cache=cache_root(),

@@ -225,19 +225,19 @@ class MixedVocabulary(BesideTeacher):
         targets = batch.targets[self.term]
         index_M = (targets.columns[_LABEL] >= 0).nonzero().flatten()
         own, students = teacher_of(model).loss(mixed_batch(batch), index_M, targets.columns[_LABEL][index_M])
-        tallies = {
+        counters = {
             "student": torch.tensor(students.count),
             "right": students.correct,
             "dropped": targets.columns[_DROPPED].sum(),
         }
-        return LossSum(own.sum + students.sum, own.count + students.count, own.correct + students.correct, tallies)
+        return LossSum(own.sum + students.sum, own.count + students.count, own.correct + students.correct, counters)
 
-    def figures(self, tallies: Mapping[str, int], count: int) -> dict[str, float]:
+    def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
         """The share of the masked pieces that are the student's, the teacher's accuracy at them, and pieces dropped."""
         return {
-            f"student_share/{self.term}": tallies.get("student", 0) / max(1, count),
-            f"student_accuracy/{self.term}": tallies.get("right", 0) / max(1, tallies.get("student", 0)),
-            f"dropped/{self.term}": float(tallies.get("dropped", 0)),
+            f"student_share/{self.term}": counters.get("student", 0) / max(1, count),
+            f"student_accuracy/{self.term}": counters.get("right", 0) / max(1, counters.get("student", 0)),
+            f"dropped/{self.term}": float(counters.get("dropped", 0)),
         }
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.teacher_cache import Answer, Answers, KeptWords
-from bertkit.distillation.terms import TERMS, LinearMaps, Seen, Sizes, SoftTargets, Term, Wanted
-from bertkit.distillation.terms.base import Viewer, give_maps, maps_of
+from bertkit.distillation.terms import TERMS, Activations, ActivationSpec, LinearMaps, Sizes, SoftTargets, Term
+from bertkit.distillation.terms.base import ActivationRecorder, give_maps, maps_of
 from bertkit.distillation.terms.base import wanted_of as wanted_by
 from bertkit.distillation.terms.logits import LogitTerm
 from bertkit.models.headed import HeadedModel
@@ -40,7 +40,7 @@ _HEAD = MaskedLM.term
 
 
 @dataclass(frozen=True)
-class Compared:
+class OutputPair:
     """What a student and its teacher made of one batch.
 
     Attributes:
@@ -56,8 +56,8 @@ class Compared:
     teacher: HeadedModel
     hidden_TD: Tensor
     teacher_hidden_TD: Tensor | None
-    seen: Seen
-    teacher_seen: Seen
+    seen: Activations
+    teacher_seen: Activations
     sizes: Sizes
     maps: LinearMaps
     kept: KeptWords | None = None
@@ -106,7 +106,7 @@ class Distilled(Objective):
         raise AssertionError(f"{self.term} is a comparison with a teacher: `Distilled.distance`")
 
     @abstractmethod
-    def distance(self, compared: Compared) -> LossSum:
+    def distance(self, compared: OutputPair) -> LossSum:
         """The term over one micro-batch."""
 
 
@@ -116,7 +116,7 @@ class DistilledStates(Distilled):
     def count(self, batch: PackedBatch) -> int:
         return self.distilled.count(batch, 0)
 
-    def distance(self, compared: Compared) -> LossSum:
+    def distance(self, compared: OutputPair) -> LossSum:
         return self.distilled.loss(compared.seen, compared.teacher_seen, compared.sizes, compared.maps)
 
 
@@ -147,7 +147,7 @@ class DistilledWords(Distilled):
     def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
         return None if self.positions == "all" else batch.targets[MaskedLM.term].index_M
 
-    def distance(self, compared: Compared) -> LossSum:
+    def distance(self, compared: OutputPair) -> LossSum:
         student, teacher = compared.projections(self.reads(compared.student, compared.seen.batch))
         term = self.distilled
         if isinstance(term, SoftTargets):
@@ -202,7 +202,7 @@ TeacherPass = Callable[[Recorder | None], Tensor]
 
 
 @dataclass(frozen=True)
-class Taught:
+class TeacherOutputs:
     """What a teacher made of a batch.
 
     Attributes:
@@ -211,13 +211,13 @@ class Taught:
         words, index_M: its likeliest words, and of which tokens, where its answers are kept.
     """
 
-    seen: Seen
+    seen: Activations
     hidden_TD: Tensor | None
     words: KeptWords | None = None
     index_M: Tensor | None = None
 
 
-class Guide:
+class TeacherSession:
     """A teacher beside a student: what is asked of both, and what came of it.
 
     The teacher reads every batch once, in evaluation mode and without gradients.
@@ -246,8 +246,8 @@ class Guide:
         self.teacher = teacher.eval().requires_grad_(False)
         self.sizes = sizes
         wanted, teacher_wanted = wanted_of(objectives, sizes)
-        self._student_viewer = Viewer(student, wanted)
-        self._teacher_viewer = Viewer(teacher, teacher_wanted)
+        self._student_viewer = ActivationRecorder(student, wanted)
+        self._teacher_viewer = ActivationRecorder(teacher, teacher_wanted)
         self._answers = answers
         self._words = [each for each in objectives if isinstance(each, DistilledWords)]
 
@@ -256,7 +256,7 @@ class Guide:
         return self._student_viewer.recorder()
 
     @torch.no_grad()
-    def ask(self, batch: PackedBatch, read: TeacherPass) -> Taught:
+    def ask(self, batch: PackedBatch, read: TeacherPass) -> TeacherOutputs:
         """What the teacher makes of a batch: remembered where its answers are kept, else computed.
 
         Args:
@@ -266,7 +266,7 @@ class Guide:
         if self._answers is None:
             recorder = self._teacher_viewer.recorder()
             hidden_TD = read(recorder)
-            return Taught(self._teacher_viewer.seen(recorder, batch, None), hidden_TD)
+            return TeacherOutputs(self._teacher_viewer.seen(recorder, batch, None), hidden_TD)
         index_M = self._asked(batch)
         answer = self._answers.recall(batch, index_M)
         if answer is None:
@@ -279,7 +279,7 @@ class Guide:
                     words = KeptWords.of(logits, index_M.numel(), self._answers.vocab_size, top_k=self._answers.top_k)
             answer = Answer(words, self._teacher_viewer.seen(recorder, batch, None))
             self._answers.keep(answer, index_M)
-        return Taught(answer.seen, None, answer.words, index_M)
+        return TeacherOutputs(answer.seen, None, answer.words, index_M)
 
     def _asked(self, batch: PackedBatch) -> Tensor:
         """The tokens whose words are compared by any term, ascending."""
@@ -295,10 +295,10 @@ class Guide:
         batch: PackedBatch,
         hidden_TD: Tensor,
         recorder: Recorder | None,
-        taught: Taught,
-    ) -> Compared:
+        taught: TeacherOutputs,
+    ) -> OutputPair:
         """What the student made of a batch beside what the teacher made of it, after both passes."""
-        return Compared(
+        return OutputPair(
             student,
             self.teacher,
             hidden_TD,
@@ -312,7 +312,7 @@ class Guide:
         )
 
 
-def wanted_of(objectives: Sequence[Objective], sizes: Sizes) -> tuple[Wanted, Wanted]:
+def wanted_of(objectives: Sequence[Objective], sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
     """What must be seen of the student and of the teacher; of logits nothing, for they are formed part by part.
 
     Raises:

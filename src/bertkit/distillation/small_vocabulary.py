@@ -33,6 +33,7 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretraining
+from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -42,7 +43,7 @@ from bertkit.training.engine import resolve_engine
 log = logging.getLogger(__name__)
 
 
-class DualTraining(Pretraining):
+class MixedVocabularyTrainer(Pretraining):
     """One run of a student and its teacher.
 
     Args:
@@ -191,7 +192,7 @@ def check_dual(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
             )
 
 
-def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source: str) -> list[str]:
+def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source: str) -> list[Override]:
     """Overrides by which a student's vocabulary is learnt from the words that its teacher sees.
 
     Args:
@@ -218,7 +219,7 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
                 f"tokenizer.{key}: {str(given[key]).lower()}, and the teacher's is {str(value).lower()}: both must see"
                 f" the same words; leave tokenizer.{key} out"
             )
-    return [f"tokenizer.{key}={str(value).lower()}" for key, value in wanted.items()]
+    return [Override(f"tokenizer.{key}", value) for key, value in wanted.items()]
 
 
 def teacher_costs(recipe: DistillTextRecipe, teacher: HeadedModel) -> dict[str, float]:

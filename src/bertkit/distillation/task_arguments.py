@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bertkit.distillation.student_settings import GivenModel
-from bertkit.distillation.task_data import Taught, prepare_distillation
+from bertkit.distillation.task_data import DistillationData, prepare_distillation
 from bertkit.distillation.task_recipe import DistillRecipe, load_distill_recipe, recipe_before, resolved_distillation
 from bertkit.distillation.task_trainer import Distilling, share
 from bertkit.errors import UsageError
@@ -82,7 +82,7 @@ class DistillRequest(FinetuneRequest):
         assert isinstance(recipe, DistillRecipe)
         return super().draws_data(recipe) or isinstance(recipe.student, BilstmStudent)
 
-    def prepare(self, recipe: FinetuneRecipe) -> Taught:
+    def prepare(self, recipe: FinetuneRecipe) -> DistillationData:
         assert isinstance(recipe, DistillRecipe)
         return prepare_distillation(recipe, cache=self.cache, offline=self.offline, progress=self.progress)
 
@@ -91,7 +91,7 @@ class DistillRequest(FinetuneRequest):
     ) -> Finetuning:
         (taught,) = prepared
         assert isinstance(recipe, DistillRecipe)
-        assert isinstance(taught, Taught)
+        assert isinstance(taught, DistillationData)
         return Distilling(recipe, taught, run, cache=self.cache, start=start)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Taught(Prepared):
+class DistillationData(Prepared):
     """All that a run reads, its teachers among it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Taught(Prepared):
 
 def prepare_distillation(
     recipe: DistillRecipe, *, cache: Path, offline: bool = False, progress: Progress = silent_progress
-) -> Taught:
+) -> DistillationData:
     """Read teachers and data, and lay out the sequences.
 
     Args:
@@ -102,7 +102,7 @@ def prepare_distillation(
         )
     splits = _as_teachers_read(recipe, own, teachers)
     found = {each.name: getattr(own, each.name) for each in fields(own)}
-    taught = Taught(
+    taught = DistillationData(
         **found | {"fingerprints": {**own.fingerprints, "teacher": teachers.fingerprint}},
         teachers=teachers,
         as_teachers_read=splits.get("train"),
@@ -208,7 +208,7 @@ def _as_teachers_read(recipe: DistillRecipe, own: Prepared, teachers: Teachers) 
     }
 
 
-def _check_rows(recipe: DistillRecipe, taught: Taught) -> None:
+def _check_rows(recipe: DistillRecipe, taught: DistillationData) -> None:
     """Raises:
     UsageError: teacher and student do not read the same tokens, and a term or the task needs it."""
     if taught.same_tokens:
@@ -234,7 +234,7 @@ def _check_rows(recipe: DistillRecipe, taught: Taught) -> None:
         )
 
 
-def _check_layers(recipe: DistillRecipe, taught: Taught) -> None:
+def _check_layers(recipe: DistillRecipe, taught: DistillationData) -> None:
     """Ask the terms, before a run is begun, whether the two models fit them, by their settings alone.
 
     Raises:

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertkit.distillation.teacher import Reading, Teacher
-from bertkit.distillation.terms import Seen, Shape, Sizes, Term
-from bertkit.distillation.terms.base import Viewer, maps_of, wanted_of
+from bertkit.distillation.teacher import Teacher, TeacherBatch
+from bertkit.distillation.terms import Activations, Shape, Sizes, Term
+from bertkit.distillation.terms.base import ActivationRecorder, maps_of, wanted_of
 from bertkit.distillation.terms.logits import LogitTerm
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.tasks.base import Task, TaskBatch
 from bertkit.training.gradients import Parts
-from bertkit.training.loss_terms import Aim
+from bertkit.training.loss_terms import LossTerms
 
 LABELS = "labels"
 """The task's own loss among the terms."""
@@ -66,17 +66,17 @@ def sizes_of(student: HeadedModel, teacher: HeadedModel, terms: Sequence[Term]) 
     return Sizes(Shape.of(student), Shape.of(teacher))
 
 
-def reading_of(task: Task, batch: TaskBatch) -> Reading:
+def reading_of(task: Task, batch: TaskBatch) -> TeacherBatch:
     """How a teacher of the task reads a batch."""
 
     def logits_of(model: HeadedModel, hidden_TD: Tensor) -> Tensor:
         return task.imitated(task.logits(model, hidden_TD, batch), batch)
 
     sequences_I = torch.bincount(batch.item_B, minlength=batch.num_items).tolist()
-    return Reading(batch.packed, task.head, logits_of, task.rows_of(batch), sequences_I, task.asked(batch))
+    return TeacherBatch(batch.packed, task.head, logits_of, task.rows_of(batch), sequences_I, task.asked(batch))
 
 
-class DistillationAim(Aim):
+class DistillationLossTerms(LossTerms):
     """The terms of one task.
 
     Args:
@@ -106,11 +106,11 @@ class DistillationAim(Aim):
         own = {LABELS: labels_weight} if labels_weight else {}
         self.weights: Mapping[str, float] = own | {term.term: term.weight for term in self.terms}
         wanted, _ = wanted_of(self.terms, sizes)
-        self._viewer = Viewer(student, wanted)
+        self._viewer = ActivationRecorder(student, wanted)
         self._says = bool(own) or wanted.logits
-        self._last: tuple[TaskBatch, Seen] | None = None
+        self._last: tuple[TaskBatch, Activations] | None = None
 
-    def judges(self, term: str) -> bool:
+    def has_accuracy(self, term: str) -> bool:
         return term == LABELS or any(isinstance(each, LogitTerm) for each in self.terms if each.term == term)
 
     def counts(self, batch: TaskBatch) -> Mapping[str, int]:
@@ -137,7 +137,7 @@ class DistillationAim(Aim):
             parts |= {term.term: term.loss(student, teacher, self.sizes, self.maps) for term in self.terms}
         return parts
 
-    def _taught(self, batch: TaskBatch) -> Seen:
+    def _taught(self, batch: TaskBatch) -> Activations:
         """What the teacher says of a batch, asked once however many passes there are over it."""
         if self._last is None or self._last[0] is not batch:
             assert self.teacher is not None

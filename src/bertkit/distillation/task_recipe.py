@@ -14,7 +14,6 @@ A recipe of this kind with an `objective` is another thing: it distils on text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -26,7 +25,7 @@ from bertkit.distillation.terms import Term as DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, long_keys, with_task_settings
 from bertkit.finetuning.steps import FinetuneEngine
-from bertkit.recipe.resolve import load_as, with_overrides
+from bertkit.recipe.resolve import AnyOverride, load_as, overrides_of, with_overrides
 from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.settings import Settings
 from bertkit.tasks.augmentation import AnyAugmentation
@@ -150,7 +149,7 @@ class DistillRecipe(FinetuneRecipe):
         return next((float(each.chosen.weight) for each in self.distillation if each.name == LABELS), 0.0)
 
 
-def load_distill_recipe(name: str, overrides: Sequence[str] = ()) -> DistillRecipe:
+def load_distill_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> DistillRecipe:
     """The recipe of that name or path; keys of `overrides` may be short ones.
 
     Raises:
@@ -196,5 +195,5 @@ def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
         # `--set before.set.optimisation.epochs=50` makes a section of what would else be a dotted key.
         inside = key in _SECTIONS and isinstance(value, dict)
         settings |= {f"{key}.{name}": each for name, each in value.items()} if inside else {key: value}
-    overrides = long_keys([f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    overrides = long_keys(overrides_of(settings))
     return with_overrides(recipe.model_copy(update={"before": None}), overrides)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertkit.distillation.task_data import Taught
-from bertkit.distillation.task_loss_terms import DistillationAim, TaughtBatch, reading_of, sizes_of
+from bertkit.distillation.task_data import DistillationData
+from bertkit.distillation.task_loss_terms import DistillationLossTerms, TaughtBatch, reading_of, sizes_of
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.task_student import new_student
 from bertkit.distillation.teacher import Teacher
@@ -28,13 +28,13 @@ from bertkit.distillation.terms.base import give_maps, wanted_of
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.steps import predict, prediction_batches, task_flops
-from bertkit.finetuning.task_trainer import Learner
+from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.finetuning.trainer import Finetuning
 from bertkit.models.headed import HeadedModel
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Features, Scores, Task, TaskBatch
 from bertkit.training.cost import FORWARD_SHARE, count_weights
-from bertkit.training.loss_terms import Aim
+from bertkit.training.loss_terms import LossTerms
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _SAMPLED = 256
 _FLOAT_BYTES = 4
 
 
-class Pupil(Learner):
+class DistilledTaskTrainer(TaskTrainer):
     """A task being learnt from a teacher.
 
     Attributes:
@@ -52,7 +52,9 @@ class Pupil(Learner):
         start: the model of a run before this one, which the student starts as; None: the recipe's student.
     """
 
-    def __init__(self, recipe: DistillRecipe, prepared: Taught, seed: int, *, directory: Path, start: Path | None):
+    def __init__(
+        self, recipe: DistillRecipe, prepared: DistillationData, seed: int, *, directory: Path, start: Path | None
+    ):
         self.start = start
         self.distillation = recipe
         self.teachers = prepared.teachers.load(prepared.task.head, prepared.task.labels)
@@ -80,7 +82,13 @@ class Distilling(Finetuning):
     """
 
     def __init__(
-        self, recipe: DistillRecipe, prepared: Taught, run: RunDirectory, *, cache: Path, start: Path | None = None
+        self,
+        recipe: DistillRecipe,
+        prepared: DistillationData,
+        run: RunDirectory,
+        *,
+        cache: Path,
+        start: Path | None = None,
     ) -> None:
         self.distillation = recipe
         self.taught = prepared
@@ -90,34 +98,34 @@ class Distilling(Finetuning):
         super().__init__(recipe, [prepared], run)
 
     @property
-    def pupil(self) -> Pupil:
-        """The only learner."""
-        (learner,) = self.learners
-        assert isinstance(learner, Pupil)
-        return learner
+    def student_trainer(self) -> DistilledTaskTrainer:
+        """The only task."""
+        (task_trainer,) = self.task_trainers
+        assert isinstance(task_trainer, DistilledTaskTrainer)
+        return task_trainer
 
-    def new_learner(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str) -> Learner:
+    def new_task_trainer(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str) -> TaskTrainer:
         assert isinstance(recipe, DistillRecipe)
-        assert isinstance(prepared, Taught)
-        return Pupil(recipe, prepared, seed, directory=self.run.path, start=self.start)
+        assert isinstance(prepared, DistillationData)
+        return DistilledTaskTrainer(recipe, prepared, seed, directory=self.run.path, start=self.start)
 
-    def aim(self, learner: Learner) -> Aim:
-        pupil, terms = learner, self.distillation.terms
-        assert isinstance(pupil, Pupil)
-        _, wanted = wanted_of(terms, pupil.sizes)
-        models = [model.to(self.engine.device) for model in pupil.teachers]
+    def aim(self, task_trainer: TaskTrainer) -> LossTerms:
+        student_trainer, terms = task_trainer, self.distillation.terms
+        assert isinstance(student_trainer, DistilledTaskTrainer)
+        _, wanted = wanted_of(terms, student_trainer.sizes)
+        models = [model.to(self.engine.device) for model in student_trainer.teachers]
         self.teacher = Teacher(models, wanted) if terms else None
-        return DistillationAim(
-            pupil.task,
+        return DistillationLossTerms(
+            student_trainer.task,
             terms,
             labels_weight=self.distillation.labels_weight,
-            student=pupil.model,
+            student=student_trainer.model,
             teacher=self.teacher,
-            sizes=pupil.sizes,
+            sizes=student_trainer.sizes,
         )
 
-    def batch(self, learner: Learner, items: NDArray[np.int64]) -> TaskBatch:
-        own = super().batch(learner, items)
+    def batch(self, task_trainer: TaskTrainer, items: NDArray[np.int64]) -> TaskBatch:
+        own = super().batch(task_trainer, items)
         theirs = self.taught.as_teachers_read
         return (
             own if theirs is None or not self.distillation.terms else TaughtBatch.of(own, theirs.features.batch(items))
@@ -131,7 +139,7 @@ class Distilling(Finetuning):
         if self.teacher is None or self.teacher.store is not None:
             return 0.0
         read = [batch.teachers if isinstance(batch, TaughtBatch) else batch for batch in batches]
-        head = self.pupil.task.head
+        head = self.student_trainer.task.head
         return FORWARD_SHARE * sum(task_flops(model, head, read) for model in self.teacher.models)
 
     @property
@@ -164,7 +172,7 @@ class Distilling(Finetuning):
         if teacher.wanted.scores:
             log.info("the teacher is asked in every pass: attention is too large to be kept")
             return None
-        size = answer_bytes(teacher, self.pupil.task, self._as_taught)
+        size = answer_bytes(teacher, self.student_trainer.task, self._as_taught)
         limit = self.distillation.engine.teacher_store_gb * 1e9
         if size > limit:
             log.info(
@@ -182,7 +190,7 @@ class Distilling(Finetuning):
             precision=self.engine.precision,
         )
         # Answers are known by their tokens; data of their own keep a store no larger than what is foretold.
-        identity |= {"head": self.pupil.task.head, "data": self.taught.fingerprints["data"]}
+        identity |= {"head": self.student_trainer.task.head, "data": self.taught.fingerprints["data"]}
         store = TeacherStore.in_cache(self.cache, identity, max_bytes=limit)
         log.info(
             "the teacher's answers to %s examples take about %.3g MB in %s; %s are there",
@@ -197,20 +205,20 @@ class Distilling(Finetuning):
             for items in prediction_batches(features, self.engine.micro_batch_tokens):
                 batch = features.batch(items).to(self.engine.device)
                 with self.engine.autocast():
-                    teacher.see(reading_of(self.pupil.task, batch))
+                    teacher.see(reading_of(self.student_trainer.task, batch))
                 done += items.size
                 meter.update(done)
 
     def _announce(self) -> None:
         super()._announce()
-        pupil, recipe = self.pupil, self.distillation
-        student, teacher = parameters_of(pupil.model), sum(map(parameters_of, pupil.teachers))
+        student_trainer, recipe = self.student_trainer, self.distillation
+        student, teacher = parameters_of(student_trainer.model), sum(map(parameters_of, student_trainer.teachers))
         names = " and ".join(self.taught.teachers.names)
         log.info("teacher %s: %s parameters; student: %s", names, f"{teacher:,}", f"{student:,}")
         if recipe.control:
             log.info("a control: the student learns without its teacher")
         for term in recipe.terms:
-            pairs = ", ".join(f"{m} from {n}" for m, n in term.table(pupil.sizes))
+            pairs = ", ".join(f"{m} from {n}" for m, n in term.table(student_trainer.sizes))
             log.info("%s, weight %g%s", term.term, term.weight, f": the student's layer {pairs}" if pairs else "")
         if recipe.labels_weight:
             log.info("labels, weight %g", recipe.labels_weight)
@@ -219,20 +227,20 @@ class Distilling(Finetuning):
         results = super()._results(*args, **keywords)
         return (
             results
-            | comparison(self.pupil, results["splits"], self._teacher_scores())
+            | comparison(self.student_trainer, results["splits"], self._teacher_scores())
             | {"control": self.distillation.control}
         )
 
     def _teacher_scores(self) -> dict[str, Scores]:
         """Measured once for all runs on the same data."""
-        found, pupil = self.taught.teacher_scores, self.pupil
+        found, student_trainer = self.taught.teacher_scores, self.student_trainer
         if not found:
-            models = [model.to(self.engine.device) for model in pupil.teachers]
+            models = [model.to(self.engine.device) for model in student_trainer.teachers]
             for split, encoded in self.taught.seen_by_teachers.items():
                 each = [
                     predict(
                         model,
-                        pupil.task,
+                        student_trainer.task,
                         encoded.features,
                         self.engine,
                         progress=self._progress,
@@ -241,8 +249,8 @@ class Distilling(Finetuning):
                     for model in models
                 ]
                 outputs = [np.mean(own, axis=0) for own in zip(*each, strict=True)]
-                predictions = pupil.task.predictions(encoded.examples, encoded.features, outputs)
-                found[split] = pupil.task.score(predictions, encoded.examples)
+                predictions = student_trainer.task.predictions(encoded.examples, encoded.features, outputs)
+                found[split] = student_trainer.task.score(predictions, encoded.examples)
         return found
 
 
@@ -265,15 +273,17 @@ def answer_bytes(teacher: Teacher, task: Task, features: Features) -> float:
     return floats * _FLOAT_BYTES * features.num_items / len(items)
 
 
-def comparison(pupil: Pupil, splits: Mapping[str, Scores], teacher: Mapping[str, Scores]) -> dict[str, Any]:
+def comparison(
+    student_trainer: DistilledTaskTrainer, splits: Mapping[str, Scores], teacher: Mapping[str, Scores]
+) -> dict[str, Any]:
     """What results.json says of the teacher: its scores, the student's as shares of them, and both sizes."""
     return {
         "teacher": {
-            "models": list(pupil.taught.teachers.names),
-            "parameters": sum(map(parameters_of, pupil.teachers)),
+            "models": list(student_trainer.taught.teachers.names),
+            "parameters": sum(map(parameters_of, student_trainer.teachers)),
             "splits": dict(teacher),
         },
-        "student": {"parameters": parameters_of(pupil.model)},
+        "student": {"parameters": parameters_of(student_trainer.model)},
         "retained": {
             split: {name: share(splits[split].get(name), score) for name, score in scores.items()}
             for split, scores in teacher.items()

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.teacher_store import Kept, TeacherStore, keys_of
-from bertkit.distillation.terms.base import Seen, Viewer, Wanted
+from bertkit.distillation.teacher_store import StoredOutputs, TeacherStore, keys_of
+from bertkit.distillation.terms.base import ActivationRecorder, Activations, ActivationSpec
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 
@@ -30,7 +30,7 @@ minus infinity is a class that a row does not have; such classes stand last."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class TeacherBatch:
     """A batch, and how a head's word on it is formed.
 
     Attributes:
@@ -75,7 +75,9 @@ class Teacher:
         UsageError: a look inside several teachers.
     """
 
-    def __init__(self, models: Sequence[HeadedModel], wanted: Wanted, *, store: TeacherStore | None = None) -> None:
+    def __init__(
+        self, models: Sequence[HeadedModel], wanted: ActivationSpec, *, store: TeacherStore | None = None
+    ) -> None:
         if len(models) > 1 and wanted.is_inside:
             raise UsageError(
                 f"teacher: {len(models)} teachers speak as one by the mean of their logits; a term that compares states"
@@ -85,10 +87,10 @@ class Teacher:
         self.wanted = wanted
         # What changes from layer to layer with the square of the length is not worth its room.
         self.store = None if wanted.scores else store
-        self._viewers = [Viewer(model, wanted) for model in models]
+        self._viewers = [ActivationRecorder(model, wanted) for model in models]
 
     @torch.no_grad()
-    def see(self, reading: Reading) -> Seen:
+    def see(self, reading: TeacherBatch) -> Activations:
         """What the teacher makes of a batch: remembered where the store has all of it, else computed and kept."""
         if self.store is None:
             return self._computed(reading)
@@ -106,7 +108,7 @@ class Teacher:
         logits = rows * classes * self.wanted.logits
         return logits + width * (sequences * len(self.wanted.first_states) + tokens * len(self.wanted.states))
 
-    def _computed(self, reading: Reading) -> Seen:
+    def _computed(self, reading: TeacherBatch) -> Activations:
         found = []
         for model, viewer in zip(self.models, self._viewers, strict=True):
             recorder = viewer.recorder()
@@ -116,9 +118,9 @@ class Teacher:
             found.append(viewer.seen(recorder, packed, logits_MK))
         if len(found) == 1:
             return found[0]
-        return Seen(reading.packed, torch.stack([seen.logits for seen in found]).mean(dim=0))
+        return Activations(reading.packed, torch.stack([seen.logits for seen in found]).mean(dim=0))
 
-    def _keep(self, keys: Sequence[bytes], reading: Reading, seen: Seen) -> None:
+    def _keep(self, keys: Sequence[bytes], reading: TeacherBatch, seen: Activations) -> None:
         """An item's logits, then the first tokens' states, then all tokens', layer by layer."""
         assert self.store is not None
         first = {layer: states.float().cpu().numpy() for layer, states in sorted(seen.first_states.items())}
@@ -138,7 +140,7 @@ class Teacher:
             self.store.add(key, rows, classes, np.concatenate(parts))
             row, sequence, token = row + rows, sequence + sequences, token + tokens
 
-    def _recalled(self, reading: Reading, kept: Sequence[Kept]) -> Seen:
+    def _recalled(self, reading: TeacherBatch, kept: Sequence[StoredOutputs]) -> Activations:
         device = reading.packed.ids_T.device
         width = self.models[0].encoder.width
         logits: list[Tensor] = []
@@ -153,7 +155,7 @@ class Teacher:
                 for parts in found.values():
                     parts.append(each.values[place : place + count * width].reshape(count, width))
                     place += count * width
-        return Seen(
+        return Activations(
             reading.packed,
             _padded_rows(logits).to(device) if self.wanted.logits else None,
             {layer: torch.from_numpy(np.concatenate(parts)).to(device) for layer, parts in every.items()},

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.teacher_store import TeacherStore, keys_of
-from bertkit.distillation.terms.base import Seen, Wanted
+from bertkit.distillation.terms.base import Activations, ActivationSpec
 from bertkit.models.vocabulary import LOGIT_BYTES, WordLogits
 
 
@@ -92,7 +92,7 @@ class Answer:
     """
 
     words: KeptWords | None
-    seen: Seen
+    seen: Activations
 
 
 class Answers:
@@ -106,7 +106,7 @@ class Answers:
         top_k: words kept of a row; 0 where no words are compared.
     """
 
-    def __init__(self, store: TeacherStore, wanted: Wanted, *, width: int, vocab_size: int, top_k: int) -> None:
+    def __init__(self, store: TeacherStore, wanted: ActivationSpec, *, width: int, vocab_size: int, top_k: int) -> None:
         assert not wanted.scores, "scores grow with the square of the length"
         self.store = store
         self.wanted = wanted
@@ -142,7 +142,7 @@ class Answers:
         states = [torch.from_numpy(np.concatenate(column)).to(device) for column in columns]
         firsts = len(self.wanted.first_states)
         words = KeptWords.from_table(np.concatenate(tables), self.vocab_size, device) if self.top_k else None
-        seen = Seen(
+        seen = Activations(
             batch,
             states=dict(zip(layers[firsts:], states[firsts:], strict=True)),
             first_states=dict(zip(layers[:firsts], states[:firsts], strict=True)),

@@ -43,7 +43,7 @@ _BYTES = 4
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredOutputs:
     """What is kept of one item.
 
     Attributes:
@@ -126,9 +126,9 @@ class TeacherStore:
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
 
-    def get(self, keys: Sequence[bytes]) -> list[Kept] | None:
+    def get(self, keys: Sequence[bytes]) -> list[StoredOutputs] | None:
         """What is kept of these items, in their order; None where one of them is not there or is damaged."""
-        found: list[Kept] = []
+        found: list[StoredOutputs] = []
         for key in keys:
             place = self._places.get(key)
             if place is None:
@@ -138,7 +138,7 @@ class TeacherStore:
                 log.warning("%s: a teacher's answer is damaged and will be computed anew", self.directory)
                 del self._places[key]
                 return None
-            found.append(Kept(place.rows, place.classes, np.frombuffer(raw, dtype=np.float32)))
+            found.append(StoredOutputs(place.rows, place.classes, np.frombuffer(raw, dtype=np.float32)))
         return found
 
     def add(self, key: bytes, rows: int, classes: int, values: NDArray[np.float32]) -> None:

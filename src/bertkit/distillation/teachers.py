@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertkit.distillation.terms import Wanted
+from bertkit.distillation.terms import ActivationSpec
 from bertkit.errors import DataError
 from bertkit.finetuning.data import has_head
 from bertkit.finetuning.warm_start import head_directory, recipe_of
@@ -106,7 +106,7 @@ def find_teachers(names: Sequence[str], spec: TaskSpec, *, offline: bool = False
 
 
 def answers_identity(
-    models: Sequence[HeadedModel], *, weights: str, tokenizer: Tokenizer, wanted: Wanted, precision: str
+    models: Sequence[HeadedModel], *, weights: str, tokenizer: Tokenizer, wanted: ActivationSpec, precision: str
 ) -> dict[str, str]:
     """What a teacher's answer to given tokens depends on, by which its store is known.
 

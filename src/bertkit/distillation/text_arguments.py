@@ -8,7 +8,6 @@ text_student.py and, for a student with a vocabulary of its own, small_vocabular
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,12 @@ from typing import Any, ClassVar, cast, get_args
 from bertkit.data.shards import TokenShards
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.distillation.objectives import distilled_among, wanted_of
-from bertkit.distillation.small_vocabulary import DualTraining, check_dual, load_dual_teacher, vocabulary_overrides
+from bertkit.distillation.small_vocabulary import (
+    MixedVocabularyTrainer,
+    check_dual,
+    load_dual_teacher,
+    vocabulary_overrides,
+)
 from bertkit.distillation.terms import Sizes
 from bertkit.distillation.text_recipe import TO_BE_GIVEN, DistillTextRecipe, with_phases
 from bertkit.distillation.text_trainer import TextDistillation, check_tokenizer, copied_layers, load_teacher
@@ -32,7 +36,7 @@ from bertkit.pretraining.arguments import PretrainRequest, completed, source_ove
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretraining
-from bertkit.recipe.resolve import load_as, resolve_recipe
+from bertkit.recipe.resolve import Override, load_as, resolve_recipe
 from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -67,9 +71,9 @@ class DistillTextRequest(PretrainRequest):
         config, _ = read_config(encoder_directory(directory))
         name = str(directory.resolve()) if Path(teacher).expanduser().exists() else teacher
         beginning = _with_own_vocabulary if _has_own_vocabulary(tree) else _with_its_teachers_vocabulary
-        ours = [f"teacher={json.dumps(name)}", *beginning(self, tree, config, directory, name)]
+        ours = [Override("teacher", name), *beginning(self, tree, config, directory, name)]
         if self.control:
-            ours.append("control=true")
+            ours.append(Override("control", True))
         ours += source_overrides(self.sources)
         recipe = load_as(DistillTextRecipe, self.named, [*self.overrides, *ours])
         sizes = Sizes.told_by(recipe.model, config)
@@ -86,7 +90,7 @@ class DistillTextRequest(PretrainRequest):
         assert isinstance(recipe, DistillTextRecipe)
         directory = find_model(recipe.teacher, offline=self.offline)
         if recipe.has_own_vocabulary:
-            return DualTraining(
+            return MixedVocabularyTrainer(
                 recipe,
                 shards,
                 run,
@@ -146,7 +150,7 @@ def _teacher_name(request: DistillTextRequest, tree: Located) -> str:
     return found
 
 
-def _tokenizer_override(tree: Located, name: str, directory: Path, *, offline: bool) -> list[str]:
+def _tokenizer_override(tree: Located, name: str, directory: Path, *, offline: bool) -> list[Override]:
     """The teacher's tokenizer; one that is given must be no other, unless it is that of the recipe's own teacher.
 
     Raises:
@@ -163,28 +167,28 @@ def _tokenizer_override(tree: Located, name: str, directory: Path, *, offline: b
             raise UsageError("tokenizer: a student reads what its teacher reads; leave `tokenizer` out of the recipe")
         if path != name:
             check_tokenizer(load_tokenizer(path, offline=offline), load_tokenizer(directory), source=str(path))
-    return [f"tokenizer={json.dumps({'path': name})}"]
+    return [Override("tokenizer", {"path": name})]
 
 
 def _with_its_teachers_vocabulary(
     request: DistillTextRequest, tree: Located, config: EncoderConfig, directory: Path, name: str
-) -> list[str]:
+) -> list[Override]:
     """Overrides: what the student begins as, and its teacher's tokenizer."""
     tokenizer = _tokenizer_override(tree, name, directory, offline=request.offline)
     if request.student is None:
         return [*_model_override(tree, config, as_deep=False), *tokenizer]
     given = starting_from(replace(request, init=request.student))
-    return ["student=null", *(each for each in given if not each.startswith("tokenizer=")), *tokenizer]
+    return [Override("student", None), *(each for each in given if each.key != "tokenizer"), *tokenizer]
 
 
 def _with_own_vocabulary(
     request: DistillTextRequest, tree: Located, config: EncoderConfig, directory: Path, name: str
-) -> list[str]:
+) -> list[Override]:
     """Overrides: what the student begins as, and how its words are learnt where they are not that model's."""
     words = vocabulary_overrides(_mapping(tree, "tokenizer"), load_tokenizer(directory), source=name)
     if request.student is None:
         return [*_model_override(tree, config, as_deep=True), *words]
-    return ["student=null", *starting_from(replace(request, init=request.student))]
+    return [Override("student", None), *starting_from(replace(request, init=request.student))]
 
 
 def _has_own_vocabulary(tree: Located) -> bool:
@@ -203,7 +207,7 @@ def _mapping(tree: Located, key: str) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def _model_override(tree: Located, teacher: EncoderConfig, *, as_deep: bool) -> list[str]:
+def _model_override(tree: Located, teacher: EncoderConfig, *, as_deep: bool) -> list[Override]:
     """A model without a family is the teacher's with these settings, half as deep where nothing says how deep.
 
     Args:
@@ -219,7 +223,7 @@ def _model_override(tree: Located, teacher: EncoderConfig, *, as_deep: bool) -> 
         kept = _beginning_layers(tree, depth, settings.get("num_hidden_layers", max(1, depth // 2)))
         # Layers that are not there are told later, with the recipe's other faults.
         whole = with_layers(teacher, kept).model_dump(mode="json") if kept else _of_any_depth(whole, depth)
-    return [f"model={json.dumps({**whole, **settings})}"]
+    return [Override("model", {**whole, **settings})]
 
 
 def _beginning_layers(tree: Located, depth: int, keep: object) -> list[int] | None:

@@ -16,7 +16,6 @@ arXiv:1909.11687v1). Sibling distill.py is of recipes that distil on a task.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model, model_validator
@@ -32,7 +31,7 @@ from bertkit.objectives.registry import OBJECTIVES
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.recipe import Term as Item
-from bertkit.recipe.resolve import with_overrides
+from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.recipe.terms import check_each_once
 from bertkit.settings import Settings
 
@@ -224,7 +223,7 @@ def with_phases(recipe: DistillTextRecipe, sizes: Sizes) -> DistillTextRecipe:
             items = [_of_layer(item.objective, layer, sizes) for item in progressive.objective]
             stages.append({"share": share, "set": {"objective": items}})
         stages.append({"share": 1 - share * sizes.student.layers, "set": dict(progressive.then)})
-    return with_overrides(recipe, ["progressive=null", f"optimisation.stages={json.dumps(stages)}"])
+    return with_overrides(recipe, overrides_of({"progressive": None, "optimisation.stages": stages}))
 
 
 def _of_layer(objective: Objective, layer: int, sizes: Sizes) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from typing import Any
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.shards import TokenShards
-from bertkit.distillation.objectives import DistilledWords, Guide, add_maps, distilled_among, wanted_of, word_rows
+from bertkit.distillation.objectives import (
+    DistilledWords,
+    TeacherSession,
+    add_maps,
+    distilled_among,
+    wanted_of,
+    word_rows,
+)
 from bertkit.distillation.student_init import begin_as
 from bertkit.distillation.teacher_cache import Answers
 from bertkit.distillation.teacher_store import TeacherStore
@@ -66,7 +73,7 @@ class TextDistillation(Pretraining):
         self.student_recipe = recipe
         self.teacher = teacher.eval().requires_grad_(False)
         self.sizes = Sizes.told_by(recipe.model, teacher.encoder.config)
-        self._guides: dict[int, Guide | None] = {}
+        self._guides: dict[int, TeacherSession | None] = {}
         self._stores: dict[str, TeacherStore] = {}
         self._cache, self._teacher_hash = cache, teacher_hash
         super().__init__(recipe, shards, run, cache=cache)
@@ -87,12 +94,12 @@ class TextDistillation(Pretraining):
             while self._stores:
                 self._stores.popitem()[1].close()
 
-    def _guide(self, stage_run: StageRun) -> Guide | None:
+    def _guide(self, stage_run: StageRun) -> TeacherSession | None:
         number = stage_run.stage.number
         if number not in self._guides:
             objectives = stage_run.objectives
             self._guides[number] = (
-                Guide(self.teacher, self.model, objectives, self.sizes, answers=self._answers(objectives))
+                TeacherSession(self.teacher, self.model, objectives, self.sizes, answers=self._answers(objectives))
                 if distilled_among(objectives)
                 else None
             )

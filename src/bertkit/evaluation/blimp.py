@@ -27,7 +27,7 @@ from pydantic import Field
 
 from bertkit.errors import DataError
 from bertkit.evaluation.arguments import EvalRequest, Evaluated, measured_once
-from bertkit.evaluation.run import Examined, begin_measurement
+from bertkit.evaluation.run import LoadedModel, begin_measurement
 from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import TextScore, choose_rule, score_texts
 from bertkit.progress import Progress, silent_progress
@@ -168,7 +168,7 @@ def evaluate_blimp(
         UsageError: nothing matches `only`, the rule does not fit the model, or the run directory is taken.
     """
     paradigms = chosen_paradigms(data, settings)
-    examined = Examined.load(request.model, offline=request.offline)
+    examined = LoadedModel.load(request.model, offline=request.offline)
     choose_rule(examined.model, settings.rule, source=request.model)  # before there is a run to show for it
     engine = request.engine()
     files = {str(path): sha256_of(path) for path in dict.fromkeys(paradigm.path for paradigm in paradigms)}
@@ -184,7 +184,7 @@ def evaluate_blimp(
 
 
 def score_paradigms(
-    subject: Examined, paradigms: Sequence[Paradigm], settings: BlimpSettings, engine: Engine, progress: Progress
+    subject: LoadedModel, paradigms: Sequence[Paradigm], settings: BlimpSettings, engine: Engine, progress: Progress
 ) -> list[Outcome]:
     """The paradigms' pairs with their scores, all of them scored in one go.
 
@@ -223,7 +223,7 @@ def chosen_paradigms(data: Path | None, settings: BlimpSettings) -> list[Paradig
     return [p if settings.pairs is None else p.drawn(settings.pairs, settings.seed) for p in paradigms]
 
 
-def blimp_results(outcomes: Sequence[Outcome], examined: Examined, settings: BlimpSettings) -> dict[str, Any]:
+def blimp_results(outcomes: Sequence[Outcome], examined: LoadedModel, settings: BlimpSettings) -> dict[str, Any]:
     """The contents of results.json."""
     names = list(NORMALISATIONS)
     table = {outcome.paradigm.name: {name: outcome.accuracy(name) for name in names} for outcome in outcomes}
@@ -251,7 +251,7 @@ def blimp_results(outcomes: Sequence[Outcome], examined: Examined, settings: Bli
     }
 
 
-def _protocol(outcomes: Sequence[Outcome], examined: Examined, settings: BlimpSettings) -> dict[str, Any]:
+def _protocol(outcomes: Sequence[Outcome], examined: LoadedModel, settings: BlimpSettings) -> dict[str, Any]:
     """Everything that a score must say of how it was made."""
     rule = choose_rule(examined.model, settings.rule)
     available = sum(o.paradigm.available for o in outcomes)

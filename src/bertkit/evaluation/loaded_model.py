@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import Examined
+from bertkit.evaluation.run import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.stages import stages_of
-from bertkit.recipe.load import load_recipe
 from bertkit.run.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.text.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ _WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
-class Subject(Examined):
+class ProbedModel(LoadedModel):
     """A model that is looked into.
 
     Attributes:
@@ -45,7 +45,7 @@ class Subject(Examined):
     def config(self) -> EncoderConfig:
         return self.model.encoder.config
 
-    def random_twin(self, seed: int = 0) -> Subject:
+    def random_twin(self, seed: int = 0) -> ProbedModel:
         """The same model with weights drawn anew, by its family's rules: what training had nothing to do with."""
         model = HeadedModel(
             self.config.build(self.model.encoder.vocab_size, pad_id=self.config.default_pad_id),
@@ -58,7 +58,7 @@ class Subject(Examined):
         )
 
 
-def load_subjects(names: Sequence[str], *, offline: bool = False) -> list[Subject]:
+def load_subjects(names: Sequence[str], *, offline: bool = False) -> list[ProbedModel]:
     """Find and read the models of these names, in order.
 
     Raises:
@@ -86,16 +86,16 @@ def short_name(name: str) -> str:
     return parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
 
 
-def _load(name: str, *, offline: bool) -> list[Subject]:
+def _load(name: str, *, offline: bool) -> list[ProbedModel]:
     run_path, at, step = name.rpartition("@")
     if at and (Path(run_path) / RECORD).is_file():
         return _checkpoints(run_path, step)
-    found = Examined.load(name, offline=offline)
-    fields = {key: getattr(found, key) for key in Examined.__dataclass_fields__}
-    return [Subject(**fields, label=short_name(name))]
+    found = LoadedModel.load(name, offline=offline)
+    fields = {key: getattr(found, key) for key in LoadedModel.__dataclass_fields__}
+    return [ProbedModel(**fields, label=short_name(name))]
 
 
-def _checkpoints(run_path: str, step: str) -> list[Subject]:
+def _checkpoints(run_path: str, step: str) -> list[ProbedModel]:
     run = RunDirectory.open(Path(run_path))
     paths = {_step_of(path): path for path in list_checkpoints(run.checkpoints)}
     wanted = list(paths) if step == ALL else [int(step)] if step.isdecimal() else []
@@ -110,7 +110,7 @@ def _checkpoints(run_path: str, step: str) -> list[Subject]:
     return [_read(run, run_path, each, paths[each], tokenizer) for each in wanted]
 
 
-def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: Tokenizer) -> Subject:
+def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: Tokenizer) -> ProbedModel:
     checkpoint = load_checkpoint(path)
     name = f"{run_path}@{step}"
     model = _model_of(run, checkpoint, name)
@@ -121,7 +121,7 @@ def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: To
         "tokens": checkpoint.state.get("tokens"),
     }
     fingerprint = sha256_of(path / f"{_WEIGHTS}.safetensors")
-    return Subject(name, path, model, tokenizer, fingerprint, training, label=f"{short_name(run_path)}@{step}")
+    return ProbedModel(name, path, model, tokenizer, fingerprint, training, label=f"{short_name(run_path)}@{step}")
 
 
 def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedModel:

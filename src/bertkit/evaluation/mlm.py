@@ -24,7 +24,7 @@ from pydantic import Field
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.arguments import EvalRequest, Evaluated, measured_once
-from bertkit.evaluation.run import Examined, begin_measurement
+from bertkit.evaluation.run import LoadedModel, begin_measurement
 from bertkit.models.pseudo_likelihood import Original, TokenPredictor, choose_rule, score_ids
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
@@ -91,7 +91,7 @@ def evaluate_mlm(
     if not sources:
         raise UsageError("no text to evaluate on: give --data SOURCE, text that the model was not trained on")
     corpus = open_corpus(sources, offline=request.offline)
-    examined = Examined.load(request.model, offline=request.offline)
+    examined = LoadedModel.load(request.model, offline=request.offline)
     choose_rule(examined.model, Original.name, source=request.model)
     length = _window_length(settings, examined.model.encoder.max_tokens)
     draw = Draw(settings.seed, SUITE)

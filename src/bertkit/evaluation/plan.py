@@ -22,6 +22,7 @@ from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.models.hub import read_config
 from bertkit.recipe.hashing import what_hash
+from bertkit.recipe.resolve import Override
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.published import PublishedModel, published_for, published_named
 from bertkit.tasks.readers import load_split
@@ -192,9 +193,13 @@ def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> Fi
         model=wanted.request.model,
         data_dir=None if wanted.data_dir is None else str(wanted.data_dir),
         overrides=[
-            f"engine.device={wanted.request.device}",
-            *([f"engine.micro_batch_tokens={wanted.request.batch_tokens}"] if wanted.request.batch_tokens else []),
-            *(["new_head=true"] if use == "new" else []),
+            Override("engine.device", wanted.request.device),
+            *(
+                [Override("engine.micro_batch_tokens", wanted.request.batch_tokens)]
+                if wanted.request.batch_tokens
+                else []
+            ),
+            *([Override("new_head", True)] if use == "new" else []),
             *wanted.overrides,
         ],
         runs_root=wanted.request.runs_root,
@@ -205,7 +210,7 @@ def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> Fi
 
 def _recipe(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse, seed: int) -> FinetuneRecipe:
     request = finetune_request(wanted, spec, use)
-    return replace(request, overrides=[*request.overrides, f"seed={seed}"]).requested()
+    return replace(request, overrides=[*request.overrides, Override("seed", seed)]).requested()
 
 
 def digest(value: Any) -> str:

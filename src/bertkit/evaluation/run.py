@@ -62,7 +62,7 @@ class MeasureRequest:
 
 
 @dataclass(frozen=True)
-class Examined:
+class LoadedModel:
     """A model that is measured.
 
     Attributes:
@@ -81,7 +81,7 @@ class Examined:
     training: dict[str, Any] | None
 
     @classmethod
-    def load(cls, name: str, *, offline: bool = False) -> Examined:
+    def load(cls, name: str, *, offline: bool = False) -> LoadedModel:
         """Find and read a model.
 
         Raises:
@@ -98,7 +98,7 @@ class Examined:
 def begin_measurement(
     kind: Kind,
     name: str,
-    models: Sequence[Examined],
+    models: Sequence[LoadedModel],
     settings: Settings,
     request: MeasureRequest,
     *,

@@ -24,6 +24,7 @@ from bertkit.finetuning.recipe import (
     resolved,
 )
 from bertkit.finetuning.trainer import Finetuning
+from bertkit.recipe.resolve import AnyOverride
 from bertkit.run.directory import RunDirectory
 
 _UNNAMED = "unnamed"
@@ -40,7 +41,7 @@ class FinetuneRequest:
             with one encoder.
         model: to start from, in place of the recipe's.
         data_dir: where the task's files lie, in place of the recipe's.
-        overrides: KEY=VALUE, on top of all that; keys may be short (`lr`).
+        overrides: on top of all that; keys may be short (`lr`).
         seeds: one run for each; empty for the recipe's.
         grid: the values to try of each key.
         resume: a run's or a suite's name or path, `bertkit.run.NEWEST`, or None for a new one.
@@ -56,7 +57,7 @@ class FinetuneRequest:
     task: TaskEntry | Sequence[TaskEntry] | None = None
     model: str | None = None
     data_dir: str | None = None
-    overrides: Sequence[str] = ()
+    overrides: Sequence[AnyOverride] = ()
     seeds: Sequence[int] = ()
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
     resume: str | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +21,9 @@ from pydantic import Field, field_validator, model_validator
 from bertkit.errors import UsageError
 from bertkit.finetuning.methods import AnyMethod, Full
 from bertkit.finetuning.steps import FinetuneEngine, FinetuneOptimisation
-from bertkit.recipe.resolve import load_as, with_overrides
+from bertkit.recipe.faults import validate
+from bertkit.recipe.resolve import AnyOverride, Override, load_as, parsed, with_overrides
+from bertkit.recipe.tree import Located
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
 from bertkit.tasks.choice import ChoiceSettings
@@ -249,7 +252,7 @@ def files_of(task: OwnTask) -> dict[str, str]:
     return {split: file for split, file in files.items() if file is not None}
 
 
-def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
+def load_finetune_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> FinetuneRecipe:
     """The recipe of that name or path; keys of `overrides` may be short ones.
 
     Raises:
@@ -258,8 +261,18 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     return load_as(FinetuneRecipe, name, long_keys(overrides))
 
 
-def changed(recipe: AnyRecipe, overrides: Sequence[str]) -> AnyRecipe:
-    """A copy with `KEY=VALUE` overrides, whose keys may be short ones."""
+def from_tree(tree: Located) -> FinetuneRecipe:
+    """The recipe of resolved settings, completed where it names task and model.
+
+    Raises:
+        UsageError: faults in the settings, all of them at once.
+    """
+    recipe = validate(tree, FinetuneRecipe)
+    return resolved(recipe) if recipe.task is not None and recipe.model is not None else recipe
+
+
+def changed(recipe: AnyRecipe, overrides: Sequence[AnyOverride]) -> AnyRecipe:
+    """A copy with overrides, whose keys may be short ones."""
     return with_overrides(recipe, long_keys(overrides)) if overrides else recipe
 
 
@@ -274,10 +287,9 @@ def load_own_task(path: Path) -> OwnTask:
     return task.model_copy(update={split: str(file) for split, file in beside.items() if file.exists()})
 
 
-def long_keys(overrides: Sequence[str]) -> list[str]:
+def long_keys(overrides: Sequence[AnyOverride]) -> list[Override]:
     """`lr=2e-5` as `optimisation.learning_rate=2e-5`."""
-    parted = [override.partition("=") for override in overrides]
-    return [f"{SHORT_KEYS.get(key.strip(), key)}{equals}{value}" for key, equals, value in parted]
+    return [replace(each, key=SHORT_KEYS.get(each.key, each.key)) for each in map(parsed, overrides)]
 
 
 def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:

@@ -23,10 +23,11 @@ from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joint_fingerprints
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
-from bertkit.finetuning.sweep import Member, members, suite_results
+from bertkit.finetuning.sweep import SweepRun, members, suite_results
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
+from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
 
@@ -104,7 +105,7 @@ def finetune(
     recipe = request.requested()
     if len(request.seeds) > 1 or request.grid:
         return _Suite(request, data, progress, begun).start(recipe)
-    recipe = changed(recipe, [f"seed={seed}" for seed in request.seeds])
+    recipe = changed(recipe, [Override("seed", seed) for seed in request.seeds])
     run = RunDirectory.create(
         request.runs_root, _identity(recipe, joint_fingerprints(data.of(recipe)), request), request.run_dir
     )
@@ -211,7 +212,7 @@ class _Suite:
         seeds = list(dict.fromkeys(self.request.seeds)) or [recipe.seed]
         grid = {key: list(values) for key, values in self.request.grid.items()}
         members(recipe, seeds, grid)  # every setting is checked before anything is trained
-        plan = json.dumps([what_hash(changed(recipe, ["seed=0"])), seeds, grid])
+        plan = json.dumps([what_hash(recipe.model_copy(update={"seed": 0})), seeds, grid])
         identity = _identity(recipe, joint_fingerprints(self.data.of(recipe)), self.request)
         identity = RunIdentity(
             **{**vars(identity), "what_hash": hashlib.sha256(plan.encode()).hexdigest(), "seed": seeds[0]}
@@ -246,7 +247,7 @@ class _Suite:
         with suite.recording(self.request.command):
             suite.write_environment()
             parts = _Parts(self.request, self.data, self.progress, self.begun, suite)
-            finished: list[tuple[Member, RunDirectory]] = []
+            finished: list[tuple[SweepRun, RunDirectory]] = []
             for number, member in enumerate(wanted, start=1):
                 log.info("run %d of %d: %s", number, len(wanted), member.name)
                 finished.append((member, parts.finished(member.recipe, member.name, deadline)))
@@ -303,7 +304,7 @@ def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneReci
         wanted = changed(recorded, list(request.overrides))
     else:
         wanted = request.requested()
-        wanted = changed(wanted, [f"seed={seed}" for seed in request.seeds[:1]])
+        wanted = changed(wanted, [Override("seed", seed) for seed in request.seeds[:1]])
     require_same_result(recorded, wanted, run.path)
     return recorded.model_copy(update={"engine": wanted.engine})
 

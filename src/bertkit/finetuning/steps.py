@@ -29,7 +29,7 @@ from bertkit.training.config import EngineConfig
 from bertkit.training.cost import spared_flops, step_flops
 from bertkit.training.engine import Engine, resolve_engine
 from bertkit.training.gradients import Gradient, Parts
-from bertkit.training.loss_terms import Aim, TaskAim
+from bertkit.training.loss_terms import LossTerms, TaskLossTerms
 from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
 from bertkit.training.row_gradients import RowGradients
 from bertkit.training.schedules import BertSchedule, ConstantSchedule, CosineSchedule, LinearSchedule, Schedule
@@ -172,7 +172,7 @@ class TaskStepper:
     def __init__(
         self,
         model: HeadedModel,
-        aim: Task | Aim,
+        aim: Task | LossTerms,
         optimizer: torch.optim.Optimizer,
         engine: Engine,
         clip_norm: float | None,
@@ -180,7 +180,7 @@ class TaskStepper:
         rows: RowGradients | None = None,
     ) -> None:
         self.model = model
-        self.aim = TaskAim(aim) if isinstance(aim, Task) else aim
+        self.aim = TaskLossTerms(aim) if isinstance(aim, Task) else aim
         self.optimizer = optimizer
         self.engine = engine
         self.clip_norm = math.inf if clip_norm is None else clip_norm

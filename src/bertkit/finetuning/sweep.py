@@ -14,11 +14,12 @@ from typing import Any
 
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.trainer import seed_summaries
+from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 
 
 @dataclass(frozen=True)
-class Member:
+class SweepRun:
     """One run of a suite: its recipe, and what sets it apart."""
 
     recipe: FinetuneRecipe
@@ -31,7 +32,7 @@ class Member:
         return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
 
 
-def members(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[Member]:
+def members(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[SweepRun]:
     """The runs of a suite: every combination of the grid's values, each with every seed.
 
     Raises:
@@ -42,12 +43,12 @@ def members(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Seq
         setting = dict(zip(grid, values, strict=True))
         overrides = [f"{key}={value}" for key, value in setting.items()]
         with_setting = changed(recipe, overrides)
-        found += [Member(changed(with_setting, [f"seed={seed}"]), setting) for seed in seeds]
+        found += [SweepRun(changed(with_setting, [Override("seed", seed)]), setting) for seed in seeds]
     return found
 
 
 def suite_results(
-    finished: Sequence[tuple[Member, RunDirectory]], primary: Mapping[str, str], split: str
+    finished: Sequence[tuple[SweepRun, RunDirectory]], primary: Mapping[str, str], split: str
 ) -> dict[str, Any]:
     """The contents of a suite's results.json: every run, each setting over the seeds, and the choice.
 
@@ -59,7 +60,7 @@ def suite_results(
         primary: of each task.
         split: that chooses.
     """
-    settings: dict[str, list[tuple[Member, RunDirectory, dict[str, Any]]]] = {}
+    settings: dict[str, list[tuple[SweepRun, RunDirectory, dict[str, Any]]]] = {}
     for member, run in finished:
         results = run.results
         assert results is not None
@@ -100,7 +101,7 @@ def suite_results(
     }
 
 
-def _tables(runs: Sequence[tuple[Member, RunDirectory, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _tables(runs: Sequence[tuple[SweepRun, RunDirectory, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Each task's scores over the seeds."""
     seeds = {member.recipe.seed: _seed_scores(results) for member, _, results in runs}
     tasks = next(iter(seeds.values()))

@@ -28,7 +28,7 @@ LEARNT_TASK = "finetuning_task"
 """The key of config.json that says which published task a head is of, as `transformers` calls it."""
 
 
-class Learner:
+class TaskTrainer:
     """A task being learnt.
 
     Args:

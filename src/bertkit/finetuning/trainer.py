@@ -4,8 +4,8 @@ Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Sibling of pretraining: a
 examples, a look at dev comes with each, and what is kept is the last look's weights or the best one's.
 suite.py runs several of these.
 
-A run has one task (learner.py) or several (Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1): each update is one
-task's, the best look is the one whose mean over the tasks is best, and what belongs to one of several tasks has its
+A run has one task (task_trainer.py) or several (Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1): each update is
+one task's, the best look is the one whose mean over the tasks is best, and what belongs to one of several tasks has its
 name in front: `rte/dev`.
 """
 
@@ -32,13 +32,13 @@ from bertkit.finetuning.multitask import joined, save_joined, task_seed
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.steps import TaskStepper, task_flops
 from bertkit.finetuning.task_order import TaskOrder
-from bertkit.finetuning.task_trainer import Learner, Predictions
+from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
 from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction, Scores, TaskBatch
-from bertkit.training.loss_terms import Aim, TaskAim
+from bertkit.training.loss_terms import LossTerms, TaskLossTerms
 from bertkit.training.row_gradients import RowGradients
 from bertkit.training.step import StepOutcome
 from bertkit.training.trainer import TrainingLoop, copy_weights, write_whole
@@ -66,8 +66,8 @@ class Finetuning(TrainingLoop[TaskBatch]):
     def __init__(self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory) -> None:
         super().__init__(run, recipe.engine.resolve())
         self.recipe = recipe
-        self.learners = [
-            self.new_learner(
+        self.task_trainers = [
+            self.new_task_trainer(
                 alone, each, task_seed(recipe.seed, number, each.spec.name), prefix=_prefix(each, len(prepared))
             )
             for number, (alone, each) in enumerate(zip(recipe.alone, prepared, strict=True))
@@ -75,34 +75,34 @@ class Finetuning(TrainingLoop[TaskBatch]):
         optimisation = recipe.optimisation
         assert optimisation.epochs is not None
         self.order = TaskOrder(
-            tuple(learner.order for learner in self.learners), recipe.seed, optimisation.task_smoothing
+            tuple(task_trainer.order for task_trainer in self.task_trainers), recipe.seed, optimisation.task_smoothing
         )
         self.steps = self.order.steps(optimisation.epochs, optimisation.max_steps)
         self.schedule = optimisation.build_schedule(self.steps)
-        self.model = joined([learner.model for learner in self.learners]).to(self.engine.device)
+        self.model = joined([task_trainer.model for task_trainer in self.task_trainers]).to(self.engine.device)
         rule = optimisation.optimizer_config()
         self.optimizer = rule.build(self.model)
         scale_rates(self.model, self.optimizer, optimisation.layer_decay)
         gradient, rows = recipe.method.gradient(recipe.seed), RowGradients(self.model)
         self.steppers = [
             TaskStepper(each.model, self.aim(each), self.optimizer, self.engine, rule.clip_norm, gradient, rows)
-            for each in self.learners
+            for each in self.task_trainers
         ]
         self.looks: list[Look] = []
         self.best_weights: dict[str, Tensor] = {}
-        self._chosen: list[Predictions] = [{} for _ in self.learners]
+        self._chosen: list[Predictions] = [{} for _ in self.task_trainers]
 
-    def new_learner(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str) -> Learner:
+    def new_task_trainer(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str) -> TaskTrainer:
         """One task's, with its model as it begins."""
-        return Learner(recipe, prepared, seed, prefix=prefix, directory=self.run.path)
+        return TaskTrainer(recipe, prepared, seed, prefix=prefix, directory=self.run.path)
 
-    def aim(self, learner: Learner) -> Aim:
+    def aim(self, task_trainer: TaskTrainer) -> LossTerms:
         """What updates of this task make smaller."""
-        return TaskAim(learner.task)
+        return TaskLossTerms(task_trainer.task)
 
-    def batch(self, learner: Learner, items: NDArray[np.int64]) -> TaskBatch:
+    def batch(self, task_trainer: TaskTrainer, items: NDArray[np.int64]) -> TaskBatch:
         """What an update reads of these training items."""
-        return learner.prepared.train.features.batch(items)
+        return task_trainer.prepared.train.features.batch(items)
 
     def _updates(self) -> Generator[list[TaskBatch], None, None]:
         with closing(ahead(self._batches, range(self.step, self.steps))) as prepared:
@@ -111,9 +111,9 @@ class Finetuning(TrainingLoop[TaskBatch]):
 
     def _batches(self, step: int) -> list[TaskBatch]:
         """The micro-batches of an update."""
-        learner = self.learners[self.order.task(step)]
-        parts = learner.prepared.train.features.cut(self.order.items(step), self.engine.micro_batch_tokens)
-        return [self.batch(learner, items) for items in parts]
+        task_trainer = self.task_trainers[self.order.task(step)]
+        parts = task_trainer.prepared.train.features.cut(self.order.items(step), self.engine.micro_batch_tokens)
+        return [self.batch(task_trainer, items) for items in parts]
 
     def _update(self, batches: Sequence[TaskBatch]) -> StepOutcome:
         self.recipe.method.set_trained(self.model, self.order.epoch(self.step))
@@ -124,8 +124,8 @@ class Finetuning(TrainingLoop[TaskBatch]):
 
     def _flops(self, batches: Sequence[TaskBatch]) -> float:
         task = self.order.task(self.step - 1)
-        learner, stepper = self.learners[task], self.steppers[task]
-        return task_flops(learner.model, learner.task.head, batches) * stepper.gradient.passes
+        task_trainer, stepper = self.task_trainers[task], self.steppers[task]
+        return task_flops(task_trainer.model, task_trainer.task.head, batches) * stepper.gradient.passes
 
     def _losses(self) -> dict[str, Any]:
         terms, aim = self.meter.terms, self.steppers[0].aim
@@ -144,7 +144,7 @@ class Finetuning(TrainingLoop[TaskBatch]):
     def _judged(self) -> list[str]:
         """The terms that say how many of their rows are right."""
         aim = self.steppers[0].aim
-        return [name for name in aim.weights if aim.judges(name)]
+        return [name for name in aim.weights if aim.has_accuracy(name)]
 
     def _look_is_due(self) -> bool:
         """At the end, and `evaluations_per_epoch` times an epoch, the last of them at the epoch's end."""
@@ -154,9 +154,10 @@ class Finetuning(TrainingLoop[TaskBatch]):
     def _look(self) -> None:
         """Score the watched splits, and keep the weights where they are the best so far."""
         predictions = [
-            {split: self._predicted(learner, split) for split in learner.prepared.watched} for learner in self.learners
+            {split: self._predicted(task_trainer, split) for split in task_trainer.prepared.watched}
+            for task_trainer in self.task_trainers
         ]
-        scores = self._labelled([each.scores(own) for each, own in zip(self.learners, predictions, strict=True)])
+        scores = self._labelled([each.scores(own) for each, own in zip(self.task_trainers, predictions, strict=True)])
         self.looks.append({"step": self.step, "epoch": self.step / self.order.steps_per_epoch, "scores": scores})
         flat = {f"{split}/{name}": value for split, found in scores.items() for name, value in found.items()}
         self._metrics.log(self.step, flat)
@@ -167,19 +168,19 @@ class Finetuning(TrainingLoop[TaskBatch]):
             self._chosen = predictions
             self.best_weights = {name: tensor.cpu().clone() for name, tensor in self._weights().items()}
 
-    def _predicted(self, learner: Learner, split: str) -> list[Prediction]:
-        return learner.predictions(split, self.engine, self._progress)
+    def _predicted(self, task_trainer: TaskTrainer, split: str) -> list[Prediction]:
+        return task_trainer.predictions(split, self.engine, self._progress)
 
     def _labelled(self, by_task: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What each task has of its splits, by the names that the run has for them."""
-        pairs = zip(self.learners, by_task, strict=True)
-        return {learner.label(split): value for learner, found in pairs for split, value in found.items()}
+        pairs = zip(self.task_trainers, by_task, strict=True)
+        return {task_trainer.label(split): value for task_trainer, found in pairs for split, value in found.items()}
 
     def _primaries(self, look: Look) -> dict[str, float | None]:
         """The score that selects, of each task."""
         return {
             each.label(each.primary): look["scores"][each.label(each.prepared.selecting)][each.primary]
-            for each in self.learners
+            for each in self.task_trainers
         }
 
     def _score_of(self, look: Look) -> float:
@@ -204,16 +205,16 @@ class Finetuning(TrainingLoop[TaskBatch]):
         self.recipe.method.finish(self.model)
         predictions: list[Predictions] = []
         tuned: list[dict[str, Any]] = []
-        for learner, chosen in zip(self.learners, self._chosen, strict=True):
-            splits = learner.prepared.others
-            found = {split: chosen.get(split) or self._predicted(learner, split) for split in splits}
-            found, settings = learner.finish(found)
+        for task_trainer, chosen in zip(self.task_trainers, self._chosen, strict=True):
+            splits = task_trainer.prepared.others
+            found = {split: chosen.get(split) or self._predicted(task_trainer, split) for split in splits}
+            found, settings = task_trainer.finish(found)
             for split, own in found.items():
-                write_predictions(self.run.path / "predictions" / f"{learner.name}-{split}.jsonl", own)
+                write_predictions(self.run.path / "predictions" / f"{task_trainer.name}-{split}.jsonl", own)
             predictions.append(found)
             tuned.append(settings)
-        models = {learner.name: learner.model for learner in self.learners}
-        tokenizer = self.learners[0].prepared.tokenizer
+        models = {task_trainer.name: task_trainer.model for task_trainer in self.task_trainers}
+        tokenizer = self.task_trainers[0].prepared.tokenizer
         write_whole(self.run.model, partial(save_joined, self.model, models, tokenizer))
         self.run.seal_model()
         results = self._results(predictions, self._labelled(tuned))
@@ -225,16 +226,18 @@ class Finetuning(TrainingLoop[TaskBatch]):
 
     def _results(self, predictions: Sequence[Predictions], tuned: dict[str, Any]) -> dict[str, Any]:
         optimisation, seed = self.recipe.optimisation, self.recipe.seed
-        scores = [learner.scores(own) for learner, own in zip(self.learners, predictions, strict=True)]
+        scores = [task_trainer.scores(own) for task_trainer, own in zip(self.task_trainers, predictions, strict=True)]
         chosen = self.best_look() if optimisation.keeps_best else self.looks[-1]
-        encoded = self._labelled([{"train": each.prepared.train, **each.prepared.others} for each in self.learners])
-        primary = {learner.name: learner.primary for learner in self.learners}
-        triples = zip(self.learners, predictions, scores, strict=True)
-        reasons = [learner.degenerate(own, found) for learner, own, found in triples]
+        encoded = self._labelled(
+            [{"train": each.prepared.train, **each.prepared.others} for each in self.task_trainers]
+        )
+        primary = {task_trainer.name: task_trainer.primary for task_trainer in self.task_trainers}
+        triples = zip(self.task_trainers, predictions, scores, strict=True)
+        reasons = [task_trainer.degenerate(own, found) for task_trainer, own, found in triples]
         return {
             "tasks": {
-                learner.name: seed_summaries({seed: by_name(found, learner.prepared.selecting)})
-                for learner, found in zip(self.learners, scores, strict=True)
+                task_trainer.name: seed_summaries({seed: by_name(found, task_trainer.prepared.selecting)})
+                for task_trainer, found in zip(self.task_trainers, scores, strict=True)
             },
             "primary": primary if len(primary) > 1 else next(iter(primary.values())),
             "seed": seed,
@@ -267,7 +270,7 @@ class Finetuning(TrainingLoop[TaskBatch]):
         self.looks = list(checkpoint.state["looks"])
 
     def _session(self) -> AbstractContextManager[None]:
-        prepared = [learner.prepared for learner in self.learners]
+        prepared = [task_trainer.prepared for task_trainer in self.task_trainers]
         read = [each.train.features for each in prepared]
         read += [each.others[split].features for each in prepared for split in each.watched]
         scratch = Scratch(self.run.path, self.recipe.engine.feature_store_gb * 1e9)
@@ -279,9 +282,9 @@ class Finetuning(TrainingLoop[TaskBatch]):
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         log.info(
             "%s, seed %d: %s examples, %s steps of %d, %s of %s parameters trained, %s on %s",
-            ", ".join(learner.name for learner in self.learners),
+            ", ".join(task_trainer.name for task_trainer in self.task_trainers),
             self.recipe.seed,
-            f"{sum(len(learner.prepared.train.examples) for learner in self.learners):,}",
+            f"{sum(len(task_trainer.prepared.train.examples) for task_trainer in self.task_trainers):,}",
             f"{self.steps:,}",
             self.recipe.optimisation.batch_sequences,
             f"{trained:,}",
@@ -289,9 +292,11 @@ class Finetuning(TrainingLoop[TaskBatch]):
             self.engine.precision,
             self.engine.device.type,
         )
-        if len(self.learners) > 1:
-            counts = zip(self.learners, self.order.steps_by_task, strict=True)
-            log.info("updates an epoch: %s", ", ".join(f"{learner.name} {count:,}" for learner, count in counts))
+        if len(self.task_trainers) > 1:
+            counts = zip(self.task_trainers, self.order.steps_by_task, strict=True)
+            log.info(
+                "updates an epoch: %s", ", ".join(f"{task_trainer.name} {count:,}" for task_trainer, count in counts)
+            )
 
 
 def _prefix(prepared: Prepared, tasks: int) -> str:

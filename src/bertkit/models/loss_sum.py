@@ -30,7 +30,7 @@ class LossSum:
     sum: Tensor
     count: int
     correct: Tensor
-    tallies: Mapping[str, Tensor] = field(default_factory=dict)
+    counters: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of_words(cls, projection: VocabularyProjection, id_M: Tensor) -> LossSum:

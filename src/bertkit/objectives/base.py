@@ -92,7 +92,7 @@ class Objective(Settings, ABC):
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """The term over one micro-batch."""
 
-    def figures(self, tallies: Mapping[str, int], count: int) -> dict[str, float]:
+    def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
         """What an evaluation reports beside loss and accuracy, by name.
 
         Args:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.objectives import Compared, Distilled, Guide, distilled_among
+from bertkit.distillation.objectives import Distilled, OutputPair, TeacherSession, distilled_among
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.loss_sum import LossSum
@@ -32,7 +32,7 @@ GENERATOR = "generator"
 
 
 @dataclass(frozen=True)
-class Reading:
+class EncoderOutput:
     """What one model made of one batch: the states that an objective's loss is computed from.
 
     Attributes:
@@ -42,7 +42,7 @@ class Reading:
     model: PretrainingModel
     hidden_TD: Tensor
     batch: PackedBatch
-    compared: Compared | None = None
+    compared: OutputPair | None = None
 
     def loss(self, objective: Objective) -> LossSum:
         """An objective's term over the batch."""
@@ -99,9 +99,9 @@ def masked_lm_of(model: PretrainingModel) -> PretrainingModel:
     return model.companion(GENERATOR) or model
 
 
-def read(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: Guide | None = None
-) -> Mapping[str, Reading]:
+def encode(
+    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
+) -> Mapping[str, EncoderOutput]:
     """For each objective's term, what its loss is computed from.
 
     With a generator, the masked LM reads the masked batch and all other objectives the filled one.
@@ -115,9 +115,9 @@ def read(
     if guide is not None:
         reading = _beside_a_teacher(model, objectives, batch, guide)
         return {objective.term: reading for objective in objectives}
-    readings: dict[str, Reading] = {}
+    readings: dict[str, EncoderOutput] = {}
     for reader, own in readers(model, objectives):
-        reading = Reading(reader, states(reader, own, batch), batch)
+        reading = EncoderOutput(reader, states(reader, own, batch), batch)
         readings |= {objective.term: reading for objective in own}
         if reader is not model:
             for detector in _detectors(objectives):
@@ -126,14 +126,14 @@ def read(
 
 
 def _beside_a_teacher(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: Guide
-) -> Reading:
+    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession
+) -> EncoderOutput:
     """One pass of the student and one of its teacher."""
     recorder = guide.recorder()
     hidden_TD = states(model, objectives, batch, recorder)
     asking = distilled_among(objectives)
     taught = guide.ask(batch, lambda inside: states(guide.teacher, asking, batch, inside))
-    return Reading(model, hidden_TD, batch, guide.compared(model, batch, hidden_TD, recorder, taught))
+    return EncoderOutput(model, hidden_TD, batch, guide.compared(model, batch, hidden_TD, recorder, taught))
 
 
 def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tuple[PretrainingModel, list[Objective]]]:

@@ -173,20 +173,20 @@ class ReplacedToken(Objective):
         replaced_T = self.replaced_T(batch)
         loss = functional.binary_cross_entropy_with_logits(logits_T, replaced_T.to(logits_T.dtype), reduction="sum")
         called_T = logits_T.detach() > 0
-        tallies = {
+        counters = {
             "replaced": replaced_T.sum(),
             "called": called_T.sum(),
             "found": (called_T & replaced_T).sum(),
         }
-        return LossSum(loss, self.count(batch), (called_T == replaced_T).sum(), tallies)
+        return LossSum(loss, self.count(batch), (called_T == replaced_T).sum(), counters)
 
-    def figures(self, tallies: Mapping[str, int], count: int) -> dict[str, float]:
+    def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
         """What its accuracy is worth: most tokens are the text's own, and who never says otherwise is mostly right.
 
         `baseline/replaced_token` is the accuracy of the commoner answer for all tokens; precision and recall are those
         of the answer "replaced", 0 where it is never given, or never right to give.
         """
-        replaced, called, found = (tallies.get(name, 0) for name in ("replaced", "called", "found"))
+        replaced, called, found = (counters.get(name, 0) for name in ("replaced", "called", "found"))
         return {
             f"baseline/{self.term}": max(replaced, count - replaced) / max(1, count),
             f"precision/{self.term}": found / max(1, called),

@@ -5,7 +5,6 @@ Own design (contract: `pretrain`). Distillation on text asks for more (DistillTe
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,12 +18,11 @@ from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.models.weight_files import weights_hash
 from bertkit.pretraining.file_hashes import with_contents
-from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe
+from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretraining
 from bertkit.recipe.faults import validate
-from bertkit.recipe.load import load_recipe
-from bertkit.recipe.resolve import resolve_recipe, with_overrides
+from bertkit.recipe.resolve import AnyOverride, Override, overrides_of, parsed, resolve_recipe, with_overrides
 from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory
 from bertkit.settings import Settings
@@ -38,7 +36,7 @@ class PretrainRequest:
 
     Attributes:
         recipe: name or path; None to take the resumed run's.
-        overrides: KEY=VALUE, on top of the recipe.
+        overrides: on top of the recipe.
         sources: text in place of the recipe's; empty for the recipe's own.
         max_steps: end after this many updates, the schedule with them.
         init: a model to start from.
@@ -52,7 +50,7 @@ class PretrainRequest:
     """
 
     recipe: str | None
-    overrides: Sequence[str] = ()
+    overrides: Sequence[AnyOverride] = ()
     sources: Sequence[str] = ()
     max_steps: int | None = None
     init: str | None = None
@@ -148,7 +146,7 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
             stage["set"]["optimisation.schedule"] = shorter(own, "warmup_steps")
     log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, schedule["warmup_steps"])
     changed = {"steps": max_steps, "schedule": schedule, "stages": stages}
-    return with_overrides(recipe, [f"optimisation.{key}={json.dumps(value)}" for key, value in changed.items()])
+    return with_overrides(recipe, [Override(f"optimisation.{key}", value) for key, value in changed.items()])
 
 
 class _ModelNoun(Settings):
@@ -157,7 +155,7 @@ class _ModelNoun(Settings):
     model: AnyEncoderConfig
 
 
-def starting_from(request: PretrainRequest) -> list[str]:
+def starting_from(request: PretrainRequest) -> list[Override]:
     """Overrides that make a recipe go on from the model of `--init`: its sizes and its tokenizer.
 
     The recipe's tokenizer is kept where the command line changes it, and where a recipe that leaves the model to be
@@ -178,18 +176,18 @@ def starting_from(request: PretrainRequest) -> list[str]:
     if not any_model and model is not None:
         config = continuing_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(request.init).exists() else request.init
-    overrides = [f"init={json.dumps(name)}", f"model={json.dumps(config.model_dump(mode='json'))}"]
-    changed = any(override.partition("=")[0].strip().partition(".")[0] == "tokenizer" for override in request.overrides)
+    overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
+    changed = any(parsed(override).key.partition(".")[0] == "tokenizer" for override in request.overrides)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
-        overrides.append(f"tokenizer={json.dumps({'path': name})}")
+        overrides.append(Override("tokenizer", {"path": name}))
     return overrides
 
 
-def source_overrides(sources: Sequence[str]) -> list[str]:
+def source_overrides(sources: Sequence[str]) -> list[Override]:
     """Overrides that put text in place of the recipe's; none where there is none."""
     if not sources:
         return []
-    return [f"data.sources={json.dumps([_absolute(source) for source in sources])}", "data.languages={}"]
+    return overrides_of({"data.sources": [_absolute(source) for source in sources], "data.languages": {}})
 
 
 def _absolute(source: str) -> str:

@@ -6,13 +6,12 @@ changes the hash of the recipe, and a resume names the key. Sibling hashing.py t
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from bertkit.files import sha256_of
 from bertkit.pretraining.recipe import Recipe
-from bertkit.recipe.resolve import with_overrides
+from bertkit.recipe.resolve import overrides_of, with_overrides
 
 _FILES = {"lexicon": "lexicon_sha256"}
 """Keys of files, and the keys of their hashes, in the same mapping."""
@@ -32,7 +31,7 @@ def with_contents(recipe: Recipe, *, anew: bool = False) -> Recipe:
     hashed = {key: _with_hashes(found[key], anew=anew) for key in _PARTS}
     if hashed == found:
         return recipe
-    return with_overrides(recipe, [f"{key}={json.dumps(value)}" for key, value in hashed.items()])
+    return with_overrides(recipe, overrides_of(hashed))
 
 
 def _with_hashes(data: Any, *, anew: bool) -> Any:

@@ -19,7 +19,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.stream import SampleStream, corrupted
-from bertkit.distillation.objectives import Guide
+from bertkit.distillation.objectives import TeacherSession
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
@@ -67,7 +67,7 @@ class HeldOut:
         self,
         model: PretrainingModel,
         engine: Engine,
-        guide: Guide | None = None,
+        guide: TeacherSession | None = None,
         *,
         progress: Progress = silent_progress,
     ) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class HeldOut:
                 figures[f"accuracy/{objective.term}"] = total.accuracy
         for objective in self.objectives:
             total = totals[objective.term]
-            figures |= objective.figures(total.tallies, total.count)
+            figures |= objective.figures(total.counters, total.count)
         if "masked_lm" in totals:
             figures["perplexity"] = math.exp(min(totals["masked_lm"].mean, _MAX_EXPONENT))
         return figures

@@ -7,6 +7,7 @@ hashing.py relies on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, create_model, model_validator
@@ -15,8 +16,10 @@ from bertkit.data.config import DataConfig
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.recipe.resolve import DEFAULT_KIND
+from bertkit.recipe.faults import validate
+from bertkit.recipe.resolve import DEFAULT_KIND, AnyOverride, load_as
 from bertkit.recipe.terms import OneKey, check_each_once
+from bertkit.recipe.tree import Located
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.training.config import EngineConfig, OptimisationConfig
@@ -104,3 +107,22 @@ class Recipe(Settings):
     def objectives(self) -> tuple[Objective, ...]:
         """The objectives in the order written."""
         return tuple(each.objective for each in self.objective)
+
+
+def load_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Recipe:
+    """The recipe of that name or path, one that pretrains, with overrides applied.
+
+    Raises:
+        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or faults in the settings (all
+            of them at once).
+    """
+    return load_as(Recipe, name, overrides)
+
+
+def from_tree(tree: Located) -> Recipe:
+    """The recipe of resolved settings.
+
+    Raises:
+        UsageError: faults in the settings, all of them at once.
+    """
+    return validate(tree, Recipe)

@@ -6,7 +6,6 @@ decided.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,7 +143,7 @@ def _resumed(request: PretrainRequest) -> tuple[Recipe, RunDirectory]:
         wanted = request.requested()
     # A run of before there were hashes of files has none to compare with.
     require_same_result(with_contents(recorded), wanted, run.path)
-    return with_overrides(recorded, [f"engine={json.dumps(wanted.engine.model_dump(mode='json'))}"]), run
+    return recorded.model_copy(update={"engine": wanted.engine}), run
 
 
 def _run_to_resume(request: PretrainRequest) -> RunDirectory:

@@ -7,13 +7,12 @@ counts the stage's own steps. Each stage is checked like a recipe of its own bef
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from bertkit.errors import UsageError
 from bertkit.objectives.forward import follows_generator
 from bertkit.pretraining.recipe import Recipe
-from bertkit.recipe.resolve import with_overrides
+from bertkit.recipe.resolve import overrides_of, with_overrides
 
 _MAY_CHANGE = (
     "data",
@@ -70,9 +69,8 @@ def stages_of(recipe: Recipe) -> list[Stage]:
                     f"optimisation.stages.{number}.set: {key} cannot change inside a run;"
                     f" only {', '.join(_MAY_CHANGE)} can"
                 )
-        overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-        own_schedule = any(_is_within(key, _SCHEDULE) for key in changes)
-        staged = with_overrides(recipe, overrides)
+                own_schedule = any(_is_within(key, _SCHEDULE) for key in changes)
+        staged = with_overrides(recipe, overrides_of(changes))
         for key in _SAME_TEXT:
             if getattr(staged.data, key) != getattr(recipe.data, key):
                 raise UsageError(

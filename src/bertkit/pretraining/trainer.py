@@ -18,7 +18,7 @@ from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
-from bertkit.distillation.objectives import Guide
+from bertkit.distillation.objectives import TeacherSession
 from bertkit.errors import DataError, UsageError
 from bertkit.models.continuing import continued, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
@@ -104,7 +104,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
                 " as it is; leave model.num_hidden_layers out of the stages"
             )
 
-    def _guide(self, stage_run: StageRun) -> Guide | None:
+    def _guide(self, stage_run: StageRun) -> TeacherSession | None:
         """The teacher beside the model in this stage; pretraining has none."""
         return None
 

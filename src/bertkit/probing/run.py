@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.errors import UsageError
-from bertkit.evaluation.loaded_model import Subject, load_subjects
+from bertkit.evaluation.loaded_model import ProbedModel, load_subjects
 from bertkit.evaluation.run import MeasureRequest, begin_measurement
 from bertkit.files import write_text
 from bertkit.probing.sentence_sources import Texts, read_texts
@@ -49,7 +49,7 @@ class ProbeRequest(MeasureRequest):
     data: Sequence[str] = ()
     progress: Progress = silent_progress
 
-    def subjects(self) -> list[Subject]:
+    def subjects(self) -> list[ProbedModel]:
         """The models, read.
 
         Raises:
@@ -57,7 +57,7 @@ class ProbeRequest(MeasureRequest):
         """
         return load_subjects(self.models, offline=self.offline)
 
-    def subject(self) -> Subject:
+    def subject(self) -> ProbedModel:
         """The model of a kind that looks at one.
 
         Raises:
@@ -137,7 +137,7 @@ def carry_out(
     kind: str,
     settings: Settings,
     request: ProbeRequest,
-    subjects: Sequence[Subject],
+    subjects: Sequence[ProbedModel],
     analyse: Callable[[], Analysis],
     *,
     data: Mapping[str, str],

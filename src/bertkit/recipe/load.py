@@ -1,60 +1,32 @@
-"""Load a recipe as what its kind says: one that pretrains, fine-tunes, or distils on text or on a task.
+"""Load a recipe of any kind: what pretrains, fine-tunes or distils is known by the capability itself.
 
-Nothing here follows a paper. resolve.py finds the settings, schema.py and its siblings say what may stand in them; they
-bring torch along, which a misspelt name need not wait for, so they are imported when the kind is known.
+Nothing here follows a paper. Sibling resolve.py finds the settings; the schema of each kind lives with its capability,
+above this package, and brings torch along, which a misspelt name need not wait for. So each is named here and imported
+when the kind is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import Any
 
-from bertkit.recipe.faults import validate
-from bertkit.recipe.resolve import DEFAULT_KIND, kind_of, require_kind, resolve_recipe
-from bertkit.recipe.tree import Located
+from bertkit.recipe.resolve import DEFAULT_KIND, AnyOverride, kind_of, resolve_recipe
 
-if TYPE_CHECKING:
-    from bertkit.finetuning.recipe import FinetuneRecipe
-    from bertkit.pretraining.recipe import Recipe
+_CAPABILITIES = {
+    "pretrain": "bertkit.pretraining.recipe",
+    "finetune": "bertkit.finetuning.recipe",
+    "distill": "bertkit.distillation.recipe",
+}
+"""The module of each kind of recipe, whose `from_tree` makes the recipe of resolved settings."""
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of that name or path, one that pretrains, with `KEY=VALUE` overrides applied.
+def load_any(name: str, overrides: Sequence[AnyOverride] = ()) -> Any:
+    """The recipe of that name or path, of any kind; one on a task is completed where it names task and models.
 
     Raises:
-        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or faults in the settings (all
-            of them at once).
+        UsageError: no such recipe, or faults in the settings (all of them at once).
     """
     tree = resolve_recipe(name, overrides)
-    require_kind(tree, name, DEFAULT_KIND)
-    from bertkit.pretraining.recipe import Recipe
-
-    return validate(tree, Recipe)
-
-
-def load_any(name: str, overrides: Sequence[str] = ()) -> Recipe | FinetuneRecipe:
-    """As `load_recipe`, for a recipe of any kind; one of a task is resolved where it names task and models."""
-    tree = resolve_recipe(name, overrides)
-    kind = kind_of(tree)
-    if kind == "distill":
-        return _distillation(tree)
-    if kind != "finetune":
-        from bertkit.pretraining.recipe import Recipe
-
-        return validate(tree, Recipe)
-    from bertkit.finetuning.recipe import FinetuneRecipe, resolved
-
-    recipe = validate(tree, FinetuneRecipe)
-    return resolved(recipe) if recipe.task is not None and recipe.model is not None else recipe
-
-
-def _distillation(tree: Located) -> Recipe | FinetuneRecipe:
-    """A recipe that distils: on text where it has an `objective`, else on a task."""
-    if tree.child("objective") is not None:
-        from bertkit.distillation.text_recipe import DistillTextRecipe
-
-        return validate(tree, DistillTextRecipe)
-    from bertkit.distillation.task_recipe import DistillRecipe, is_complete, resolved_distillation
-
-    recipe = validate(tree, DistillRecipe)
-    return resolved_distillation(recipe) if is_complete(recipe) else recipe
+    module = _CAPABILITIES.get(kind_of(tree), _CAPABILITIES[DEFAULT_KIND])
+    return import_module(module).from_tree(tree)

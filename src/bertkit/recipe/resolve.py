@@ -9,7 +9,8 @@ of recipe there are is known in load.py, above; writing one back is dump.py's.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -32,8 +33,50 @@ KINDS = ("pretrain", "finetune", "distill")
 """Commands that run recipes."""
 
 
-def load_as(schema: type[Model], name: str, overrides: Sequence[str] = ()) -> Model:
-    """The recipe of that name or path as an object of this class, with `KEY=VALUE` overrides applied.
+@dataclass(frozen=True)
+class Override:
+    """One setting that replaces a recipe's.
+
+    Attributes:
+        key: dotted, such as `optimisation.steps`.
+        value: plain data, as YAML gives it.
+        place: where it was written, for messages.
+    """
+
+    key: str
+    value: Any
+    place: str = "the recipe"
+
+    @classmethod
+    def parse(cls, text: str) -> Override:
+        """`KEY=VALUE`, as `--set` takes it; VALUE is YAML.
+
+        Raises:
+            UsageError: it has another form, or VALUE is not YAML.
+        """
+        place = f"--set {text if len(text) <= _LONGEST_TOLD else text[:_LONGEST_TOLD] + '...'}"
+        key, equals, value = text.partition("=")
+        if not equals or not all(key.strip().split(".")):
+            raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
+        return cls(key.strip(), read_tree(value, place).plain(), place)
+
+
+AnyOverride = str | Override
+"""A setting that replaces a recipe's: `KEY=VALUE` as `--set` takes it, or already parsed."""
+
+
+def overrides_of(values: Mapping[str, Any]) -> list[Override]:
+    """Values by their dotted keys, as overrides."""
+    return [Override(key, value) for key, value in values.items()]
+
+
+def parsed(override: AnyOverride) -> Override:
+    """An override, parsed where it is text."""
+    return Override.parse(override) if isinstance(override, str) else override
+
+
+def load_as(schema: type[Model], name: str, overrides: Sequence[AnyOverride] = ()) -> Model:
+    """The recipe of that name or path as an object of this class, with overrides applied.
 
     Raises:
         UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or faults in the settings (all
@@ -63,8 +106,8 @@ def require_kind(tree: Located, name: str, wanted: str) -> None:
         raise UsageError(f"{name} is a recipe of kind {found}, not {wanted}: run it with `bertkit {found} {name}`")
 
 
-def with_overrides(recipe: Model, overrides: Sequence[str]) -> Model:
-    """A copy of a loaded recipe with `KEY=VALUE` overrides applied.
+def with_overrides(recipe: Model, overrides: Sequence[AnyOverride]) -> Model:
+    """A copy of a loaded recipe with overrides applied.
 
     Raises:
         UsageError: faults in the result, all of them at once.
@@ -75,7 +118,7 @@ def with_overrides(recipe: Model, overrides: Sequence[str]) -> Model:
     return validate(tree, type(recipe))
 
 
-def resolve_recipe(name: str, overrides: Sequence[str] = ()) -> Located:
+def resolve_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Located:
     """The tree of a recipe with `extends` followed and overrides applied, not yet checked."""
     tree = _named(find_recipe(name))
     for override in overrides:
@@ -150,14 +193,10 @@ def _another_variant(base: dict[str, Located], own: dict[str, Located]) -> bool:
     return VARIANT_KEY in own and VARIANT_KEY in base and own[VARIANT_KEY].value != base[VARIANT_KEY].value
 
 
-def _with_override(tree: Located, override: str) -> Located:
-    told = override if len(override) <= _LONGEST_TOLD else f"{override[:_LONGEST_TOLD]}..."
-    place = f"--set {told}"
-    key, equals, text = override.partition("=")
-    keys = key.strip().split(".")
-    if not equals or not all(keys):
-        raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
-    return _replaced(tree, keys, read_tree(text, place), keys)
+def _with_override(tree: Located, override: AnyOverride) -> Located:
+    given = parsed(override)
+    keys = given.key.split(".")
+    return _replaced(tree, keys, Located.of(given.value, given.place), keys)
 
 
 def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequence[str]) -> Located:

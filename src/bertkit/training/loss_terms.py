@@ -18,7 +18,7 @@ from bertkit.training.gradients import Parts, Share
 from bertkit.training.step import TermTotal
 
 
-class Aim(ABC):
+class LossTerms(ABC):
     """Terms of a loss with their weights.
 
     Attributes:
@@ -42,7 +42,7 @@ class Aim(ABC):
             learns: whether the encoder does; else no gradient is kept in it.
         """
 
-    def judges(self, term: str) -> bool:
+    def has_accuracy(self, term: str) -> bool:
         """Whether the term counts how many of its rows are right."""
         return True
 
@@ -58,7 +58,7 @@ class Aim(ABC):
         return sum(self.weights[term] * total.mean for term, total in terms.items())
 
 
-class TaskAim(Aim):
+class TaskLossTerms(LossTerms):
     """The task's own loss."""
 
     term = "task"

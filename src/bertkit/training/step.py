@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.objectives import Guide
+from bertkit.distillation.objectives import TeacherSession
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
-from bertkit.objectives.forward import read
+from bertkit.objectives.forward import encode
 from bertkit.training.engine import Engine
 
 
@@ -29,18 +29,18 @@ class TermTotal:
     sum: float
     count: int
     correct: int
-    tallies: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, part: LossSum) -> TermTotal:
         """One micro-batch's, read off the device."""
-        tallies = {name: int(number) for name, number in part.tallies.items()}
-        return cls(float(part.sum.detach()), part.count, int(part.correct), tallies)
+        counters = {name: int(number) for name, number in part.counters.items()}
+        return cls(float(part.sum.detach()), part.count, int(part.correct), counters)
 
     def __add__(self, other: TermTotal) -> TermTotal:
-        names = dict.fromkeys([*self.tallies, *other.tallies])
-        tallies = {name: self.tallies.get(name, 0) + other.tallies.get(name, 0) for name in names}
-        return TermTotal(self.sum + other.sum, self.count + other.count, self.correct + other.correct, tallies)
+        names = dict.fromkeys([*self.counters, *other.counters])
+        counters = {name: self.counters.get(name, 0) + other.counters.get(name, 0) for name in names}
+        return TermTotal(self.sum + other.sum, self.count + other.count, self.correct + other.correct, counters)
 
     @property
     def mean(self) -> float:
@@ -90,7 +90,7 @@ class Stepper:
         batches: Sequence[PackedBatch],
         objectives: Sequence[Objective],
         rate: float,
-        guide: Guide | None = None,
+        guide: TeacherSession | None = None,
     ) -> StepOutcome:
         """One update at this learning rate, over the micro-batches of one batch, beside the teacher of a student."""
         self.model.train()
@@ -110,7 +110,7 @@ class Stepper:
         batch: PackedBatch,
         objectives: Sequence[Objective],
         counts: Mapping[str, int],
-        guide: Guide | None,
+        guide: TeacherSession | None,
     ) -> tuple[Tensor, dict[str, TermTotal]]:
         with self.engine.autocast():
             parts = losses(self.model, objectives, batch, guide)
@@ -138,10 +138,10 @@ def update_if_finite(
 
 
 def losses(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: Guide | None = None
+    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
 ) -> dict[str, LossSum]:
     """Each objective's term over one micro-batch, by its name."""
-    readings = read(model, objectives, batch, guide)
+    readings = encode(model, objectives, batch, guide)
     return {objective.term: readings[objective.term].loss(objective) for objective in objectives}
 
 
@@ -151,7 +151,7 @@ def evaluate(
     objectives: Sequence[Objective],
     batches: Iterable[PackedBatch],
     engine: Engine,
-    guide: Guide | None = None,
+    guide: TeacherSession | None = None,
 ) -> dict[str, TermTotal]:
     """Each objective's total over these batches, without dropout."""
     model.eval()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bertkit.distillation.terms.attention import Attention
-from bertkit.distillation.terms.base import LinearMaps, Seen, Shape, Sizes, Term, Wanted
+from bertkit.distillation.terms.base import Activations, ActivationSpec, LinearMaps, Shape, Sizes, Term
 from bertkit.distillation.terms.logits import HardTargets, LogitError, SoftTargets
 from bertkit.distillation.terms.states import Cosine, EmbeddingStates, FeatureMaps, HiddenStates, Patience
 
@@ -24,6 +24,8 @@ TERMS: dict[str, type[Term]] = {
 
 __all__ = [
     "TERMS",
+    "ActivationSpec",
+    "Activations",
     "Attention",
     "Cosine",
     "EmbeddingStates",
@@ -33,10 +35,8 @@ __all__ = [
     "LinearMaps",
     "LogitError",
     "Patience",
-    "Seen",
     "Shape",
     "Sizes",
     "SoftTargets",
     "Term",
-    "Wanted",
 ]

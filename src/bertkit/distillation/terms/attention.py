@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.losses import cells_of, pattern_divergence, score_squared_error
-from bertkit.distillation.terms.base import LinearMaps, Seen, Sizes, Term, Wanted, over_layers
+from bertkit.distillation.terms.base import Activations, ActivationSpec, LinearMaps, Sizes, Term, over_layers
 from bertkit.errors import UsageError
 from bertkit.models.layer_choice import MapName, Pairs, layer_map
 from bertkit.models.loss_sum import LossSum
@@ -47,7 +47,7 @@ class Attention(Term):
             raise UsageError(f"attention.layers: {self.layers}: layer 0 is the embeddings; attention begins with 1")
         return found
 
-    def wants(self, sizes: Sizes) -> tuple[Wanted, Wanted]:
+    def wants(self, sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
         heads = sizes.student.heads, sizes.teacher.heads
         if heads[0] != heads[1] or not heads[0]:
             raise UsageError(
@@ -55,14 +55,16 @@ class Attention(Term):
                 " by head: take a student with as many, or leave the term out"
             )
         pairs = self.pairs(sizes)
-        return Wanted(scores=frozenset(m for m, _ in pairs)), Wanted(scores=frozenset(n for _, n in pairs))
+        return ActivationSpec(scores=frozenset(m for m, _ in pairs)), ActivationSpec(
+            scores=frozenset(n for _, n in pairs)
+        )
 
     def count(self, batch: PackedBatch, rows: int) -> int:
         if self.of == "probabilities":
             return batch.num_tokens
         return int((batch.sequences.cu_seqlens_B1.diff().long() ** 2).sum())
 
-    def loss(self, student: Seen, teacher: Seen, sizes: Sizes, maps: LinearMaps) -> LossSum:
+    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
         lengths_B = student.lengths_B
         cell_BSS = cells_of(lengths_B, student.batch.sequences.max_length)
 

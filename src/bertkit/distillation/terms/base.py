@@ -39,7 +39,7 @@ _SCORES = "blocks.{n}.attn.hook_attn_scores"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ActivationSpec:
     """What must be seen of a model.
 
     Attributes:
@@ -54,8 +54,8 @@ class Wanted:
     first_states: frozenset[int] = frozenset()
     scores: frozenset[int] = frozenset()
 
-    def __or__(self, other: Wanted) -> Wanted:
-        return Wanted(
+    def __or__(self, other: ActivationSpec) -> ActivationSpec:
+        return ActivationSpec(
             self.logits or other.logits,
             self.states | other.states,
             self.first_states | other.first_states,
@@ -74,7 +74,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Activations:
     """What a model made of a batch.
 
     Attributes:
@@ -143,7 +143,7 @@ class Sizes:
         return cls(Shape.told_by(student), Shape.told_by(teacher))
 
 
-class Viewer:
+class ActivationRecorder:
     """Looks at one model: what to record, and what came of it.
 
     Args:
@@ -154,7 +154,7 @@ class Viewer:
         DataError: layers are wanted of a model whose layers cannot be recorded.
     """
 
-    def __init__(self, model: HeadedModel, wanted: Wanted) -> None:
+    def __init__(self, model: HeadedModel, wanted: ActivationSpec) -> None:
         self.wanted = wanted
         # A model that only speaks may be of any kind.
         self._states = layer_points(model) if wanted.states or wanted.first_states else ()
@@ -165,11 +165,11 @@ class Viewer:
         """What the forward pass is given; None where nothing is to be recorded."""
         return Recorder(self.points) if self.points else None
 
-    def seen(self, recorder: Recorder | None, batch: PackedBatch, logits_MK: Tensor | None) -> Seen:
+    def seen(self, recorder: Recorder | None, batch: PackedBatch, logits_MK: Tensor | None) -> Activations:
         """What was recorded in a pass over all tokens of a batch."""
         kept = {} if recorder is None else recorder.kept
         wanted = self.wanted
-        return Seen(
+        return Activations(
             batch,
             logits_MK if wanted.logits else None,
             {layer: kept[self._states[layer]] for layer in wanted.states},
@@ -187,7 +187,7 @@ class Term(Settings, ABC):
     """Its name in the recipe and in the metrics."""
 
     @abstractmethod
-    def wants(self, sizes: Sizes) -> tuple[Wanted, Wanted]:
+    def wants(self, sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
         """What it must see of the student, and what of the teacher.
 
         Raises:
@@ -204,7 +204,7 @@ class Term(Settings, ABC):
         """
 
     @abstractmethod
-    def loss(self, student: Seen, teacher: Seen, sizes: Sizes, maps: LinearMaps) -> LossSum:
+    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
         """The summed loss; `correct` counts the rows where both choose the same class, or is 0."""
 
     def maps(self, sizes: Sizes) -> Mapping[str, tuple[int, int]]:
@@ -227,13 +227,13 @@ def over_layers(loss_of: Callable[[int, int], Tensor], pairs: tuple[tuple[int, i
     return summed(torch.stack([loss_of(*pair) for pair in pairs]).sum(dim=0))
 
 
-def wanted_of(terms: Sequence[Term], sizes: Sizes) -> tuple[Wanted, Wanted]:
+def wanted_of(terms: Sequence[Term], sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
     """What all terms together must see of the student, and of the teacher.
 
     Raises:
         UsageError: the two do not fit a term.
     """
-    student, teacher = Wanted(), Wanted()
+    student, teacher = ActivationSpec(), ActivationSpec()
     for term in terms:
         own, theirs = term.wants(sizes)
         student, teacher = student | own, teacher | theirs

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.losses import hard_targets, logit_squared_error, soft_targets
-from bertkit.distillation.terms.base import LinearMaps, Seen, Sizes, Term, Wanted, summed
+from bertkit.distillation.terms.base import Activations, ActivationSpec, LinearMaps, Sizes, Term, summed
 from bertkit.models.loss_sum import LossSum
 
 
@@ -26,13 +26,13 @@ class LogitTerm(Term):
     def rows(self, student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
         """The loss of each row, (M,)."""
 
-    def wants(self, sizes: Sizes) -> tuple[Wanted, Wanted]:
-        return Wanted(logits=True), Wanted(logits=True)
+    def wants(self, sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
+        return ActivationSpec(logits=True), ActivationSpec(logits=True)
 
     def count(self, batch: PackedBatch, rows: int) -> int:
         return rows
 
-    def loss(self, student: Seen, teacher: Seen, sizes: Sizes, maps: LinearMaps) -> LossSum:
+    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
         student_MK, teacher_MK = student.logits, teacher.logits
         agreeing_M = student_MK.detach().argmax(dim=-1) == teacher_MK.argmax(dim=-1)
         return summed(self.rows(student_MK, teacher_MK), agreeing=agreeing_M)

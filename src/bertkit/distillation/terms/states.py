@@ -28,7 +28,7 @@ from bertkit.distillation.losses import (
     state_squared_error,
     variance_error,
 )
-from bertkit.distillation.terms.base import LinearMaps, Seen, Sizes, Term, Wanted, over_layers
+from bertkit.distillation.terms.base import Activations, ActivationSpec, LinearMaps, Sizes, Term, over_layers
 from bertkit.errors import UsageError
 from bertkit.models.layer_choice import MapName, Pairs, layer_map
 from bertkit.models.loss_sum import LossSum
@@ -61,7 +61,7 @@ class StateTerm(Term):
     def rows(self, student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
         """The loss of each row, (M,)."""
 
-    def wants(self, sizes: Sizes) -> tuple[Wanted, Wanted]:
+    def wants(self, sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
         widths = sizes.student.width, sizes.teacher.width
         if self.needs_equal_widths and self.projection is None and widths[0] != widths[1]:
             raise UsageError(
@@ -69,7 +69,9 @@ class StateTerm(Term):
                 " learnt map, as projection: fit"
             )
         pairs = self.pairs(sizes)
-        return Wanted(states=frozenset(m for m, _ in pairs)), Wanted(states=frozenset(n for _, n in pairs))
+        return ActivationSpec(states=frozenset(m for m, _ in pairs)), ActivationSpec(
+            states=frozenset(n for _, n in pairs)
+        )
 
     def count(self, batch: PackedBatch, rows: int) -> int:
         return batch.num_tokens
@@ -78,7 +80,7 @@ class StateTerm(Term):
         widths = sizes.student.width, sizes.teacher.width
         return {name: widths for layer, _ in self.pairs(sizes) if (name := self._map_name(layer)) is not None}
 
-    def loss(self, student: Seen, teacher: Seen, sizes: Sizes, maps: LinearMaps) -> LossSum:
+    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
         def of_pair(m: int, n: int) -> Tensor:
             name = self._map_name(m)
             states = self.states(student)[m]
@@ -86,7 +88,7 @@ class StateTerm(Term):
 
         return over_layers(of_pair, self.pairs(sizes))
 
-    def states(self, seen: Seen) -> Mapping[int, Tensor]:
+    def states(self, seen: Activations) -> Mapping[int, Tensor]:
         """Those that are compared."""
         return seen.states
 
@@ -149,11 +151,11 @@ class Patience(StateTerm):
     def pairs(self, sizes: Sizes) -> Pairs:
         return layer_map(self.layers, student=sizes.student.layers, teacher=sizes.teacher.layers)
 
-    def wants(self, sizes: Sizes) -> tuple[Wanted, Wanted]:
+    def wants(self, sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
         student, teacher = super().wants(sizes)
-        return Wanted(first_states=student.states), Wanted(first_states=teacher.states)
+        return ActivationSpec(first_states=student.states), ActivationSpec(first_states=teacher.states)
 
-    def states(self, seen: Seen) -> Mapping[int, Tensor]:
+    def states(self, seen: Activations) -> Mapping[int, Tensor]:
         return seen.first_states
 
     def count(self, batch: PackedBatch, rows: int) -> int:
@@ -163,7 +165,7 @@ class Patience(StateTerm):
         error = normalised_state_squared_error if self.normalise else state_squared_error
         return error(student_MD, teacher_MD)
 
-    def loss(self, student: Seen, teacher: Seen, sizes: Sizes, maps: LinearMaps) -> LossSum:
+    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
         part = super().loss(student, teacher, sizes, maps)
         return LossSum(part.sum / len(self.pairs(sizes)), part.count, part.correct)
 
@@ -187,6 +189,6 @@ class FeatureMaps(StateTerm):
         statistics_M = statistics_M + self.variance_weight * variance_error(student_MD, teacher_MD)
         return feature_map_error(student_MD, teacher_MD) + statistics_M
 
-    def loss(self, student: Seen, teacher: Seen, sizes: Sizes, maps: LinearMaps) -> LossSum:
+    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
         part = super().loss(student, teacher, sizes, maps)
         return LossSum(part.sum / len(self.pairs(sizes)), part.count, part.correct)

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from bertkit.data.batch import PackedBatch
 from bertkit.evaluation.loaded_model import short_name
-from bertkit.evaluation.run import Examined, MeasureRequest
+from bertkit.evaluation.run import LoadedModel, MeasureRequest
 from bertkit.evaluation.speed.footprint import Footprint, ask, asked_head, multiply_adds
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.stopwatch import CLOCKS, Timing, time_in_rounds
@@ -80,7 +80,7 @@ class Contender:
         method: the method that made it, and who says so.
     """
 
-    examined: Examined
+    examined: LoadedModel
     label: str
     head: str | None
     footprint: Footprint
@@ -103,7 +103,7 @@ def load_contenders(
     settings: SpeedSettings, request: MeasureRequest, results: Sequence[str], methods: Sequence[str]
 ) -> list[Contender]:
     """Read the models, and what their runs say of them."""
-    examined = [Examined.load(name, offline=request.offline) for name in settings.models]
+    examined = [LoadedModel.load(name, offline=request.offline) for name in settings.models]
     scores = scores_by_model(examined, results, request.runs_root)
     made_by = methods_by_model(examined, methods)
     labels = [short_name(name) for name in settings.models]
@@ -113,7 +113,11 @@ def load_contenders(
 
 
 def _contender(
-    examined: Examined, label: str, scores: Mapping[str, Score], method: tuple[str, str] | None, lengths: Sequence[int]
+    examined: LoadedModel,
+    label: str,
+    scores: Mapping[str, Score],
+    method: tuple[str, str] | None,
+    lengths: Sequence[int],
 ) -> Contender:
     model = examined.model
     head = asked_head(model)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import Examined
+from bertkit.evaluation.run import LoadedModel
 from bertkit.models.find import find_model
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.run.find import find_run
@@ -75,7 +75,7 @@ def _main_metric(task: str, metrics: Mapping[str, Any], primary: Any) -> str | N
     return next((name for name in (named, usual, "accuracy", *metrics) if name in metrics), None)
 
 
-def scores_by_model(models: Sequence[Examined], results: Sequence[str], runs_root: Path) -> list[dict[str, Score]]:
+def scores_by_model(models: Sequence[LoadedModel], results: Sequence[str], runs_root: Path) -> list[dict[str, Score]]:
     """The scores of each model: of the run that it is the result of, and of the runs that the user names.
 
     Args:
@@ -102,7 +102,7 @@ def scores_by_model(models: Sequence[Examined], results: Sequence[str], runs_roo
     return found
 
 
-def _model_of(run: RunDirectory, models: Sequence[Examined], name: str) -> int:
+def _model_of(run: RunDirectory, models: Sequence[LoadedModel], name: str) -> int:
     """Which of the models a run evaluated, started from or made."""
     weights = run.record["fingerprints"].get("model")
     made = find_model(str(run.path)) if (run.path / "model").is_dir() else None
@@ -115,7 +115,7 @@ def _model_of(run: RunDirectory, models: Sequence[Examined], name: str) -> int:
     )
 
 
-def methods_by_model(models: Sequence[Examined], named: Sequence[str]) -> list[tuple[str, str] | None]:
+def methods_by_model(models: Sequence[LoadedModel], named: Sequence[str]) -> list[tuple[str, str] | None]:
     """The method of compression that made each model, a key of `METHODS`, and who says so; None where nothing does.
 
     The user's word goes first, then the record of the model's run (a recipe of kind `distill` whose name begins with
@@ -139,7 +139,7 @@ def methods_by_model(models: Sequence[Examined], named: Sequence[str]) -> list[t
     return [_method(each, chosen.get(each.name)) for each in models]
 
 
-def _method(model: Examined, chosen: str | None) -> tuple[str, str] | None:
+def _method(model: LoadedModel, chosen: str | None) -> tuple[str, str] | None:
     if chosen is not None:
         return None if chosen == NO_METHOD else (chosen, "given")
     run = own_run(model.directory)

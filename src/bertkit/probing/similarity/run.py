@@ -20,7 +20,7 @@ from torch import Tensor
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.evaluation.figures import heat_map, new_figure
-from bertkit.evaluation.loaded_model import Subject
+from bertkit.evaluation.loaded_model import ProbedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.run import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
@@ -154,7 +154,7 @@ def common_words(encoded: Sequence[Sequence[EncodedSentence]], most: int, draw: 
 
 
 def collect(
-    subject: Subject,
+    subject: ProbedModel,
     sentences: Sequence[EncodedSentence],
     places: Sequence[tuple[int, int]],
     max_batch_tokens: int,
@@ -181,7 +181,11 @@ class _Report:
     """What was measured, as a summary, a table, heat maps and sentences."""
 
     def __init__(
-        self, subjects: Sequence[Subject], layers: Sequence[tuple[Subject, int]], found: Similarities, words: int
+        self,
+        subjects: Sequence[ProbedModel],
+        layers: Sequence[tuple[ProbedModel, int]],
+        found: Similarities,
+        words: int,
     ) -> None:
         self.subjects, self.layers, self.found, self.words = subjects, layers, found, words
         self.rows_of = [[row for row, (owner, _) in enumerate(layers) if owner is subject] for subject in subjects]
