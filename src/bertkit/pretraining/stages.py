@@ -69,7 +69,7 @@ def stages_of(recipe: Recipe) -> list[Stage]:
                     f"optimisation.stages.{number}.set: {key} cannot change inside a run;"
                     f" only {', '.join(_MAY_CHANGE)} can"
                 )
-                own_schedule = any(_is_within(key, _SCHEDULE) for key in changes)
+        own_schedule = any(_is_within(key, _SCHEDULE) for key in changes)
         staged = with_overrides(recipe, overrides_of(changes))
         for key in _SAME_TEXT:
             if getattr(staged.data, key) != getattr(recipe.data, key):
