@@ -19,7 +19,7 @@ from bertkit.errors import UsageError
 from bertkit.finetuning.arguments import FinetuneRequest, absolute
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
-from bertkit.finetuning.trainer import Finetuning
+from bertkit.finetuning.trainer import Finetuner
 from bertkit.metrics.statistics import summarise
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.progress import Progress, silent_progress
@@ -88,7 +88,7 @@ class DistillRequest(FinetuneRequest):
 
     def training(
         self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
-    ) -> Finetuning:
+    ) -> Finetuner:
         (taught,) = prepared
         assert isinstance(recipe, DistillRecipe)
         assert isinstance(taught, DistillationData)

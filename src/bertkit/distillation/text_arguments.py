@@ -35,7 +35,7 @@ from bertkit.models.weight_files import weights_hash
 from bertkit.pretraining.arguments import PretrainRequest, completed, source_overrides, starting_from
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretraining
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override, load_as, resolve_recipe
 from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory
@@ -86,7 +86,7 @@ class DistillTextRequest(PretrainRequest):
         directory = encoder_directory(find_model(recipe.teacher, offline=self.offline))
         return {**super().fingerprints(recipe), "teacher": weights_hash(directory)}
 
-    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
+    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
         assert isinstance(recipe, DistillTextRecipe)
         directory = find_model(recipe.teacher, offline=self.offline)
         if recipe.has_own_vocabulary:

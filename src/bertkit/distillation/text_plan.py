@@ -11,7 +11,8 @@ from bertkit.distillation.objectives import distilled_among, word_rows
 from bertkit.distillation.small_vocabulary import lesson_rows, load_dual_teacher, teacher_costs
 from bertkit.distillation.terms import Sizes
 from bertkit.distillation.text_arguments import DistillTextRequest
-from bertkit.distillation.text_trainer import layer_rows, load_teacher, teacher_flops
+from bertkit.distillation.text_loss_terms import teacher_flops
+from bertkit.distillation.text_trainer import layer_rows, load_teacher
 from bertkit.models.hub import find_model
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.stages import stages_of
