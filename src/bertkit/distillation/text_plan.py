@@ -10,7 +10,7 @@ from typing import Any
 from bertkit.distillation.objectives import distilled_among, word_rows
 from bertkit.distillation.small_vocabulary import lesson_rows, load_dual_teacher, teacher_costs
 from bertkit.distillation.terms import Sizes
-from bertkit.distillation.text_arguments import DistillTextRequest
+from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.distillation.text_loss_terms import teacher_flops
 from bertkit.distillation.text_trainer import layer_rows, load_teacher
 from bertkit.models.hub import find_model
@@ -19,7 +19,7 @@ from bertkit.pretraining.stages import stages_of
 from bertkit.training.cost import count_parameters
 
 
-def distill_text_plan(request: DistillTextRequest) -> dict[str, Any]:
+def distill_text_plan(request: DistillTextArguments) -> dict[str, Any]:
     """Pretraining's document, and what the teacher adds to it."""
     recipe = request.requested()
     directory = find_model(recipe.teacher, offline=request.offline)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joined
-from bertkit.finetuning.sweep import members
+from bertkit.finetuning.sweep import sweep_runs
 from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
@@ -31,7 +31,7 @@ from bertkit.training.cost import (
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 
 
-def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
+def finetuning_plan(request: FinetuneArguments) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs that are asked for.
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
@@ -43,7 +43,7 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
-    runs = members(recipe, request.seeds or [recipe.seed], request.grid)
+    runs = sweep_runs(recipe, request.seeds or [recipe.seed], request.grid)
     steps, tokens, flops = 0, 0.0, 0.0
     recipes = [recipe for run in runs for recipe in (request.before(run.recipe), run.recipe) if recipe is not None]
     for each_recipe in recipes:

@@ -32,7 +32,7 @@ class SweepRun:
         return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
 
 
-def members(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[SweepRun]:
+def sweep_runs(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[SweepRun]:
     """The runs of a suite: every combination of the grid's values, each with every seed.
 
     Raises:
