@@ -108,7 +108,7 @@ def test_an_epoch_has_every_batch_of_every_task_once_and_mixes_them_anew() -> No
 def test_a_task_alone_has_its_own_order() -> None:
     (alone, *_) = orders()
     order = TaskOrder((alone,), seed=9)
-    assert order.steps(2.5, None) == alone.steps(2.5, None)
+    assert order.steps_per_epoch == alone.steps_per_epoch
     assert all((order.items(step) == alone.items(step)).all() for step in range(17))
 
 
@@ -318,7 +318,7 @@ def test_each_task_has_its_own_length_and_the_run_the_settings_of_mt_dnn() -> No
     assert [each.spec.name for each in recipe.alone] == ["rte", "squad"]
     assert [each.text is None for each in recipe.alone] == [False, True]
     optimisation = recipe.optimisation
-    assert (optimisation.learning_rate, optimisation.epochs, optimisation.batch_sequences) == (5e-5, 5, 32)
+    assert (optimisation.schedule.peak, optimisation.epochs, optimisation.batch_sequences) == (5e-5, 5, 32)
     assert changed(FinetuneRecipe(name="x"), ["task=[rte]"]).task == "rte"
     with pytest.raises(UsageError, match="rte stands in the list more than once"):
         changed(recipe, ["task=[rte, squad, RTE]"])
