@@ -34,7 +34,7 @@ _UNNAMED = "unnamed"
 
 @dataclass(frozen=True)
 class FinetuneArguments(RunArguments[FinetuneRecipe]):
-    """What the command line says of fine-tuning, or of distillation on a task; keys of overrides may be short (`lr`).
+    """The command line of fine-tuning, or of distillation on a task; keys of overrides may be short (`lr`).
 
     Attributes:
         task: a published task, a task YAML, or the user's own data, in place of the recipe's; several: all of them
@@ -79,7 +79,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         """The recipe with everything that the command line changes in it, resolved.
 
         Raises:
-            UsageError: all faults at once.
+            UsageError: all errors at once.
         """
         if self.recipe is not None:
             recipe = self.load(self.recipe)
@@ -129,7 +129,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         return Finetuner(recipe, prepared, run)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What a suite's results.json says besides, of the runs of the setting that was chosen."""
+        """Further keys of a suite's results.json, from the runs of the chosen setting."""
         return {}
 
 

@@ -24,7 +24,7 @@ from bertkit.training.plan import plan_document
 
 
 def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
-    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs that are asked for.
+    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command.
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
     encoder as it is costs less. What a teacher computes is not counted. Settings of a grid are taken to cost what their

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PretrainArguments(RunArguments[Recipe]):
-    """What the command line says of pretraining, or of distillation on text.
+    """The command line of pretraining, or of distillation on text.
 
     Attributes:
         sources: text in place of the recipe's; empty for the recipe's own.
@@ -65,11 +65,11 @@ class PretrainArguments(RunArguments[Recipe]):
         """The recipe with everything that the command line changes in it.
 
         Raises:
-            UsageError: all faults at once.
+            UsageError: all errors at once.
             DataError: the initial model is at fault.
         """
         name = self.named
-        # What is said on the command line goes before what the initial model brings along.
+        # The command line takes precedence over the settings of the initial model.
         overrides = [*starting_from(self), *self.overrides]
         overrides += source_overrides(self.sources)
         recipe = load_recipe(name, overrides)

@@ -1,7 +1,7 @@
 """Start a run or resume one: its directory, its recipe, what it depends on, its training and its record.
 
-Own design (contract: the run directory, `--resume`). What pretraining, fine-tuning and distillation are told on the
-command line is a subclass of `RunArguments`; the way from there to a finished run is the same.
+Own design (contract: the run directory, `--resume`). The command line of pretraining, fine-tuning and distillation is
+a subclass of `RunArguments` each; the way from there to a finished run is the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Begun = Callable[[RunDirectory], None]
 
 @dataclass(frozen=True)
 class RunArguments(ABC, Generic[RunRecipe]):
-    """What the command line says of a run of any kind.
+    """The command line of a run of any kind.
 
     Attributes:
         recipe: name or path; None to take the resumed run's.
@@ -42,7 +42,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
         runs_root: where runs lie.
         run_dir: exactly where a new run goes.
         cache: the cache's root.
-        offline: ask no network.
+        offline: use no network.
         max_minutes: stop after so long, with a checkpoint.
         command: the command line, for the record.
     """
@@ -70,7 +70,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
         """The recipe with everything that the command line changes in it.
 
         Raises:
-            UsageError: all faults at once.
+            UsageError: all errors at once.
         """
 
     @abstractmethod
@@ -84,7 +84,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What came of it.
+    """A run that is done.
 
     Attributes:
         run: the run, or the suite of runs.
@@ -128,7 +128,7 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
 
 
 def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> RunRecipe:
-    """The run's recipe with the engine that is asked for now.
+    """The run's recipe with the engine of the command line.
 
     Raises:
         UsageError: the command line decides on another result; the differing keys are listed.
