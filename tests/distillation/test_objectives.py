@@ -26,7 +26,6 @@ from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layer_choice import layer_map
 from bertkit.objectives.base import Objective
-from bertkit.objectives.forward import encode
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
 from bertkit.pretraining.loss_terms import ObjectiveTerms
@@ -148,8 +147,7 @@ def test_states_are_compared_layer_by_layer(
         objective("patience", layers="uniform"),
         objective("feature_maps", layers=pairs, mean_weight=0.0, variance_weight=0.0),
     ]
-    compared = encode(student, terms, batch, guide_of(student, teacher, terms))["hidden_states"].compared
-    assert compared is not None
+    _, compared = TaughtObjectiveTerms(terms, guide_of(student, teacher, terms)).passes(student, batch)
     mine, theirs = compared.seen.states, compared.teacher_seen.states
     assert (sorted(mine), sorted(theirs)) == ([0, 1, 2], [0, 2, 4])
     torch.testing.assert_close(mine[2], student(batch))
@@ -235,25 +233,23 @@ def test_the_teacher_is_read_once_without_dropout_or_gradients_and_only_where_it
         return forward(self, *arguments)  # type: ignore[arg-type]  # as it was called
 
     monkeypatch.setattr(HeadedModel, "forward", counted)
-    reading = encode(student, terms, batches[0], guide)["cosine"]
+    _, compared = TaughtObjectiveTerms(terms, guide).passes(student, batches[0])
     assert [each is dropping for each in passes] == [False, True]
-    assert reading.compared is not None
-    assert not reading.compared.teacher_hidden_TD.requires_grad
+    assert not compared.teacher_hidden_TD.requires_grad
     passes.clear()
     masked: list[Objective] = [MaskedLM(), objective("soft_targets", positions="masked")]
-    narrow = encode(student, masked, batches[0], guide_of(student, dropping, masked))["soft_targets"].compared
+    _, narrow = TaughtObjectiveTerms(masked, guide_of(student, dropping, masked)).passes(student, batches[0])
     assert not passes  # both last layers are computed at the predicted tokens alone
-    assert narrow is not None
     index_M = batches[0].targets["masked_lm"].index_M
     torch.testing.assert_close(
-        narrow.teacher_hidden_TD[index_M], reading.compared.teacher_hidden_TD[index_M], rtol=1e-4, atol=1e-5
+        narrow.teacher_hidden_TD[index_M], compared.teacher_hidden_TD[index_M], rtol=1e-4, atol=1e-5
     )
 
 
 def test_without_a_teacher_a_term_is_refused(
     student: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]]
 ) -> None:
-    with pytest.raises(AssertionError, match="cosine needs a teacher"):
+    with pytest.raises(AssertionError, match="cosine is a comparison with a teacher"):
         ObjectiveTerms([objective("cosine")]).losses(student, batches[0])
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.objectives import Distilled, DistilledWords, TeacherSession, distilled_among
+from bertkit.distillation.objectives import Distilled, DistilledWords, OutputPair, TeacherSession, distilled_among
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
@@ -35,15 +37,19 @@ class TaughtObjectiveTerms(ObjectiveTerms):
         self, model: HeadedModel, batch: PackedBatch, recorder: Recorder | None = None, *, train_encoder: bool = True
     ) -> Mapping[str, LossSum]:
         assert recorder is None, "the student's pass has the recorder of its terms"
-        recorder = self.session.recorder()
-        hidden_TD = states(model, self.objectives, batch, recorder)
-        compared = distilled_among(self.objectives)
-        taught = self.session.ask(batch, lambda inside: states(self.session.teacher, compared, batch, inside))
-        pair = self.session.compared(model, batch, hidden_TD, recorder, taught)
+        hidden_TD, pair = self.passes(model, batch)
         return {
             each.term: each.distance(pair) if isinstance(each, Distilled) else each.loss(model, hidden_TD, batch)
             for each in self.objectives
         }
+
+    def passes(self, model: HeadedModel, batch: PackedBatch) -> tuple[Tensor, OutputPair]:
+        """One pass of the student and one of its teacher: the student's states, and both models' outputs."""
+        recorder = self.session.recorder()
+        hidden_TD = states(model, self.objectives, batch, recorder)
+        compared = distilled_among(self.objectives)
+        taught = self.session.ask(batch, lambda inside: states(self.session.teacher, compared, batch, inside))
+        return hidden_TD, self.session.compared(model, batch, hidden_TD, recorder, taught)
 
     def flops(self, model: HeadedModel, batches: Sequence[PackedBatch]) -> float:
         words = [each for each in self.objectives if isinstance(each, DistilledWords)]
