@@ -1,16 +1,18 @@
 """Masked language modelling: predict a few tokens that were hidden or replaced.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 and appendix A.1; counts and draws as in the released
-create_pretraining_data.py. Which tokens belong together is the units' business (units/): pieces here as in BERT, whole
-words, ALBERT's n-grams, SpanBERT's spans, ERNIE's phrases and annotated spans. ELECTRA's generator is `mask_share:
-0.85, random_share: 0`.
+create_pretraining_data.py. Which tokens are masked together is chosen by a masking strategy (masking/): single tokens
+here as in BERT, whole words, ALBERT's n-grams, SpanBERT's spans, ERNIE's phrases and annotated spans. ELECTRA's
+generator is `mask_share: 0.85, random_share: 0`. GPT-BERT's masking rate falls along the run: `rate: {start: 0.3, end:
+0.15}`.
 
-Quirks honoured: the rate is of the whole length, [CLS] and [SEP] included, though these two are never chosen; the
-count is exact, not a coin toss per token; a random word is drawn from the whole vocabulary, special tokens included.
+Quirks honoured: the masking rate is of the whole length, [CLS] and [SEP] included, though these two are never chosen;
+the count is exact, not a coin toss per token; a random word is drawn from the whole vocabulary, special tokens included.
 SpanBERT's released code draws random words by their frequency in the corpus: `random_from: corpus`. Quirks left:
 RoBERTa's can hide <s> and </s>, draws no special token at random, and rounds its count up or down by chance; ELECTRA's
 draws positions with replacement, so that some are fewer.
-Whether masks are static or drawn anew is the data's choice (`data.static_copies`).
+Whether masks are static or drawn anew is the data's choice (`data.static_copies`); with a rate that changes, static
+copies have the same draws and not the same number of masks.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
 """
@@ -30,8 +32,9 @@ from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.objectives.base import WordPrediction
-from bertkit.objectives.masking import AnyUnits, Pieces
+from bertkit.objectives.base import TokenPrediction
+from bertkit.objectives.masking import AnyUnits, Tokens
+from bertkit.objectives.schedule import Rate, rate_at
 from bertkit.text.tokenizer import Tokenizer
 
 
@@ -50,10 +53,14 @@ class CorpusFrequencies:
         return np.searchsorted(self.upper_V, uniform_M, side="right")
 
 
-class MaskedLM(WordPrediction):
+class MaskedLM(TokenPrediction):
     """Predict an exact count of tokens per sequence, or as many as whole units allow."""
 
-    rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that is predicted.")
+    rate: Rate = Field(
+        0.15,
+        description="Masking rate, the share of a sequence's tokens that is predicted: a number, or one that changes"
+        " linearly along the run, as {start: 0.3, end: 0.15}.",
+    )
     max_predictions: int | None = Field(
         None, ge=1, description="At most this many predictions per sequence; null: no limit."
     )
@@ -65,11 +72,14 @@ class MaskedLM(WordPrediction):
         description="Where random tokens come from: all entries of the vocabulary are equally likely, or each by how"
         " often it occurs in the corpus.",
     )
-    units: AnyUnits = Field(default_factory=Pieces, description="What is predicted together.")
+    units: AnyUnits = Field(default_factory=Tokens, description="What is predicted together.")
 
     _frequencies: CorpusFrequencies | None = PrivateAttr(None)
 
     term: ClassVar[str] = "masked_lm"
+    in_place: ClassVar[bool] = True
+    fills_masks: ClassVar[bool] = True
+    learnt_by: ClassVar[str | None] = "generator"
 
     @model_validator(mode="after")
     def _shares_fit(self) -> MaskedLM:
@@ -79,8 +89,12 @@ class MaskedLM(WordPrediction):
             )
         return self
 
-    def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
-        return [*super().faults(data, model), *self.units.faults(data)]
+    @property
+    def scoring_rule(self) -> str | None:
+        return "original"
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        return self.units.errors(data)
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if self.mask_share > 0 and "mask" not in tokenizer.roles:
@@ -95,13 +109,14 @@ class MaskedLM(WordPrediction):
         return prepared
 
     def counts_B(self, lengths_B: Integers, ordinary_B: Integers) -> Integers:
-        """How many tokens of each sequence are predicted, if whole units allow.
+        """How many tokens of each sequence are predicted, if whole units allow; at the rate of the run's first step
+        where the rate changes and `at` has not set it.
 
         Args:
             lengths_B: tokens of each sequence.
             ordinary_B: those among them that may be predicted.
         """
-        counts_B = np.minimum(self.units.counts_B(self.rate, lengths_B, ordinary_B), ordinary_B)
+        counts_B = np.minimum(self.units.counts_B(rate_at(self.rate, 0), lengths_B, ordinary_B), ordinary_B)
         return counts_B if self.max_predictions is None else np.minimum(counts_B, self.max_predictions)
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:

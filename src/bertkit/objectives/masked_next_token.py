@@ -18,26 +18,34 @@ from typing import ClassVar
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
 _TWO_THAT_HIDE = "objective.masked_next_token and objective.masked_lm would hide the same tokens; take one of the two"
 
 
 class MaskedNextToken(MaskedLM):
-    """The masked LM's corruption and head; each target is asked of the token to its left."""
+    """The masked LM's corruption and head; each target is predicted by the state of the token to its left."""
 
     term: ClassVar[str] = "masked_next_token"
+    in_place: ClassVar[bool] = False
+    fills_masks: ClassVar[bool] = False
+    learnt_by: ClassVar[str | None] = None
     rank: ClassVar[int] = MaskedLM.rank + 1
 
-    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
-        """Why it cannot stand in a list of objectives: one sentence, with the key and the remedy."""
-        terms = {objective.term for objective in objectives}
-        if MaskedLM.term in terms:
+    @property
+    def scoring_rule(self) -> str | None:
+        return self.term
+
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+        if any(objective.term == MaskedLM.term for objective in objectives):
             return [_TWO_THAT_HIDE]
-        if "replaced_token" in terms:
-            return ["objective.replaced_token needs objective.masked_lm, not masked_next_token, to choose the tokens"]
-        return []
+        leaders = [each for each in objectives if isinstance(each, CompanionObjective)]
+        return [
+            f"objective.{leader.term} needs objective.masked_lm, not {self.term}, to choose the tokens"
+            for leader in leaders
+            if leader.companion == MaskedLM.learnt_by
+        ]
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """As the masked LM, with every target one place earlier.

@@ -31,7 +31,7 @@ from bertkit.models.heads import SPAN_POSITIONS, SpanBoundaryHead
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.vocabulary import VocabularyProjection
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import Objective, States, Target
 from bertkit.objectives.masked_lm import MaskedLM
 
 _TYPICAL_RATE = 0.15
@@ -48,9 +48,11 @@ class SpanBoundary(Objective):
     )
 
     term: ClassVar[str] = "span_boundary"
+    target: ClassVar[Target | None] = "token"
+    states: ClassVar[States] = "targets"
     rank: ClassVar[int] = MaskedLM.rank + 1
 
-    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         if any(isinstance(each, MaskedLM) and each.units.replaced_as_one for each in objectives):
             return []
         return [
@@ -89,9 +91,6 @@ class SpanBoundary(Objective):
     def expected_count(self, length: int) -> float:
         """At SpanBERT's rate, if no span were at an edge."""
         return _TYPICAL_RATE * length
-
-    def count(self, batch: PackedBatch) -> int:
-        return batch.targets[self.term].count
 
     def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
         places = batch.targets[self.term].places

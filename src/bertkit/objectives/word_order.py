@@ -29,13 +29,13 @@ from pydantic import Field, model_validator
 
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
-from bertkit.objectives.base import WordPrediction
+from bertkit.objectives.base import TokenPrediction
 
 _USUALLY_FREE = 0.85
 """Share of the tokens that the masked LM leaves alone, for estimates."""
 
 
-class WordOrder(WordPrediction):
+class WordOrder(TokenPrediction):
     """Predict the original token at each position of a few shuffled trigrams."""
 
     share: float = Field(
@@ -44,6 +44,8 @@ class WordOrder(WordPrediction):
     length: int = Field(3, ge=2, description="Tokens that are shuffled among one another: the paper's K.")
 
     term: ClassVar[str] = "word_order"
+    in_place: ClassVar[bool] = True
+    change: ClassVar[str] = "moved"
     rank: ClassVar[int] = 1
 
     @model_validator(mode="after")

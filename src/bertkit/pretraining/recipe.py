@@ -96,7 +96,7 @@ class Recipe(Settings):
                 f" ({self.model.max_tokens}); lower it, or raise model.max_position_embeddings"
             )
         for objective in self.objectives:
-            faults += objective.faults(self.data, self.model) + objective.faults_beside(self.objectives)
+            faults += objective.errors(self.data, self.model) + objective.errors_beside(self.objectives)
         if not any(objective.weight for objective in self.objectives):
             faults.append("objective: the weights sum to nothing; give one of them a weight above 0")
         if faults:

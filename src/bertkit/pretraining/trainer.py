@@ -29,14 +29,14 @@ from bertkit.models.hub import check_vocabulary, find_model, load_companions, lo
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
-    add_generator,
-    follows_generator,
+    add_companions,
     heads_of,
     masked_lm_of,
     pretraining_model,
     scoring_rule,
     set_trained,
     take_over,
+    takes_over,
 )
 from bertkit.pretraining.held_out import HeldOut
 from bertkit.pretraining.recipe import Recipe
@@ -126,9 +126,9 @@ class Pretraining(TrainingLoop[PackedBatch]):
             if before is not None and stage.recipe.model != before.stage.recipe.model:
                 self._use(stacked(self.model, stage.recipe.model))
                 log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
-            begins = follows_generator(stage_run.objectives)
-            if begins and before is not None and not follows_generator(before.objectives):
-                take_over(self.model)
+            leader = takes_over(stage_run.objectives)
+            if leader is not None and before is not None and takes_over(before.objectives) is None:
+                take_over(self.model, leader)
                 self._use(self.model)
                 log.info("step %d: the model takes over the weights of its generator", self.step)
         set_trained(self.model, stage_run.objectives)
@@ -191,12 +191,12 @@ class Pretraining(TrainingLoop[PackedBatch]):
         if looked_at != self.step:  # resumed behind the last step
             figures = self._figures(self.stages[-1], self._closing_progress)
         held_out = dict(figures)
-        terms = {objective.term for objective in last.objectives}
         results: dict[str, Any] = {"held_out": held_out}
-        if "masked_lm" in terms:
+        fills_masks = any(objective.fills_masks for objective in last.objectives)
+        if fills_masks:
             held_out["accuracy/unigram"] = last.unigram_accuracy(self.shards.token_counts_V)
         # A masked LM that only ever replaces words has no use for a [MASK].
-        if "masked_lm" in terms and "mask" in self.tokenizer.roles:
+        if fills_masks and "mask" in self.tokenizer.roles:
             scored = self.recipe.engine.pseudo_perplexity_sequences
             if scored:
                 held_out["pseudo_perplexity"] = last.pseudo_perplexity(
@@ -236,7 +236,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
             )
             if remade is not None:
                 log.info("new vocabulary of %s", remade)
-            add_generator(model, objectives, pad_id=self.vocabulary.pad_id)
+            add_companions(model, objectives, pad_id=self.vocabulary.pad_id)
             model.initialise_companions(self.recipe.seed)
             if remade is None:  # a companion's embeddings are of the old vocabulary, too
                 load_companions(model, directory)
@@ -261,6 +261,8 @@ class Pretraining(TrainingLoop[PackedBatch]):
             objectives,
             batch_sequences=recipe.optimisation.batch_sequences,
             micro_batch_tokens=self.engine.micro_batch_tokens,
+            first_step=stage.first_step,
+            run_steps=recipe.optimisation.steps,
         )
         held_out = HeldOut.prepare(
             held,

@@ -39,7 +39,7 @@ class Chosen:
     first_M: Integers | None = None
 
 
-class Units(Settings, ABC):
+class MaskingStrategy(Settings, ABC):
     """A way of choosing. It is its own settings: plain data that travels to workers."""
 
     replaced_as_one: ClassVar[bool] = False
@@ -56,7 +56,7 @@ class Units(Settings, ABC):
         counts_B: Integers = np.maximum(1, np.rint(rate * lengths_B)).astype(np.int64)
         return counts_B
 
-    def faults(self, data: DataConfig) -> list[str]:
+    def errors(self, data: DataConfig) -> list[str]:
         """Why these data cannot serve it: one sentence each, with the key and the remedy."""
         return []
 

@@ -21,10 +21,10 @@ from pydantic import Field
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, chosen_units, ranked
-from bertkit.objectives.masking.words import WordUnits
+from bertkit.objectives.masking.words import WholeWordMasking
 
 
-class Ngrams(WordUnits):
+class Ngrams(WholeWordMasking):
     """N-grams in random order until the count is reached."""
 
     name: Literal["ngrams"] = "ngrams"

@@ -29,7 +29,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
 from bertkit.files import sha256_of
 from bertkit.objectives.masking.base import Chosen, chosen_units, within_budget
-from bertkit.objectives.masking.words import BatchWords, WordUnits
+from bertkit.objectives.masking.words import BatchWords, WholeWordMasking
 from bertkit.text.lexicon import PhraseTable, read_lexicon
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.words import WordMarks
@@ -37,7 +37,7 @@ from bertkit.text.words import WordMarks
 log = logging.getLogger(__name__)
 
 
-class Phrases(WordUnits):
+class Phrases(WholeWordMasking):
     """Phrases by chance, then words until the count is reached."""
 
     name: Literal["phrases"] = "phrases"

@@ -22,11 +22,11 @@ from pydantic import Field, PrivateAttr
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.objectives.masking.base import Chosen, Units, ranked
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy, ranked
 from bertkit.text.tokenizer import Tokenizer
 
 
-class RarePieces(Units):
+class RareTokens(MaskingStrategy):
     """An exact count of tokens, drawn without replacement in proportion to a power of how rare they are."""
 
     name: Literal["rare"] = "rare"

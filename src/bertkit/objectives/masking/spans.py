@@ -22,10 +22,10 @@ from pydantic import Field
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, ranked, spread
-from bertkit.objectives.masking.words import WordUnits
+from bertkit.objectives.masking.words import WholeWordMasking
 
 
-class Spans(WordUnits):
+class Spans(WholeWordMasking):
     """Spans at random places until the count is reached."""
 
     name: Literal["spans"] = "spans"

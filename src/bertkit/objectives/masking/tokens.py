@@ -13,10 +13,10 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
-from bertkit.objectives.masking.base import Chosen, Units
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy
 
 
-class Pieces(Units):
+class Tokens(MaskingStrategy):
     """Every token is a unit of its own."""
 
     name: Literal["pieces"] = "pieces"

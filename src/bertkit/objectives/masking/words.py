@@ -19,7 +19,7 @@ from pydantic import PrivateAttr
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.objectives.masking.base import Chosen, Units, chosen_units, within_budget
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy, chosen_units, within_budget
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.words import WordMarks
 
@@ -56,7 +56,7 @@ class BatchWords:
         return cls(start_W, length_W, samples.sequence_T[start_W], end_W, word_T)
 
 
-class WordUnits(Units):
+class WholeWordMasking(MaskingStrategy):
     """What ways of choosing share that never split a word."""
 
     _marks: WordMarks | None = PrivateAttr(None)
@@ -72,7 +72,7 @@ class WordUnits(Units):
         return BatchWords.of(samples, marks)
 
 
-class Words(WordUnits):
+class Words(WholeWordMasking):
     """Words in random order until the count is reached."""
 
     name: Literal["words"] = "words"
