@@ -455,10 +455,10 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
 
 
 def test_who_never_calls_a_token_replaced_has_the_accuracy_of_the_baseline_and_no_recall() -> None:
-    counters = {"replaced": 13, "called": 0, "found": 0}
+    counters = {"marked": 13, "predicted": 0, "both": 0}
     figures = ReplacedToken().figures(counters, 100)
     assert list(figures.values()) == [0.87, 0.0, 0.0]
-    assert ReplacedToken().figures({"replaced": 70, "called": 100, "found": 70}, 100)["baseline/replaced_token"] == 0.7
+    assert ReplacedToken().figures({"marked": 70, "predicted": 100, "both": 70}, 100)["baseline/replaced_token"] == 0.7
 
 
 def test_without_a_masked_lm_beside_it_there_is_nothing_to_detect() -> None:

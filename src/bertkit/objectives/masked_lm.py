@@ -7,10 +7,10 @@ generator is `mask_share: 0.85, random_share: 0`. GPT-BERT's masking rate falls 
 0.15}`.
 
 Quirks honoured: the masking rate is of the whole length, [CLS] and [SEP] included, though these two are never chosen;
-the count is exact, not a coin toss per token; a random word is drawn from the whole vocabulary, special tokens included.
-SpanBERT's released code draws random words by their frequency in the corpus: `random_from: corpus`. Quirks left:
-RoBERTa's can hide <s> and </s>, draws no special token at random, and rounds its count up or down by chance; ELECTRA's
-draws positions with replacement, so that some are fewer.
+the count is exact, not a draw for each token; a random word is drawn from the whole vocabulary, special tokens
+included. SpanBERT's released code draws random words by their frequency in the corpus: `random_from: corpus`. Quirks
+left: RoBERTa's can hide <s> and </s>, draws no special token at random, and rounds its count up or down by chance;
+ELECTRA's draws positions with replacement, so that some are fewer.
 Whether masks are static or drawn anew is the data's choice (`data.static_copies`); with a rate that changes, static
 copies have the same draws and not the same number of masks.
 

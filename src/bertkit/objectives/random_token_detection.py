@@ -62,10 +62,7 @@ class RandomTokenDetection(TokenDetection):
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Replace an exact share of the tokens that no other objective predicts; the target is 1 where it did."""
-        free_T = ~samples.fixed_T
-        for targets in samples.targets.values():
-            free_T[targets.index_M] = False
-        index_M = np.flatnonzero(free_T)
+        index_M = np.flatnonzero(samples.free_T)
         sequence_M = samples.sequence_T[index_M]
         order_M = np.lexsort((samples.uniform_T(draw, "random-token/choose")[index_M], sequence_M))
         total_B = np.bincount(sequence_M, minlength=samples.lengths_B.size)

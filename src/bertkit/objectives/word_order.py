@@ -92,9 +92,7 @@ class WordOrder(TokenPrediction):
 
     def _trigrams(self, samples: Samples) -> Integers:
         """Where each run of `length` free tokens of one sequence starts, overlapping ones included."""
-        free_T = ~samples.fixed_T
-        for targets in samples.targets.values():
-            free_T[targets.index_M] = False
+        free_T = samples.free_T
         last = self.length - 1
         room = max(free_T.size - last, 0)
         starts_T = samples.sequence_T[:room] == samples.sequence_T[last:]
