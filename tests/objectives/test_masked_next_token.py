@@ -79,7 +79,7 @@ def test_a_sample_is_masked_the_same_in_any_company_and_beside_causal_ones(max_t
 @pytest.mark.parametrize("order", [1, -1])
 def test_two_objectives_that_would_hide_the_same_tokens_are_refused(order: int) -> None:
     both = (MaskedLM(), MaskedNextToken())[::order]
-    with pytest.raises(UsageError, match="would hide the same tokens"):
+    with pytest.raises(UsageError, match="would mask the same tokens"):
         hidden(LENGTHS, *both)
     (fault,) = MaskedNextToken().errors_beside(both)
     assert "take one of the two" in fault

@@ -109,6 +109,7 @@ class MixedVocabulary(BesideTeacher):
     _vocabularies: TwoVocabularies | None = PrivateAttr(None)
 
     term: ClassVar[str] = "mixed_vocabulary"
+    is_shown: ClassVar[bool] = False
     rank: ClassVar[int] = MaskedLM.rank - 1
     """Words are cut before anything is hidden from the student."""
 

@@ -70,6 +70,9 @@ class Objective(Settings, ABC):
     change: ClassVar[str] = "replaced"
     """What `show-batch` calls a target token in place of which another one, not [MASK], stands."""
 
+    is_shown: ClassVar[bool] = True
+    """Whether `show-batch` can show its targets; false where they belong to a text of other tokens."""
+
     has_accuracy: ClassVar[bool] = True
     """Whether its predictions are right or wrong; of a number or a distance there is only the loss."""
 

@@ -1,4 +1,4 @@
-"""Masked language modelling: predict a few tokens that were hidden or replaced.
+"""Masked language modelling: predict a few tokens that were masked, replaced or kept.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 and appendix A.1; counts and draws as in the released
 create_pretraining_data.py. Which tokens are masked together is chosen by a masking strategy (masking/): single tokens
@@ -64,15 +64,15 @@ class MaskedLM(TokenPrediction):
     max_predictions: int | None = Field(
         None, ge=1, description="At most this many predictions per sequence; null: no limit."
     )
-    mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that [MASK] stands in for.")
-    random_share: float = Field(0.1, ge=0, le=1, description="Share that a random token stands in for; the rest stays.")
+    mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that become [MASK].")
+    random_share: float = Field(0.1, ge=0, le=1, description="Share that becomes a random token; the rest is kept.")
 
     random_from: Literal["vocabulary", "corpus"] = Field(
         "vocabulary",
-        description="Where random tokens come from: all entries of the vocabulary are equally likely, or each by how"
-        " often it occurs in the corpus.",
+        description="Where random tokens come from: all entries of the vocabulary are equally likely, or each by its"
+        " frequency in the corpus.",
     )
-    units: AnyUnits = Field(default_factory=Tokens, description="What is predicted together.")
+    units: AnyUnits = Field(default_factory=Tokens, description="Masking strategy: what is predicted together.")
 
     _frequencies: CorpusFrequencies | None = PrivateAttr(None)
 
@@ -120,9 +120,9 @@ class MaskedLM(TokenPrediction):
         return counts_B if self.max_predictions is None else np.minimum(counts_B, self.max_predictions)
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Choose the units and put other tokens in their place.
+        """Choose the units and replace their tokens.
 
-        Where one draw decides for a whole unit, `places["unit"]` of the targets says where each token's begins.
+        Where one draw decides for a whole unit, `places["unit"]` of the targets has the first token of each one's unit.
         """
         ordinary_B = np.bincount(samples.sequence_T[~samples.fixed_T], minlength=samples.lengths_B.size)
         counts_B = self.counts_B(samples.lengths_B, ordinary_B)
@@ -131,10 +131,10 @@ class MaskedLM(TokenPrediction):
         id_M = samples.ids_T[index_M]
         action_M = draw.uniform("mask/action", **_address(samples, index_M if first_M is None else first_M))
         random_id_M = self._random_id_M(vocabulary, draw, _address(samples, index_M))
-        stands_in_M = np.where(action_M < self.mask_share + self.random_share, random_id_M, id_M)
-        stands_in_M = np.where(action_M < self.mask_share, vocabulary.mask_id, stands_in_M)
+        replaced_M = np.where(action_M < self.mask_share + self.random_share, random_id_M, id_M)
+        replaced_M = np.where(action_M < self.mask_share, vocabulary.mask_id, replaced_M)
         ids_T = samples.ids_T.copy()
-        ids_T[index_M] = stands_in_M
+        ids_T[index_M] = replaced_M
         places = {} if first_M is None else {"unit": first_M}
         return samples.with_targets(self.term, Targets(index_M, id_M, places), ids_T=ids_T)
 
@@ -149,7 +149,7 @@ class MaskedLM(TokenPrediction):
 
 
 def _address(samples: Samples, index_M: Integers) -> dict[str, Integers]:
-    """What the draws for these tokens are keyed by."""
+    """The address of the draws for these tokens."""
     sequence_M = samples.sequence_T[index_M]
     return {
         "epoch": samples.epoch_B[sequence_M],

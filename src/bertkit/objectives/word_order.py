@@ -11,7 +11,7 @@ that stood there. No code for it was released; what the paper leaves open is dec
   any length. They are a uniform choice one after another among those that overlap none chosen before. So with 15% of
   the tokens masked, about 9% are shuffled.
 - A shuffle is a uniform permutation, the identity included, and all its tokens are predicted. As with the masked LM's
-  kept tokens, a token that may be in its place cannot be ruled out.
+  kept tokens, the model must consider that a token is in its place.
 
 Sibling of masked_lm.py, whose loss and head these are; the two means have equal weight.
 
@@ -105,10 +105,10 @@ class WordOrder(TokenPrediction):
 
 
 def _first_come_apart(start_W: Integers, priority_W: NDArray[np.float64], length: int) -> NDArray[np.bool_]:
-    """Which runs are chosen when all are gone through by priority and those that overlap a chosen one are passed over.
+    """Which runs are chosen in the order of their priority, when those that overlap a chosen one are skipped.
 
-    A run that comes before all that overlap it is chosen whatever else happens, so all of these are chosen at once, and
-    the rest is gone through again: a few rounds in place of W steps. The earlier of two equal priorities comes first.
+    A run that comes before all that overlap it is chosen in any case, so all of these are chosen at once and the rest
+    is visited again: a few rounds in place of W steps. The earlier of two equal priorities comes first.
     """
     chosen_W = np.zeros(start_W.size, dtype=np.bool_)
     left = np.arange(start_W.size)

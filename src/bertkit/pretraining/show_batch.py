@@ -18,7 +18,6 @@ import numpy as np
 
 from bertkit.data.samples import Integers, Samples
 from bertkit.data.shards import TokenShards
-from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.errors import UsageError
 from bertkit.objectives.base import Objective
 from bertkit.pretraining.arguments import PretrainRequest
@@ -127,12 +126,12 @@ def _recipe_on_text(run: RunDirectory) -> Recipe:
     """The recipe of a run that pretrained, or distilled on text.
 
     Raises:
-        UsageError: it learnt from a task, or its batches are made with its teacher's tokenizer, too.
+        UsageError: it learnt from a task, or its batches are tokenised by its teacher's tokenizer, too.
     """
     recipe = load_any(str(run.path / "recipe.yaml")) if run.record["kind"] in KINDS else None
     if not isinstance(recipe, Recipe):
         raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}` on a task; give one that read text")
-    if any(objective.term == MixedVocabulary.term for objective in recipe.objectives):
+    if not all(objective.is_shown for objective in recipe.objectives):
         raise UsageError(f"{run.path}: its batches are cut by two vocabularies, and are not shown")
     return recipe
 

@@ -1,4 +1,4 @@
-"""What is masked together: one file per idea, chosen by name."""
+"""Masking strategies: which tokens are masked together, one file each, chosen by `units.name` in a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single pieces of words: an exact count of them, chosen uniformly without replacement.
+"""Single tokens: an exact count of them, chosen uniformly without replacement.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1; released create_pretraining_data.py without whole words.
 
