@@ -28,10 +28,11 @@ from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.random_token_detection import RandomTokenDetection
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.word_order import WordOrder
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import training_flops
 from bertkit.training.engine import resolve_engine
-from bertkit.training.step import evaluate, losses
+from bertkit.training.step import evaluate
 from tests.objectives.worded import VOCABULARY, VOCABULARY_SIZE, worded_samples
 
 TERM = RandomTokenDetection.term
@@ -119,7 +120,7 @@ def test_the_loss_is_binary_cross_entropy_over_the_tokens_that_are_not_special(o
     expected = functional.binary_cross_entropy_with_logits(
         logits_T[targets.index_M], targets.id_M.float(), reduction="sum"
     )
-    part = losses(model, objectives, batch)[TERM]
+    part = ObjectiveTerms(objectives).losses(model, batch)[TERM]
     torch.testing.assert_close(part.sum, expected)
     assert part.count == targets.count
 
@@ -133,7 +134,7 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
     model.get_parameter("replaced_token.output.bias").data.sub_(logits().median())  # half are predicted to be replaced
     predicted = (logits() > 0).tolist()
     marked = after.targets[TERM].id_M.tolist()
-    total = evaluate(model, BESIDE, batches, engine)[TERM]
+    total = evaluate(model, ObjectiveTerms(BESIDE), batches, engine)[TERM]
     precision, recall, _, _ = precision_recall_fscore_support(marked, predicted, average="binary")
     assert BESIDE[1].figures(total.counters, total.count) == pytest.approx(
         {
@@ -152,7 +153,7 @@ def test_a_steps_operations_are_those_that_torch_counts(objectives: list[Objecti
     batch = PackedBatch.from_samples(spoilt(worded_samples([40] * 6), objectives))
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        losses(model, objectives, batch)
+        ObjectiveTerms(objectives).losses(model, batch)
     assert training_flops(model, [batch], objectives) == pytest.approx(3 * counter.get_total_flops(), rel=1e-12)
 
 

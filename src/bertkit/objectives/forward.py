@@ -2,8 +2,7 @@
 
 Most objectives share one pass of the encoder. One with a companion has two: ELECTRA's generator (Clark et al. 2020,
 arXiv:2003.10555, section 2) reads the masked batch, and the model reads the batch that the generator filled. In its
-two-stage form (section 3.2) the model starts the second stage from the generator's weights. Where a student learns from
-a teacher, the teacher reads what the student reads.
+two-stage form (section 3.2) the model starts the second stage from the generator's weights.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.objectives import Distilled, OutputPair, TeacherSession, distilled_among
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.loss_sum import LossSum
@@ -30,22 +28,14 @@ _HEADS_TELL = MaskedLM().scoring_rule
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What one model made of one batch: the states that an objective's loss is computed from.
-
-    Attributes:
-        compared: the same beside what a teacher made of it; None without one.
-    """
+    """What one model made of one batch: the states that an objective's loss is computed from."""
 
     model: PretrainingModel
     hidden_TD: Tensor
     batch: PackedBatch
-    compared: OutputPair | None = None
 
     def loss(self, objective: Objective) -> LossSum:
         """An objective's term over the batch."""
-        if isinstance(objective, Distilled):
-            assert self.compared is not None, f"{objective.term} needs a teacher"
-            return objective.distance(self.compared)
         return objective.loss(self.model, self.hidden_TD, self.batch)
 
 
@@ -103,7 +93,7 @@ def _learner(model: PretrainingModel, objective: Objective) -> PretrainingModel:
 
 
 def encode(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
+    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
 ) -> Mapping[str, EncoderOutput]:
     """For each objective's term, what its loss is computed from.
 
@@ -113,30 +103,16 @@ def encode(
         model: that is trained.
         objectives: of the stage.
         batch: one micro-batch.
-        guide: the teacher's, where objectives compare with one.
+        recorder: of the model's own pass, not of a companion's.
     """
-    if guide is not None:
-        reading = _beside_a_teacher(model, objectives, batch, guide)
-        return {objective.term: reading for objective in objectives}
     outputs: dict[str, EncoderOutput] = {}
     for reader, own in readers(model, objectives):
-        output = EncoderOutput(reader, states(reader, own, batch), batch)
+        output = EncoderOutput(reader, states(reader, own, batch, recorder if reader is model else None), batch)
         outputs |= {objective.term: output for objective in own}
         for leader in _leaders(objectives):
             if reader is model.companion(leader.companion):
                 batch = leader.filled(reader, output.hidden_TD, batch)
     return outputs
-
-
-def _beside_a_teacher(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession
-) -> EncoderOutput:
-    """One pass of the student and one of its teacher."""
-    recorder = guide.recorder()
-    hidden_TD = states(model, objectives, batch, recorder)
-    asking = distilled_among(objectives)
-    taught = guide.ask(batch, lambda inside: states(guide.teacher, asking, batch, inside))
-    return EncoderOutput(model, hidden_TD, batch, guide.compared(model, batch, hidden_TD, recorder, taught))
 
 
 def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tuple[PretrainingModel, list[Objective]]]:

@@ -20,7 +20,7 @@ from bertkit.data.samples import Integers, Samples
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.base import Objective
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.batches import stage_batches
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
@@ -81,7 +81,7 @@ class ShownBatch:
         return {**vars(self), "sequences": [sequence.as_document() for sequence in self.sequences]}
 
 
-def show_batch(request: PretrainRequest, *, step: int, sequences: int, progress: Progress) -> ShownBatch:
+def show_batch(request: PretrainArguments, *, step: int, sequences: int, progress: Progress) -> ShownBatch:
     """The batch of a step.
 
     Args:
@@ -107,7 +107,7 @@ def show_batch(request: PretrainRequest, *, step: int, sequences: int, progress:
     return ShownBatch(recipe.name, step, stage.number, shown, len(pairs))
 
 
-def _recipe_and_shards(request: PretrainRequest, progress: Progress) -> tuple[Recipe, TokenShards]:
+def _recipe_and_shards(request: PretrainArguments, progress: Progress) -> tuple[Recipe, TokenShards]:
     assert request.recipe is not None
     directory = Path(request.recipe)
     if not (directory / RECORD).is_file():
