@@ -39,7 +39,7 @@ States = Literal["targets", "tokens", "sequences"]
 """The states that a loss reads: those at its targets (`Targets.index_M`), of all tokens, or one of each sequence."""
 
 _PLAN_POINTS = 16
-"""Points of a stage at which an objective that changes along the run is looked at for estimates."""
+"""Points of a part of the run over which the expected count of an objective that changes is averaged."""
 
 
 class Objective(Settings, ABC):
@@ -65,10 +65,10 @@ class Objective(Settings, ABC):
     """What its classes, or the two values of its mark, are called."""
 
     in_place: ClassVar[bool] = False
-    """Whether a target token is the one that the text has where the state is, rather than elsewhere."""
+    """Whether a target token is the text's at the position of the state, rather than another one's."""
 
     change: ClassVar[str] = "replaced"
-    """What `show-batch` calls a target token in place of which another one, not [MASK], stands."""
+    """What `show-batch` calls a target token that this objective changed, unless it became [MASK]."""
 
     is_shown: ClassVar[bool] = True
     """Whether `show-batch` can show its targets; false where they belong to a text of other tokens."""
@@ -77,7 +77,7 @@ class Objective(Settings, ABC):
     """Whether its predictions are right or wrong; of a number or a distance there is only the loss."""
 
     fills_masks: ClassVar[bool] = False
-    """Whether the masked-LM head learns to predict, at a [MASK], the token that stood there: then a model has a
+    """Whether it trains the masked-LM head to predict, at a [MASK], the token of the text: then a model has a
     perplexity, a pseudo-perplexity and examples of filled masks."""
 
     learnt_by: ClassVar[str | None] = None

@@ -40,7 +40,7 @@ class RandomTokenDetection(TokenDetection):
     term: ClassVar[str] = "random_token_detection"
     label_names: ClassVar[tuple[str, ...]] = ("original", "replaced")
     rank: ClassVar[int] = MaskedLM.rank + 2
-    """What other objectives have chosen is left to them."""
+    """After all others: their targets are left as they are."""
 
     @property
     def heads(self) -> tuple[str, ...]:
