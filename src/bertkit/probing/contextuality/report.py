@@ -5,7 +5,7 @@ Ethayarajh 2019, arXiv:1909.00512, figures 1 to 4 in kind. Sibling measure.py co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 
 from bertkit.evaluation.figures import layer_ticks, lines, new_figure, plain
 from bertkit.probing.contextuality.measure import RANDOM_SETS, Floats, LayerFigures, Occurrences
-from bertkit.probing.run import Finding
+from bertkit.probing.report import Finding, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ DEFINITIONS = {
 
 
 @dataclass(frozen=True)
-class ContextualityReport:
+class ContextualityScores:
     """All results.
 
     Attributes:
@@ -114,21 +114,20 @@ class ContextualityReport:
         return [self._layers(), self._variance(), self._words()]
 
     def _layers(self) -> Finding:
-        table = self.by_layer
+        table = {"layer": range(len(self.figures)), **self.by_layer}
         own, base = table["self_similarity_adjusted"], table["anisotropy"]
         intra = table["intra_sentence_similarity_adjusted"]
         least = min(range(1, len(base)), key=base.__getitem__)
         sentence = (
             f"The self-similarity of a word in {self.label}, less the anisotropy of the layer, goes from {own[0]:.3f}"
-            f" in layer 0 to {own[-1]:.3f} in layer {self.last}. Random words have a mean cosine of {base[-1]:.3f} there,"
-            f" and of at least {base[least]:.3f} (layer {least}) in every layer above the embeddings. The similarity of"
-            f" words with their sentence's mean exceeds that baseline by {intra[0]:.3f} in layer 0 and by"
+            f" in layer 0 to {own[-1]:.3f} in layer {self.last}. Random words have a mean cosine of {base[-1]:.3f}"
+            f" there, and of at least {base[least]:.3f} (layer {least}) in every layer above the embeddings. The"
+            f" similarity of words with their sentence's mean exceeds that baseline by {intra[0]:.3f} in layer 0 and by"
             f" {intra[-1]:.3f} in layer {self.last} ({self.counts}, {len(self.occurrences.random):,} random words)."
         )
-        rows = [[layer, *(values[layer] for values in table.values())] for layer in range(len(self.figures))]
-        return Finding("contextuality", sentence, ["layer", *table], rows, self._draw_layers)
+        return Finding("contextuality", sentence, table, self._draw_layers)
 
-    def _draw_layers(self) -> Figure:
+    def _draw_layers(self, table: Table) -> Figure:
         figure, panels = new_figure(f"{self.label}: contextuality ({self.counts})", panels=2)
         similarity = {
             "self-similarity, adjusted": "self_similarity_adjusted",
@@ -147,7 +146,7 @@ class ContextualityReport:
             ("similarity", "maximum explainable variance"),
             strict=True,
         ):
-            lines(axes, range(len(self.figures)), {label: self.by_layer[name] for label, name in shown.items()})
+            lines(axes, table["layer"], {label: table[name] for label, name in shown.items()})
             plain(axes, x="layer (0: embeddings)", y=y, title=title)
             layer_ticks(axes, len(self.figures))
             axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.0)
@@ -165,10 +164,11 @@ class ContextualityReport:
             f" {100 * table['centred_explainable_variance_adjusted'][-1]:+.1f} points against random ones"
             f" ({self.counts})."
         )
-        columns, rows = self._by_word(
-            [each.explainable_W for each in self.figures], [each.random_explainable_W for each in self.figures]
-        )
-        return Finding("maximum_explainable_variance", sentence, columns, rows)
+        measures = {
+            "layer": [each.explainable_W for each in self.figures],
+            "random_layer": [each.random_explainable_W for each in self.figures],
+        }
+        return Finding("maximum_explainable_variance", sentence, self._by_word(measures))
 
     def _words(self) -> Finding:
         least, most = (", ".join(self.occurrences.words[number] for number in numbers) for numbers in self.extremes)
@@ -176,17 +176,17 @@ class ContextualityReport:
             f"The most context-specific words in layer {self.last} (lowest self-similarity) are {least}. The least"
             f" context-specific are {most}."
         )
-        columns, rows = self._by_word([each.self_similarity_W for each in self.figures])
-        return Finding("self_similarity", sentence, columns, rows, self._draw_words if least else None)
+        table = self._by_word({"layer": [each.self_similarity_W for each in self.figures]})
+        return Finding("self_similarity", sentence, table, self._draw_words if least else None)
 
-    def _by_word(self, layers: Sequence[Floats], random: Sequence[Floats] = ()) -> tuple[list[str], list[list[object]]]:
-        """Columns and rows of a table with one row a word."""
-        columns = ["word", "contexts", *(f"layer_{n}" for n in range(len(layers)))]
-        columns += [f"random_layer_{n}" for n in range(len(random))]
-        words = zip(self.occurrences.words, self.occurrences.contexts, strict=True)
-        return columns, [[*word, *(values_W[n] for values_W in (*layers, *random))] for n, word in enumerate(words)]
+    def _by_word(self, measures: Mapping[str, Sequence[Floats]]) -> Table:
+        """A table with one row a word, and a column for each layer of each measure."""
+        table: dict[str, Sequence[Any]] = {"word": self.occurrences.words, "contexts": self.occurrences.contexts}
+        for name, layers in measures.items():
+            table |= {f"{name}_{number}": values_W.tolist() for number, values_W in enumerate(layers)}
+        return table
 
-    def _draw_words(self) -> Figure:
+    def _draw_words(self, table: Table) -> Figure:
         least, most = self.extremes
         shown = [*most, *reversed(least)]
         figure, axes = new_figure(
@@ -197,7 +197,7 @@ class ContextualityReport:
         )
         heights = range(len(shown), 0, -1)
         for layer, marker, shade in ((0, "o", "0.6"), (self.last, "D", "black")):
-            values = (self.figures[layer].self_similarity_W - self.figures[layer].anisotropy)[shown]
+            values = np.asarray(table[f"layer_{layer}"])[shown] - self.figures[layer].anisotropy
             axes.plot(values, heights, marker, color=shade, markersize=5, label=f"layer {layer}")
         names = [f"{self.occurrences.words[n]} ({self.occurrences.contexts[n]})" for n in shown]
         axes.set_yticks(list(heights), names)

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-from pydantic import Field
-
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.models.hook_points import layer_points
+from bertkit.probing.contextuality import ContextualitySettings
 from bertkit.probing.contextuality.measure import (
     Place,
     choose_occurrences,
@@ -22,29 +21,13 @@ from bertkit.probing.contextuality.measure import (
     layer_figures,
     static_vectors,
 )
-from bertkit.probing.contextuality.report import DEFINITIONS, ContextualityReport, write_word2vec
-from bertkit.probing.run import Analysis, Probed, ProbeRequest, carry_out, left_out
+from bertkit.probing.contextuality.report import DEFINITIONS, ContextualityScores, write_word2vec
+from bertkit.probing.report import Report
+from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import TextEncoder
-from bertkit.settings import Settings
-
-KIND = "contextuality"
 
 
-class ContextualitySettings(Settings):
-    """What decides the result, beside model and text."""
-
-    sentences: int = Field(1000, ge=1, description="Sentences, drawn at random from the text; repeats are left out.")
-    words: list[str] = Field(default_factory=list, description="Words to measure; empty: all that occur often enough.")
-    min_contexts: int = Field(5, ge=2, description="Least number of sentences that a word must occur in.")
-    max_contexts: int = Field(100, ge=2, description="Most sentences of a word; of more, so many are drawn.")
-    max_vectors: int = Field(
-        20_000, ge=2, description="Most occurrences in memory; words are drawn until they fill it."
-    )
-    static_layers: list[int] = Field(default_factory=list, description="Layers whose static vectors are written.")
-    seed: int = Field(0, ge=0, description="Seed of all random choices.")
-
-
-def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) -> Probed:
+def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) -> ProbeResult:
     """Measure and write a run.
 
     Raises:
@@ -59,7 +42,7 @@ def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) 
     texts = request.texts(most=settings.sentences, seed=settings.seed, unique=True)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     sentences = list(encoder.encode(texts.sentences))
-    draw = Draw(settings.seed, KIND)
+    draw = Draw(settings.seed, settings.kind)
     lowercase = subject.tokenizer.lowercases
     occurrences = choose_occurrences(
         sentences,
@@ -75,7 +58,7 @@ def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) 
             " more text, raise --sentences or lower --min-contexts"
         )
 
-    def analyse() -> Analysis:
+    def measure() -> Report:
         engine = request.engine()
         vectors = collect(
             subject.model,
@@ -86,8 +69,8 @@ def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) 
             progress=request.progress,
         )
         figures = [layer_figures(layer, occurrences, draw) for layer in vectors]
-        report = ContextualityReport(subject.label, len(sentences), occurrences, figures)
-        summary = report.summary() | {
+        scores = ContextualityScores(subject.label, len(sentences), occurrences, figures)
+        summary = scores.summary() | {
             "sentences_in_data": texts.available,
             "repeated_sentences": texts.repeats,
             "left_out": left_out(encoder.notes),
@@ -97,9 +80,9 @@ def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) 
             return lambda path: write_word2vec(path, list(static_vectors(vectors[layer], occurrences)))
 
         files = {f"vectors/layer-{layer}.txt": writer(layer) for layer in sorted(set(settings.static_layers))}
-        return Analysis(summary, DEFINITIONS, report.findings(), files)
+        return Report(summary, DEFINITIONS, scores.findings(), files)
 
-    return carry_out(KIND, settings, request, [subject], analyse, data=texts.hashes, seed=settings.seed)
+    return run_probe(request, settings, [subject], measure, data=texts.hashes)
 
 
 def wanted_words(

@@ -14,7 +14,7 @@ import numpy as np
 
 from bertkit.evaluation.figures import heat_map, new_figure
 from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.probing.run import Finding
+from bertkit.probing.report import Finding, table_of
 from bertkit.probing.similarity.measure import Floats, Similarities
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ DEFINITIONS = {
 
 
 @dataclass(frozen=True)
-class SimilarityReport:
+class SimilarityScores:
     """All results.
 
     Attributes:
@@ -70,7 +70,7 @@ class SimilarityReport:
         ]
         within = [self._within(subject, own) for subject, own in zip(self.subjects, self.rows_of, strict=True)]
         between = [self._between(number) for number in range(1, len(self.subjects))]
-        return [Finding("similarity", " ".join(within + between), columns, rows, self._draw)]
+        return [Finding("similarity", " ".join(within + between), table_of(columns, rows), lambda _: self._draw())]
 
     def _within(self, subject: ProbedModel, rows: Sequence[int]) -> str:
         cka, svcca = self.found.cka, self.found.svcca
@@ -79,7 +79,8 @@ class SimilarityReport:
         return (
             f"Neighbouring layers of {subject.label} have a linear CKA of {np.mean(neighbours):.3f} on average. It is"
             f" least between layers {least} and {least + 1} ({neighbours[least]:.3f}); the embeddings and the last"
-            f" layer have {cka[rows[0], rows[-1]]:.3f} (SVCCA {svcca[rows[0], rows[-1]]:.3f}; n = {self.words:,} words)."
+            f" layer have {cka[rows[0], rows[-1]]:.3f} (SVCCA {svcca[rows[0], rows[-1]]:.3f}; n = {self.words:,}"
+            " words)."
         )
 
     def _between(self, number: int) -> str:

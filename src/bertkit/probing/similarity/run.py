@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from bertkit.data.random import Draw
@@ -20,27 +19,18 @@ from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import ProbedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import drawn
-from bertkit.probing.run import Analysis, Probed, ProbeRequest, carry_out, left_out
+from bertkit.probing.report import Report
+from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import CutInto, EncodedSentence, TextEncoder
+from bertkit.probing.similarity import SimilaritySettings
 from bertkit.probing.similarity.measure import similarities
-from bertkit.probing.similarity.report import DEFINITIONS, SimilarityReport
+from bertkit.probing.similarity.report import DEFINITIONS, SimilarityScores
 from bertkit.probing.states import layer_states
-from bertkit.settings import Settings
 
-KIND = "similarity"
 ENOUGH = 5
 """Words a dimension, below which both measures run high by chance."""
 
 log = logging.getLogger(__name__)
-
-
-class SimilaritySettings(Settings):
-    """What decides the result, beside models and text."""
-
-    sentences: int = Field(1000, ge=1, description="Sentences, drawn at random from the text; repeats are left out.")
-    words: int = Field(5000, ge=2, description="Words drawn from the sentences, the same for all models.")
-    variance: float = Field(0.99, gt=0, le=1, description="Variance that SVCCA keeps of each layer, by SVD.")
-    seed: int = Field(0, ge=0, description="Seed of all random choices.")
 
 
 _WORDS: dict[CutInto, str] = {
@@ -65,7 +55,7 @@ class CommonWords:
     available: int
 
 
-def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Probed:
+def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> ProbeResult:
     """Measure and write a run.
 
     Raises:
@@ -79,7 +69,7 @@ def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Pro
     cut_into: CutInto = "words" if len({each.tokenizer.fingerprint for each in subjects}) == 1 else "spaces"
     encoders = [TextEncoder.of(each.model, each.tokenizer, cut_into=cut_into) for each in subjects]
     encoded = [list(encoder.encode(texts.sentences)) for encoder in encoders]
-    common = common_words(encoded, settings.words, Draw(settings.seed, KIND))
+    common = common_words(encoded, settings.words, Draw(settings.seed, settings.kind))
     count = len(common.places)
     if count < 2:
         raise DataError(f"{', '.join(request.data)}: too few words that all models can read; give more text")
@@ -91,7 +81,7 @@ def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Pro
             *(count, widest, ENOUGH),
         )
 
-    def analyse() -> Analysis:
+    def measure() -> Report:
         engine = request.engine()
         layers, states = [], []
         for subject, sentences in zip(subjects, common.sentences, strict=True):
@@ -99,16 +89,16 @@ def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Pro
             layers += [(subject, layer) for layer in range(len(own))]
             states += own
         found = similarities(states, variance=settings.variance, progress=request.progress)
-        report = SimilarityReport(subjects, layers, found, count)
-        summary = report.summary() | {
+        scores = SimilarityScores(subjects, layers, found, count)
+        summary = scores.summary() | {
             "words": count,
             "words_in_sentences": common.available,
             "sentences": len(texts.sentences),
             "left_out": {each.name: left_out(encoder.notes) for each, encoder in zip(subjects, encoders, strict=True)},
         }
-        return Analysis(summary, DEFINITIONS | {"word": _WORDS[cut_into]}, report.findings())
+        return Report(summary, DEFINITIONS | {"word": _WORDS[cut_into]}, scores.findings())
 
-    return carry_out(KIND, settings, request, subjects, analyse, data=texts.hashes, seed=settings.seed)
+    return run_probe(request, settings, subjects, measure, data=texts.hashes)
 
 
 def common_words(encoded: Sequence[Sequence[EncodedSentence]], most: int, draw: Draw) -> CommonWords:

@@ -26,14 +26,13 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bertkit.data.random import Draw
+from bertkit.probing.structure import ProbeTraining
 from bertkit.probing.structure.trees import Bools, Edge, chain, spanning_tree, tree_distances, tree_edges
-from bertkit.settings import Settings
 
 Floats = NDArray[np.float64]
 Form = Literal["distance", "depth"]
@@ -43,18 +42,6 @@ SHORTEST, LONGEST = 5, 50
 _INITIAL = 0.05
 _LEAST_GAIN = 1e-4
 _LR_FACTOR = 0.1
-
-
-class ProbeTraining(Settings):
-    """How a structural probe is trained: by Adam, the learning rate cut by ten after every epoch without gain on
-    the held-out loss."""
-
-    max_epochs: int = Field(40, ge=1, description="Most epochs that each probe is trained for.")
-    patience_epochs: int = Field(5, ge=1, description="Stop after so many epochs without a gain of 1e-4.")
-    learning_rate: float = Field(
-        5e-3, gt=0, description="Initial learning rate of Adam; 1e-3 in the paper, on 40,000 trees."
-    )
-    batch_sentences: int = Field(20, ge=1, description="Sentences of a batch.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.evaluation.figures import layer_ticks, lines, new_figure, plain
-from bertkit.probing.run import Finding
+from bertkit.probing.report import Finding, Table, table_of
 from bertkit.probing.structure.measure import (
     DepthScores,
     DistanceScores,
@@ -66,7 +66,7 @@ class LayerScores:
 
 
 @dataclass(frozen=True)
-class StructureReport:
+class StructureScores:
     """All results.
 
     Attributes:
@@ -140,7 +140,7 @@ class StructureReport:
         return [self._layers(), self._ranks(), self._trees()]
 
     def _layers(self) -> Finding:
-        table = self.by_layer
+        table = {"layer": range(len(self.layers)), **self.by_layer}
         uuas, roots = table["uuas"], table["root_accuracy"]
         top = int(np.argmax(uuas))
         sentence = (
@@ -151,21 +151,20 @@ class StructureReport:
             f" {int(np.argmax(roots))} ({roots[0]:.1%} in layer 0). The held-out loss is least in layer {self.best}"
             f" ({self.counts})."
         )
-        rows = [[layer, *(values[layer] for values in table.values())] for layer in range(len(self.layers))]
-        return Finding("structure", sentence, ["layer", *table], rows, self._draw_layers)
+        return Finding("structure", sentence, table, self._draw_layers)
 
-    def _draw_layers(self) -> Figure:
+    def _draw_layers(self, table: Table) -> Figure:
         title = f"{self.label}: structural probes of rank {self.rank}\n({self.counts})"
         figure, (distance, depth) = new_figure(title, panels=2, width=11, height=4.4)
         for axes, baseline, levels in (
             (distance, "adjacent words", {"uuas": self.chain.uuas, "dspr": self.chain.spearman}),
             (depth, "by position", {"root_accuracy": self.position.root_accuracy, "nspr": self.position.spearman}),
         ):
-            series = {_SHOWN[name]: self.by_layer[name] for name in levels}
-            series |= {f"{_SHOWN[name]}, random": self.by_layer[f"random_{name}"] for name in levels}
+            series = {_SHOWN[name]: table[name] for name in levels}
+            series |= {f"{_SHOWN[name]}, random": table[f"random_{name}"] for name in levels}
             for (name, level), dash in zip(levels.items(), ("-", ":"), strict=True):
                 axes.axhline(level, color="0.6", linestyle=dash, linewidth=1, label=f"{_SHOWN[name]}, {baseline}")
-            lines(axes, range(len(self.layers)), series)
+            lines(axes, table["layer"], series)
             layer_ticks(axes, len(self.layers))
             axes.set_ylim(0, 1)
         plain(distance, x="layer (0: embeddings)", y="share of edges (UUAS); correlation (DSpr)", title="distance")
@@ -181,16 +180,19 @@ class StructureReport:
             f" within 2 % of the best. UUAS is {ranks[least].uuas:.1%} at rank {least} and {ranks[most].uuas:.1%} at"
             f" rank {most} ({self.counts})."
         )
-        rows = [[rank, scores.uuas, scores.spearman] for rank, scores in ranks.items()]
-        return Finding("ranks", sentence, ["rank", "uuas", "dspr"], rows, self._draw_ranks)
+        table = {
+            "rank": list(ranks),
+            "uuas": [scores.uuas for scores in ranks.values()],
+            "dspr": [scores.spearman for scores in ranks.values()],
+        }
+        return Finding("ranks", sentence, table, self._draw_ranks)
 
-    def _draw_ranks(self) -> Figure:
+    def _draw_ranks(self, table: Table) -> Figure:
         title = f"{self.label}, layer {self.best}: rank of the distance probe\n({self.counts})"
         figure, axes = new_figure(title, width=6)
-        scores = self.ranks.values()
         axes.set_xscale("log", base=2)
-        lines(axes, list(self.ranks), {"UUAS": [s.uuas for s in scores], "DSpr": [s.spearman for s in scores]})
-        axes.set_xticks(list(self.ranks), [str(rank) for rank in self.ranks])
+        lines(axes, table["rank"], {"UUAS": table["uuas"], "DSpr": table["dspr"]})
+        axes.set_xticks(table["rank"], [str(rank) for rank in table["rank"]])
         axes.minorticks_off()
         plain(axes, x="rank of B (logarithmic)", y="share of edges; correlation")
         return figure
@@ -208,7 +210,7 @@ class StructureReport:
             f" {with_edges:,} sentences with an edge, punctuation left out."
         )
         columns = ["sentence", "tree", "word", "other_word", "word_form", "other_form"]
-        return Finding("trees", sentence, columns, rows, self._draw_trees)
+        return Finding("trees", sentence, table_of(columns, rows), lambda _: self._draw_trees())
 
     def _draw_trees(self) -> Figure:
         fitting = [number for number, (example, _) in enumerate(self.test) if len(example.words) in _DRAWN_LENGTHS]

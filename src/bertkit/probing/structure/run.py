@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import ProbedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import (
-    STORE_GB,
     align,
     check_aligned,
     check_store,
@@ -30,44 +29,28 @@ from bertkit.probing.annotated import (
     train_and_test,
     width_of,
 )
-from bertkit.probing.run import Analysis, Probed, ProbeRequest, carry_out, left_out
+from bertkit.probing.report import Report
+from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
 from bertkit.probing.sentence_sources import is_treebank
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
 from bertkit.probing.state_store import StateStore
+from bertkit.probing.structure import LEAST_SENTENCES, StructureSettings
 from bertkit.probing.structure.measure import (
     Floats,
     Form,
     GoldTree,
-    ProbeTraining,
     StructuralProbe,
     Treebank,
     depth_scores,
     distance_scores,
     train,
 )
-from bertkit.probing.structure.report import DEFINITIONS, LayerScores, StructureReport, best_layer
+from bertkit.probing.structure.report import DEFINITIONS, LayerScores, StructureScores, best_layer
 from bertkit.probing.structure.trees import spanning_tree
 from bertkit.progress import ProgressMeter
-from bertkit.settings import Settings
 from bertkit.tasks.readers.trees import TreeExample, read_trees
 
-KIND = "structure"
-_LEAST = 10
-"""Least number of sentences to train a probe on."""
 _HELD_OUT = 0.1
-
-
-class StructureSettings(Settings):
-    """What decides the result, beside model and treebank."""
-
-    sentences: int = Field(2000, ge=_LEAST, description="Sentences trained on; a tenth of them decides when to stop.")
-    test_sentences: int = Field(500, ge=1, description="Sentences that scores are computed on.")
-    rank: int = Field(64, ge=1, description="Rank of the probes of all layers; at most the model's width.")
-    ranks: list[int] = Field(
-        default_factory=list, description="Ranks of the best layer's distance probe; empty: powers of two to `rank`."
-    )
-    training: ProbeTraining = Field(default_factory=ProbeTraining, description="How each probe is trained.")
-    seed: int = Field(0, ge=0, description="Seed of all random choices, and of the random model.")
 
 
 @dataclass(frozen=True)
@@ -101,57 +84,50 @@ class Bank:
         return [Treebank(states[a:b], self.trees[a:b]) for a, b in pairwise(ends)]
 
 
-def probe_structure(
-    request: ProbeRequest, settings: StructureSettings, *, test_data: str | None = None, store_gb: float = STORE_GB
-) -> Probed:
-    """Train, measure and write a run.
-
-    Args:
-        request: its data is one treebank to train on.
-        settings: all that decides the result.
-        test_data: the treebank that scores are computed on; a fifth of the other one where None.
-        store_gb: disk that states may take.
+def probe_structure(request: ProbeRequest, settings: StructureSettings) -> ProbeResult:
+    """Train on a treebank, test on another one or on a fifth of the same, and write a run.
 
     Raises:
-        UsageError: no treebank or several, several models, or states that take more disk than allowed.
+        UsageError: not one treebank, several for testing, several models, or states that take more disk than allowed.
         DataError: model or treebank at fault: a sentence whose heads are no tree, or too few sentences.
     """
     subject = request.subject()
     if len(request.data) != 1 or not is_treebank(request.data[0]):
         given = ", ".join(request.data) or "nothing"
         raise UsageError(f"this probe learns from one treebank: give --data FILE.conllu (given: {given})")
-    train_path = existing(request.data[0])
-    test_path = None if test_data is None else existing(test_data, option="--test-data")
+    if len(request.test_data) > 1:
+        raise UsageError(f"this probe is tested on one treebank: --test-data names {', '.join(request.test_data)}")
+    train_paths = [existing(request.data[0])]
+    test_paths = [existing(source, option="--test-data") for source in request.test_data]
     points = layer_points(subject.model)
     width = width_of(subject.model, points)
     greatest = max([settings.rank, *settings.ranks])
     if greatest > width:
         raise UsageError(f"--rank {greatest}: a rank is at most the model's width, {width}")
-    bank, encoder = _bank(subject, settings, request, test_data)
+    bank, encoder = _bank(subject, settings, train_paths[0], *test_paths)
     rows = sum(len(encoded.words) for encoded in bank.sentences)
     # The states of the model and of the same architecture with random weights are stored side by side.
-    check_store(2 * len(points), rows, width, store_gb)
+    check_store(2 * len(points), rows, width, request.store_gb)
 
-    def analyse() -> Analysis:
-        report = _measure(request, settings, subject, points, bank)
-        return Analysis({**report.summary(), "left_out": left_out(encoder.notes)}, DEFINITIONS, report.findings())
+    def measure() -> Report:
+        scores = _measure(request, settings, subject, points, bank)
+        return Report(scores.summary() | {"left_out": left_out(encoder.notes)}, DEFINITIONS, scores.findings())
 
-    data = hashes_of([train_path], [] if test_path is None else [test_path])
-    return carry_out(KIND, settings, request, [subject], analyse, data=data, seed=settings.seed)
+    return run_probe(request, settings, [subject], measure, data=hashes_of(train_paths, test_paths))
 
 
 def _bank(
-    subject: ProbedModel, settings: StructureSettings, request: ProbeRequest, test_data: str | None
+    subject: ProbedModel, settings: StructureSettings, path: Path, test_path: Path | None = None
 ) -> tuple[Bank, TextEncoder]:
-    examples = read_trees(existing(request.data[0]))
-    others = None if test_data is None else read_trees(existing(test_data, option="--test-data"))
-    draw = Draw(settings.seed, KIND)
+    examples = read_trees(path)
+    others = None if test_path is None else read_trees(test_path)
+    draw = Draw(settings.seed, settings.kind)
     chosen, tested = train_and_test(examples, others, settings.sentences, settings.test_sentences, draw)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     train_pairs = align(encoder, chosen)
-    check_aligned(train_pairs, encoder, request.data[0], _LEAST)
+    check_aligned(train_pairs, encoder, str(path), LEAST_SENTENCES)
     test_pairs = align(encoder, tested)
-    check_aligned(test_pairs, encoder, test_data or request.data[0], 1)
+    check_aligned(test_pairs, encoder, str(test_path or path), 1)
     # Chosen sentences stand in the file's order, where neighbours are alike; the held-out tenth is from all over.
     held_out = max(1, round(_HELD_OUT * len(train_pairs)))
     order = np.argsort(draw.uniform("stop", sample=np.arange(len(train_pairs))), kind="stable").tolist()
@@ -162,7 +138,7 @@ def _bank(
 
 def _measure(
     request: ProbeRequest, settings: StructureSettings, subject: ProbedModel, points: Sequence[str], bank: Bank
-) -> StructureReport:
+) -> StructureScores:
     ranks = sorted(set(settings.ranks or _powers(settings.rank)))
     test_trees = [tree for _, tree in bank.test]
     layers, random, predicted = [], [], []
@@ -188,7 +164,7 @@ def _measure(
         }
     found = [spanning_tree(each, tree.counted_W) for tree, each in zip(test_trees, predicted[best], strict=True)]
     train_sentences = bank.train + bank.held_out
-    return StructureReport(subject.label, settings.rank, train_sentences, bank.test, layers, random, by_rank, found)
+    return StructureScores(subject.label, settings.rank, train_sentences, bank.test, layers, random, by_rank, found)
 
 
 class _Trainer:
@@ -199,7 +175,7 @@ class _Trainer:
         self._done = 0
 
     def probe(self, form: Form, parts: Sequence[Treebank], rank: int) -> StructuralProbe:
-        draw = Draw(self._settings.seed, f"{KIND}/{form}")
+        draw = Draw(self._settings.seed, f"{self._settings.kind}/{form}")
         trained = train(form, parts[0], parts[1], rank=rank, draw=draw, settings=self._settings.training)
         self._done += 1
         self._meter.update(self._done)
