@@ -10,17 +10,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.common import command_app, result, story
-from bertkit.cli.shared import Common, with_options
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common
 
 SHOWN_WEIGHTS = 3
 """How many names of weights are shown of each kind; export.json has them all."""
 
-app = command_app()
 
-
-@app.command()
-@with_options
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a model or a run directory.")],
     to: Annotated[
@@ -48,13 +44,13 @@ def export(
     written: Format = "onnx-int8" if int8 and kind == "onnx" else kind
     record = export_model(model, to, kind=written, offline=common.offline)
     if record["weights"]["unexpected"]:
-        story.warn(f"{model}: weights that no part of the model uses were left out, see below")
-    story.table(("weights", "number", ""), _weights(record["weights"]), title=f"{record['family']}: {model}")
+        console.warn(f"{model}: weights that no part of the model uses were left out, see below")
+    console.table(("weights", "number", ""), _weights(record["weights"]), title=f"{record['family']}: {model}")
     if not record["tokenizer"]:
-        story.warn(f"{model}: has no tokenizer files, so none were written")
+        console.warn(f"{model}: has no tokenizer files, so none were written")
     probe = record["probe"]
     how = "" if record["measure"] == "absolute" else f"; {record['measure']}"
-    story.info(
+    console.info(
         f"largest difference to the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g}{how}),"
         f" over {probe['sequences']} sequences of {probe['tokens']:,} tokens"
     )

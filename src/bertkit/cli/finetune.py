@@ -137,7 +137,7 @@ class OwnData(Options):
         if self.dev is None:
             raise UsageError("--train: give --dev FILE too, with examples to measure on")
         from bertkit.finetuning.recipe import OwnTask
-        from bertkit.recipe.faults import validate
+        from bertkit.recipe.errors import validate
         from bertkit.recipe.tree import Located
 
         task = {name: file for name, file in files.items() if file is not None}

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import Device, Model, command_app, model_or_default, option, result, story
-from bertkit.cli.shared import Common, Options, with_options
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common, Device, Model, Options, model_or_default, option
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
     from bertkit.inference.predict import Predictor
-
-app = command_app()
 
 InputFile = Annotated[
     Path | None,
@@ -60,8 +58,6 @@ class Input(Options):
     form: InputForm = None
 
 
-@app.command()
-@with_options
 def predict(
     file: InputFile = None,
     model: Model = None,
@@ -98,21 +94,23 @@ def _answer(predictor: Predictor, name: str, path: Path | None, reading: Input, 
     columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair)
     windows = {}
     if path is None and sys.stdin.isatty():
-        story.info("reading lines from the terminal, each is answered at once; end with Ctrl-D")
+        console.info("reading lines from the terminal, each is answered at once; end with Ctrl-D")
         windows = {"first": 1, "largest": 1}
     rows = open_input(path, sys.stdin.buffer, reading.form, columns)
     blank = lines = 0
     # Where the answers themselves are on the screen, they show how far it is.
-    display = silent_progress if sys.stdout.isatty() else story.progress
+    display = silent_progress if sys.stdout.isatty() else console.progress
     with display("predictions", unit="examples") as meter:
         for example, prediction in predictor.stream(examples_of(rows, predictor.kind, columns), **windows):
             if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
-                story.warn(f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL")
+                console.warn(
+                    f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL"
+                )
             lines += 1
             blank += example is None
             result(document_of(example, prediction, top=top), as_json=True)
             meter.update(lines)
     if blank:
-        story.warn(f"{blank} of {lines} lines are blank; their prediction is null")
+        console.warn(f"{blank} of {lines} lines are blank; their prediction is null")
     if not lines:
-        story.warn(f"{path or 'stdin'} holds nothing to predict")
+        console.warn(f"{path or 'stdin'} holds nothing to predict")

@@ -9,13 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import option
 from bertkit.cli.eval_tasks import DataDir
-from bertkit.cli.probe_common import Models, Probing, Texts
-from bertkit.cli.shared import with_options
+from bertkit.cli.options import Models, Texts, option
+from bertkit.cli.probe_common import Probing
 
 
-@with_options
 def heads(
     model: Models = None,
     data: Texts = None,
@@ -66,4 +64,4 @@ def heads(
         random_orders=random_orders,
         seed=common.seed,
     )
-    common.tell(probe_heads(common.request(model, data), settings, data_dir=data_dir))
+    common.show(probe_heads(common.request(model, data), settings, data_dir=data_dir))

@@ -21,8 +21,9 @@ from pydantic import Field, field_validator, model_validator
 from bertkit.errors import UsageError
 from bertkit.finetuning.methods import AnyMethod, Full
 from bertkit.finetuning.steps import FinetuneEngine, FinetuneOptimisation
-from bertkit.recipe.faults import validate
-from bertkit.recipe.resolve import AnyOverride, Override, load_as, parsed, with_overrides
+from bertkit.recipe.base import RecipeBase
+from bertkit.recipe.errors import validate
+from bertkit.recipe.resolve import Override, load_as, with_overrides
 from bertkit.recipe.tree import Located
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
@@ -92,20 +93,10 @@ class FinetuneData(Settings):
 TaskEntry = str | OwnTask
 
 
-class FinetuneRecipe(Settings):
+class FinetuneRecipe(RecipeBase):
     """One fine-tuning configuration; resolved, it is complete: running it twice gives the same result."""
 
-    name: str = Field(
-        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
-    )
     kind: Literal["finetune"] = Field("finetune", description="What the recipe is run by: `bertkit finetune`.")
-    title: str = Field("", description="One line for `bertkit recipes list`.")
-    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
-    arxiv: str | None = Field(
-        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
-    )
-    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness: head, order, dropout.")
     task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(
         None, description="A published task's name, or a user's own data; a list: all of them with one encoder."
     )
@@ -252,7 +243,7 @@ def files_of(task: OwnTask) -> dict[str, str]:
     return {split: file for split, file in files.items() if file is not None}
 
 
-def load_finetune_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> FinetuneRecipe:
+def load_finetune_recipe(name: str, overrides: Sequence[Override] = ()) -> FinetuneRecipe:
     """The recipe of that name or path; keys of `overrides` may be short ones.
 
     Raises:
@@ -271,7 +262,7 @@ def from_tree(tree: Located) -> FinetuneRecipe:
     return resolved(recipe) if recipe.task is not None and recipe.model is not None else recipe
 
 
-def changed(recipe: AnyRecipe, overrides: Sequence[AnyOverride]) -> AnyRecipe:
+def changed(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
     """A copy with overrides, whose keys may be short ones."""
     return with_overrides(recipe, long_keys(overrides)) if overrides else recipe
 
@@ -287,9 +278,9 @@ def load_own_task(path: Path) -> OwnTask:
     return task.model_copy(update={split: str(file) for split, file in beside.items() if file.exists()})
 
 
-def long_keys(overrides: Sequence[AnyOverride]) -> list[Override]:
+def long_keys(overrides: Sequence[Override]) -> list[Override]:
     """`lr=2e-5` as `optimisation.learning_rate=2e-5`."""
-    return [replace(each, key=SHORT_KEYS.get(each.key, each.key)) for each in map(parsed, overrides)]
+    return [replace(each, key=SHORT_KEYS.get(each.key, each.key)) for each in overrides]
 
 
 def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
