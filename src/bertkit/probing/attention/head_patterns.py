@@ -1,8 +1,8 @@
 """The five shapes of attention maps: vertical, diagonal, vertical and diagonal, block, heterogeneous.
 
 Kovaleva et al. 2019, "Revealing the Dark Secrets of BERT", arXiv:1908.08593, section 4.2. The paper trained a
-convolutional network on some 400 maps sorted by hand; neither maps nor network are published, so that a rule made of the
-paper's description of each shape decides here. Its shares are comparable between models measured here, not with the
+convolutional network on some 400 maps sorted by hand; neither maps nor network are published, so that a rule made of
+the paper's description of each shape decides here. Its shares are comparable between models measured here, not with the
 paper's.
 
     v  attention to special tokens ([CLS], [SEP]), mean over all tokens
@@ -38,7 +38,8 @@ alone; least s of a block."""
 def pairs(
     sentences: Iterable[EncodedSentence], sequences: SequenceEncoder, notes: Notes
 ) -> Iterator[tuple[EncodedSentence, int]]:
-    """Every two neighbours as one input, `[CLS] A [SEP] B [SEP]` in the family's layout, with the first one's word count.
+    """Every two neighbours as one input, `[CLS] A [SEP] B [SEP]` in the family's layout, with the first one's word
+    count.
 
     Args:
         sentences: each is used once.

@@ -3,9 +3,9 @@
 Clark et al. 2019, arXiv:1906.04341, section 4.1 (words from subwords) and table 1. Attention to a word is the sum over
 its tokens, attention from a word the mean over them, so that rows still sum to 1 with special tokens as words of their
 own. Special tokens and the word itself are then left out, and a head predicts the word with most attention, or in the
-other direction the word that attends most to this one. The best head and the best offset are chosen for each relation on
-the same sentences, as in the paper, which flatters the best of many heads: compare the same choice among the heads of a
-model with random weights.
+other direction the word that attends most to this one. The best head and the best offset are chosen for each relation
+on the same sentences, as in the paper, which flatters the best of many heads: compare the same choice among the heads
+of a model with random weights.
 
 Shapes: A heads of all layers, n tokens, W words, K words and special tokens, R relations, O offsets.
 """

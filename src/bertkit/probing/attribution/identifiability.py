@@ -1,13 +1,13 @@
 """Token identifiability: the share of hidden states from which the own input token can be recovered.
 
-Brunner et al. 2020, arXiv:1908.04211, section 2: a map from a layer's states to the inputs is trained on some sentences;
-on others a state counts as identified where, among the inputs of its own sentence, the one nearest to the map's output
-(by cosine) is its own. Three maps: none at all (`nearest`), a linear one, and a perceptron with one hidden layer. Own
-choices: the linear map is the least-squares solution with a little ridge, not found by gradient descent; the hidden layer
-is twice as wide as the states, with GELU, trained by Adam on the squared error.
+Brunner et al. 2020, arXiv:1908.04211, section 2: a map from a layer's states to the inputs is trained on some
+sentences; on others a state counts as identified where, among the inputs of its own sentence, the one nearest to the
+map's output (by cosine) is its own. Three maps: none at all (`nearest`), a linear one, and a perceptron with one hidden
+layer. Own choices: the linear map is the least-squares solution with a little ridge, not found by gradient descent; the
+hidden layer is twice as wide as the states, with GELU, trained by Adam on the squared error.
 
-Inputs are those of the first layer. With positions among them no two of a sentence are equal; in families where attention
-alone encodes positions a repeated word has equal inputs, and each of them counts as its own.
+Inputs are those of the first layer. With positions among them no two of a sentence are equal; in families where
+attention alone encodes positions a repeated word has equal inputs, and each of them counts as its own.
 
 Shapes: T tokens of all sentences, n of one, D width.
 """

@@ -6,11 +6,11 @@ i to the state of token j in layer l is the norm of its Jacobian as a share of t
     c_ij = ||d e_j / d x_i||_F / sum over k of ||d e_j / d x_k||_F
 
 Variant: the Frobenius norm of the full Jacobian, D x D for every pair of tokens. (Common code takes the gradient of the
-sum of e_j's dimensions instead, which is another number.) x is the input of the first layer, embeddings with all that is
-added to them. The Jacobian is computed column by column, by forward-mode differentiation through the recorder: one pass
-along one direction of one input token gives the derivatives of all tokens in all layers, where a backward pass gives
-those of one number. With fewer directions than dimensions they are a random orthonormal set, scaled so that the squared
-norm is unbiased.
+sum of e_j's dimensions instead, which is another number.) x is the input of the first layer, embeddings with all that
+is added to them. The Jacobian is computed column by column, by forward-mode differentiation through the recorder: one
+pass along one direction of one input token gives the derivatives of all tokens in all layers, where a backward pass
+gives those of one number. With fewer directions than dimensions they are a random orthonormal set, scaled so that the
+squared norm is unbiased.
 
 Shapes: n tokens of a sentence, D width, L layers without the embeddings, K directions, R copies of a sentence at once.
 """

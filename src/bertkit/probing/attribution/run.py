@@ -1,8 +1,8 @@
 """`probe attribution`: what of each input token is in a hidden state, whether it can be recovered, and what a
 prediction rests on.
 
-Brunner et al. 2020, arXiv:1908.04211, sections 2 and 4, for hidden states (measure.py, identifiability.py); predictions.py
-and explanations.py for predictions.
+Brunner et al. 2020, arXiv:1908.04211, sections 2 and 4, for hidden states (measure.py, identifiability.py);
+predictions.py and explanations.py for predictions.
 """
 
 from __future__ import annotations

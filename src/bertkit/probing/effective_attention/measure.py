@@ -1,9 +1,9 @@
 """Effective attention: the part of an attention map that affects the output.
 
 Brunner et al. 2020, "On Identifiability in Transformers", arXiv:1908.04211, section 3. A head adds A T to the states,
-with T = V W (n x D): the values of the n tokens, through the head's slice of the output projection. T has rank of at most
-the head's width H, so that with more tokens than that many maps A have the same output. Their common part is A without
-its projection onto the left null space of T,
+with T = V W (n x D): the values of the n tokens, through the head's slice of the output projection. T has rank of at
+most the head's width H, so that with more tokens than that many maps A have the same output. Their common part is A
+without its projection onto the left null space of T,
 
     A_eff = A U U^T,    U the left singular vectors of T with a singular value above tolerance;   A_eff T = A T.
 
@@ -107,8 +107,8 @@ def layer_attention(
 ) -> Iterator[tuple[EncodedSentence, list[LayerAttention]]]:
     """Every sentence with the maps of all layers, one sentence in memory at a time.
 
-    The model is moved to the device and to evaluation mode and computed in fp32; the decomposition is done on the CPU in
-    fp64.
+    The model is moved to the device and to evaluation mode and computed in fp32; the decomposition is done on the CPU
+    in fp64.
 
     Raises:
         DataError: the family lacks one of the points, or they are not finite.

@@ -1,8 +1,8 @@
 """`probe effective-attention`: how much of an attention map does not affect the output, by length, layer and token.
 
-Brunner et al. 2020, arXiv:1908.04211, section 3. The texts are drawn sentences put one behind the other and cut to given
-lengths, for few sentences are longer than a head is wide; they are no running text. Sibling attention/ measures maps as
-they are.
+Brunner et al. 2020, arXiv:1908.04211, section 3. The texts are drawn sentences put one behind the other and cut to
+given lengths, for few sentences are longer than a head is wide; they are no running text. Sibling attention/ measures
+maps as they are.
 """
 
 from __future__ import annotations
