@@ -40,8 +40,10 @@ from sklearn.preprocessing import StandardScaler
 from bertkit.cli.common import cache_root
 from bertkit.data.batch import PackedBatch
 from bertkit.evaluation.arguments import EvalRequest, Evaluated
-from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
-from bertkit.evaluation.mlm import MlmSettings, evaluate_mlm
+from bertkit.evaluation.blimp import evaluate_blimp
+from bertkit.evaluation.settings import BlimpSettings
+from bertkit.evaluation.mlm import evaluate_mlm
+from bertkit.evaluation.settings import MlmSettings
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.run import finetune
 from bertkit.models.hub import find_model, load_model

@@ -8,7 +8,7 @@ import pytest
 from small_schema import Colour, SmallRecipe
 
 from bertkit.errors import UsageError
-from bertkit.recipe.faults import validate
+from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import read_tree
 
 

@@ -25,7 +25,7 @@ from bertkit.distillation.terms import Term as DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, long_keys, with_task_settings
 from bertkit.finetuning.steps import FinetuneEngine
-from bertkit.recipe.resolve import AnyOverride, load_as, overrides_of, with_overrides
+from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
 from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.settings import Settings
 from bertkit.tasks.augmentation import AnyAugmentation
@@ -149,7 +149,7 @@ class DistillRecipe(FinetuneRecipe):
         return next((float(each.chosen.weight) for each in self.distillation if each.name == LABELS), 0.0)
 
 
-def load_distill_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> DistillRecipe:
+def load_distill_recipe(name: str, overrides: Sequence[Override] = ()) -> DistillRecipe:
     """The recipe of that name or path; keys of `overrides` may be short ones.
 
     Raises:

@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.data import Prepared, prepare
+from bertkit.finetuning.inputs import OwnTask, TaskEntry
 from bertkit.finetuning.recipe import (
     AnyRecipe,
     FinetuneRecipe,
-    OwnTask,
-    TaskEntry,
     changed,
     load_finetune_recipe,
     load_own_task,
@@ -24,7 +23,7 @@ from bertkit.finetuning.recipe import (
     resolved,
 )
 from bertkit.finetuning.trainer import Finetuning
-from bertkit.recipe.resolve import AnyOverride
+from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 
 _UNNAMED = "unnamed"
@@ -57,7 +56,7 @@ class FinetuneRequest:
     task: TaskEntry | Sequence[TaskEntry] | None = None
     model: str | None = None
     data_dir: str | None = None
-    overrides: Sequence[AnyOverride] = ()
+    overrides: Sequence[Override] = ()
     seeds: Sequence[int] = ()
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
     resume: str | None = None

@@ -21,8 +21,8 @@ from bertkit.pretraining.file_hashes import with_contents
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretraining
-from bertkit.recipe.faults import validate
-from bertkit.recipe.resolve import AnyOverride, Override, overrides_of, parsed, resolve_recipe, with_overrides
+from bertkit.recipe.errors import validate
+from bertkit.recipe.resolve import Override, overrides_of, resolve_recipe, with_overrides
 from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory
 from bertkit.settings import Settings
@@ -50,7 +50,7 @@ class PretrainRequest:
     """
 
     recipe: str | None
-    overrides: Sequence[AnyOverride] = ()
+    overrides: Sequence[Override] = ()
     sources: Sequence[str] = ()
     max_steps: int | None = None
     init: str | None = None
@@ -177,7 +177,7 @@ def starting_from(request: PretrainRequest) -> list[Override]:
         config = continuing_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(request.init).exists() else request.init
     overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
-    changed = any(parsed(override).key.partition(".")[0] == "tokenizer" for override in request.overrides)
+    changed = any(override.key.partition(".")[0] == "tokenizer" for override in request.overrides)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))
     return overrides

@@ -16,11 +16,11 @@ from bertkit.data.config import DataConfig
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.recipe.faults import validate
-from bertkit.recipe.resolve import DEFAULT_KIND, AnyOverride, load_as
+from bertkit.recipe.base import RecipeBase
+from bertkit.recipe.errors import validate
+from bertkit.recipe.resolve import DEFAULT_KIND, Override, load_as
 from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.recipe.tree import Located
-from bertkit.settings import Settings
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.training.config import EngineConfig, OptimisationConfig
 
@@ -54,20 +54,10 @@ def _each_once(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     return terms
 
 
-class Recipe(Settings):
+class Recipe(RecipeBase):
     """One configuration of one paper, complete: running it twice gives the same result."""
 
-    name: str = Field(
-        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
-    )
     kind: Literal["pretrain"] = Field(DEFAULT_KIND, description="What the recipe is run by: `bertkit pretrain`.")
-    title: str = Field("", description="One line for `bertkit recipes list`.")
-    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
-    arxiv: str | None = Field(
-        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
-    )
-    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness.")
     init: str | None = Field(
         None,
         description="Model to start from in place of random weights: a Hub id, a model or a run directory; '?': the one"
@@ -109,7 +99,7 @@ class Recipe(Settings):
         return tuple(each.objective for each in self.objective)
 
 
-def load_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Recipe:
+def load_recipe(name: str, overrides: Sequence[Override] = ()) -> Recipe:
     """The recipe of that name or path, one that pretrains, with overrides applied.
 
     Raises:

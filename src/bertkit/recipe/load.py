@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from bertkit.recipe.resolve import DEFAULT_KIND, AnyOverride, kind_of, resolve_recipe
+from bertkit.recipe.resolve import DEFAULT_KIND, Override, kind_of, resolve_recipe
 
 _CAPABILITIES = {
     "pretrain": "bertkit.pretraining.recipe",
@@ -21,7 +21,7 @@ _CAPABILITIES = {
 """The module of each kind of recipe, whose `from_tree` makes the recipe of resolved settings."""
 
 
-def load_any(name: str, overrides: Sequence[AnyOverride] = ()) -> Any:
+def load_any(name: str, overrides: Sequence[Override] = ()) -> Any:
     """The recipe of that name or path, of any kind; one on a task is completed where it names task and models.
 
     Raises:

@@ -18,15 +18,16 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel
 
 from bertkit.errors import UsageError
-from bertkit.recipe.faults import validate
+from bertkit.recipe.errors import validate
 from bertkit.recipe.find import find_recipe, recipe_names, shipped_directory
 from bertkit.recipe.tree import VARIANT_KEY, Located, read_tree
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_LONGEST_SHOWN = 60
+"""Characters of an override that an error repeats."""
+
 HEADER = ("name", "kind", "title", "paper", "arxiv")
-_LONGEST_TOLD = 60
-"""Characters of an override that a fault repeats."""
 DEFAULT_KIND: Final = "pretrain"
 """What a recipe is run by where it does not say."""
 KINDS = ("pretrain", "finetune", "distill")
@@ -54,15 +55,11 @@ class Override:
         Raises:
             UsageError: it has another form, or VALUE is not YAML.
         """
-        place = f"--set {text if len(text) <= _LONGEST_TOLD else text[:_LONGEST_TOLD] + '...'}"
+        place = f"--set {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '...'}"
         key, equals, value = text.partition("=")
         if not equals or not all(key.strip().split(".")):
             raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
         return cls(key.strip(), read_tree(value, place).plain(), place)
-
-
-AnyOverride = str | Override
-"""A setting that replaces a recipe's: `KEY=VALUE` as `--set` takes it, or already parsed."""
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[Override]:
@@ -70,12 +67,7 @@ def overrides_of(values: Mapping[str, Any]) -> list[Override]:
     return [Override(key, value) for key, value in values.items()]
 
 
-def parsed(override: AnyOverride) -> Override:
-    """An override, parsed where it is text."""
-    return Override.parse(override) if isinstance(override, str) else override
-
-
-def load_as(schema: type[Model], name: str, overrides: Sequence[AnyOverride] = ()) -> Model:
+def load_as(schema: type[Model], name: str, overrides: Sequence[Override] = ()) -> Model:
     """The recipe of that name or path as an object of this class, with overrides applied.
 
     Raises:
@@ -106,23 +98,30 @@ def require_kind(tree: Located, name: str, wanted: str) -> None:
         raise UsageError(f"{name} is a recipe of kind {found}, not {wanted}: run it with `bertkit {found} {name}`")
 
 
-def with_overrides(recipe: Model, overrides: Sequence[AnyOverride]) -> Model:
+def with_overrides(recipe: Model, overrides: Sequence[Override]) -> Model:
     """A copy of a loaded recipe with overrides applied.
 
     Raises:
         UsageError: faults in the result, all of them at once.
     """
     tree = Located.of(recipe.model_dump(mode="json"), "the recipe")
-    for override in overrides:
-        tree = _with_override(tree, override)
-    return validate(tree, type(recipe))
+    return validate(with_values(tree, overrides), type(recipe))
 
 
-def resolve_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Located:
+def resolve_recipe(name: str, overrides: Sequence[Override] = ()) -> Located:
     """The tree of a recipe with `extends` followed and overrides applied, not yet checked."""
-    tree = _named(find_recipe(name))
+    return with_values(_named(find_recipe(name)), overrides)
+
+
+def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
+    """A copy of a tree with overrides applied, in their order.
+
+    Raises:
+        UsageError: a key names an item that a list does not have.
+    """
     for override in overrides:
-        tree = _with_override(tree, override)
+        keys = override.key.split(".")
+        tree = _replaced(tree, keys, Located.of(override.value, override.place), keys)
     return tree
 
 
@@ -191,12 +190,6 @@ def _merged(base: dict[str, Located], own: dict[str, Located]) -> dict[str, Loca
 
 def _another_variant(base: dict[str, Located], own: dict[str, Located]) -> bool:
     return VARIANT_KEY in own and VARIANT_KEY in base and own[VARIANT_KEY].value != base[VARIANT_KEY].value
-
-
-def _with_override(tree: Located, override: AnyOverride) -> Located:
-    given = parsed(override)
-    keys = given.key.split(".")
-    return _replaced(tree, keys, Located.of(given.value, given.place), keys)
 
 
 def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequence[str]) -> Located:

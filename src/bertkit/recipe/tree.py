@@ -48,7 +48,9 @@ class Located:
 
     @classmethod
     def of(cls, data: Any, place: str) -> Located:
-        """Plain data as a tree that was all written at one place."""
+        """Plain data as a tree that was all written at one place; what is located already keeps its place."""
+        if isinstance(data, Located):
+            return data
         if isinstance(data, dict):
             return cls({str(key): cls.of(item, place) for key, item in data.items()}, place)
         if isinstance(data, list | tuple):

@@ -41,14 +41,20 @@ _OF_ANOTHER_SORT = frozenset(
 _LONGEST_VALUE = 60
 
 
-def validate(tree: Located, schema: type[Model]) -> Model:
+def validate(tree: Located, schema: type[Model], *, what: str = "the recipe", with_keys: bool = True) -> Model:
     """The tree as an instance of `schema`.
 
     Validation is strict, by JSON's rules: whole numbers serve where a float is wanted, lists where a tuple is, text
     where a path or an enumeration is; nothing else is converted.
 
+    Args:
+        tree: plain values and where they were written.
+        schema: the class.
+        what: what the tree is, for the message.
+        with_keys: whether a line names the dotted key behind the place, and a single error has a heading.
+
     Raises:
-        UsageError: with one line per fault.
+        UsageError: with one line for each error.
     """
     data = tree.plain()
     try:
@@ -61,12 +67,16 @@ def validate(tree: Located, schema: type[Model]) -> Model:
         if detail["type"] == "union_tag_invalid":
             path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
         places.setdefault(path, []).append(detail)
-    faults = [_describe(path, found, tree, schema) for path, found in places.items()]
-    count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
-    raise UsageError("\n  ".join([f"the recipe has {count}:", *faults]))
+    lines = [_describe(path, found, tree, schema, with_key=with_keys) for path, found in places.items()]
+    if len(lines) == 1 and not with_keys:
+        raise UsageError(lines[0])
+    count = "an error" if len(lines) == 1 else f"{len(lines)} errors"
+    raise UsageError("\n  ".join([f"{what} has {count}:", *lines]))
 
 
-def _describe(path: Path, details: Sequence[ErrorDetails], tree: Located, schema: type[BaseModel]) -> str:
+def _describe(
+    path: Path, details: Sequence[ErrorDetails], tree: Located, schema: type[BaseModel], *, with_key: bool
+) -> str:
     """One line for all that is wrong at one place; a union's branches each report there that they are not met."""
     data = tree.plain()
     value = _value_at(data, path)
@@ -75,7 +85,7 @@ def _describe(path: Path, details: Sequence[ErrorDetails], tree: Located, schema
         message = f"expected {wanted}, got {_show(value)}"
     else:
         message = "; ".join(dict.fromkeys(_message(each, path, data, schema) for each in details))
-    key = ".".join(map(str, _dotted(path, data)))
+    key = ".".join(map(str, _dotted(path, data))) if with_key else ""
     return f"{_nearest_located(tree, path).place}: {key + ': ' if key else ''}{message}"
 
 
