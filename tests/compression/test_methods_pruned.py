@@ -27,7 +27,7 @@ from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.pruning import keep_layers, prunable_maps, pruned_heads, sparsity
-from bertkit.probing.heads.measure import TaskAnswers
+from bertkit.probing.heads.measure import TaskScore
 from bertkit.run.verify import verify_run
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
@@ -74,7 +74,7 @@ def importance(measure: Measure) -> np.ndarray[Any, Any]:
 def test_importance_is_that_of_the_probes_on_the_same_examples(task_trainer: TaskTrainer) -> None:
     prepared = task_trainer.prepared
     ours = TrainingLoss(task_trainer.model, data_of(task_trainer), np.arange(TRAIN))
-    theirs = TaskAnswers(
+    theirs = TaskScore(
         task_trainer.model,
         task_trainer.task,
         SequenceEncoder(prepared.tokenizer, max_tokens=40, token_types=True),

@@ -154,7 +154,7 @@ class Console:
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
         """A table: text to the left, numbers to the right; shown unless -q.
 
-        On a terminal rich draws it; elsewhere two blanks separate the columns and nothing is cut, so that a log holds all.
+        On a terminal rich draws it; elsewhere two blanks separate the columns and nothing is cut, for a log.
         """
         cells = [["" if cell is None else f"{cell}" for cell in row] for row in rows]
         right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
@@ -248,6 +248,16 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // smaller_size} {smaller}"
     return f"{whole} s"
+
+
+def figure(value: float | None) -> str:
+    """A score in a table: 0.8765, or - where there is none."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def percent(share: float | None) -> str:
+    """A share in a table of percentages: 87.7, or - where there is none."""
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def jsonable(value: Any) -> Any:

@@ -7,6 +7,7 @@ too (eval_tasks.py); `score`, `check` and `ensemble` need no model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from bertkit.cli.commands import CommandGroup
 
@@ -58,7 +59,7 @@ ALIASES = {"sts": "stsb"}
 class Suites(CommandGroup):
     """Evaluate a model; each suite has options of its own: `bertkit eval SUITE --help`."""
 
-    table = {**SUITES, **WITHOUT_MODEL, **dict.fromkeys(TASK_TITLES, "")}
+    table: ClassVar = {**SUITES, **WITHOUT_MODEL, **dict.fromkeys(TASK_TITLES, "")}
     noun = "suite"
     path = "bertkit eval"
 

@@ -65,13 +65,13 @@ def _print_blimp(results: dict[str, Any]) -> None:
     columns = ("accuracy", "accuracy_per_token", "accuracy_per_word")
     if results["paradigms"] <= MOST_ROWS:
         kind = "paradigm"
-        rows = [(task, *(_percent(row[name]["mean"]) for name in columns)) for task, row in results["tasks"].items()]
+        rows = [(task, *(_share(row[name]["mean"]) for name in columns)) for task, row in results["tasks"].items()]
     else:
         kind = "phenomenon"
         groups = results["by_linguistics_term"].items()
-        rows = [(f"{term} ({row['paradigms']})", *(_percent(row[name]) for name in columns)) for term, row in groups]
-    rows.append(("mean of paradigms", *(_percent(results["averages"][name]) for name in columns)))
-    rows.append(("constant logits", *(_percent(results["constant_logits"][name]) for name in columns)))
+        rows = [(f"{term} ({row['paradigms']})", *(_share(row[name]) for name in columns)) for term, row in groups]
+    rows.append(("mean of paradigms", *(_share(results["averages"][name]) for name in columns)))
+    rows.append(("constant logits", *(_share(results["constant_logits"][name]) for name in columns)))
     console.table(
         (kind, "sum", "per token", "per word"), rows, title=f"{results['model']}: {results['protocol']['set']}"
     )
@@ -91,10 +91,10 @@ def _print_mlm(results: dict[str, Any]) -> None:
     rows = []
     for name, figure in results["tasks"]["mlm"].items():
         value = figure["mean"]
-        rows.append((name, _percent(value) if name.endswith("accuracy") else "-" if value is None else f"{value:.4g}"))
+        rows.append((name, _share(value) if name.endswith("accuracy") else "-" if value is None else f"{value:.4g}"))
     console.table((results["model"], ""), rows)
     console.info(f"{results['protocol']['windows']}; {results['protocol']['accuracy']}")
 
 
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
+def _share(value: float) -> str:
+    return f"{value:.1%}"

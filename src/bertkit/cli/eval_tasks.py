@@ -6,14 +6,15 @@ Nothing here follows a paper. Sibling eval_suites.py has the suites that need no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.console import console
+from bertkit.cli.console import console, percent
 from bertkit.cli.options import (
+    DataDir,
     MaxMinutes,
     MaxSteps,
     Measuring,
@@ -30,50 +31,39 @@ if TYPE_CHECKING:
     from bertkit.evaluation.plan import TaskEvaluation
     from bertkit.tasks.catalogue import TaskSpec
 
-DataDir = Annotated[
-    Path | None,
-    option(
-        "--data-dir",
-        metavar="DIR",
-        help="Folder of the official files, such as DIR/RTE/dev.tsv (default: the Hub's copies).",
-    ),
-]
-Seeds = Annotated[
-    str, typer.Option("--seeds", metavar="0-4", help="A fine-tuning run for each of these seeds: 0-4, or 1,7,9.")
-]
-Head = Annotated[
-    Literal["auto", "own", "new"],
-    typer.Option(
-        "--head",
-        help="Of a model that has a head: auto evaluates it as it is where it is the task's, by its run or by the names"
-        " of its labels; own always; new fine-tunes with a new one.",
-    ),
-]
-Published = Annotated[
-    str | None,
-    option(
-        "--published",
-        metavar="NAME",
-        help="Whose published figures stand beside: bert-base, roberta-large, ... or none (default: by the model's"
-        " family and size).",
-    ),
-]
-
 
 @dataclass(frozen=True)
-class Judging(Measuring):
+class TaskEvaluating(Measuring):
     """Of every suite that may fine-tune first."""
 
-    head: Head = "auto"
-    published: Published = None
+    model: Model = None
+    data_dir: DataDir = None
+    seeds: Annotated[
+        str, typer.Option("--seeds", metavar="0-4", help="A fine-tuning run for each of these seeds: 0-4, or 1,7,9.")
+    ] = "0"
+    head: Annotated[
+        Literal["auto", "own", "new"],
+        typer.Option(
+            "--head",
+            help="own: evaluate the model's own head; new: fine-tune a new one; auto: the model's own where it is one of"
+            " the task, by its run or by the names of its labels.",
+        ),
+    ] = "auto"
+    published: Annotated[
+        str | None,
+        option(
+            "--published",
+            metavar="NAME",
+            help="Published figures to show beside: bert-base, roberta-large, ... or none (default: by the model's"
+            " family and size).",
+        ),
+    ] = None
     settings: SetOption = None
     max_steps: MaxSteps = None
     max_minutes: MaxMinutes = None
 
-    def evaluation(
-        self, suite: str, tasks: tuple[TaskSpec, ...], model: str | None, data_dir: Path | None, seeds: str
-    ) -> TaskEvaluation:
-        """What a suite of tasks is told, from these options and its own."""
+    def evaluation(self, suite: str, tasks: tuple[TaskSpec, ...]) -> TaskEvaluation:
+        """The arguments of an evaluation on tasks."""
         from bertkit.evaluation.plan import TaskEvaluation
         from bertkit.recipe.resolve import overrides_of
 
@@ -81,9 +71,9 @@ class Judging(Measuring):
         return TaskEvaluation(
             suite=suite,
             tasks=tasks,
-            request=eval_request(model, self),
-            data_dir=data_dir,
-            seeds=tuple(seed_numbers(seeds)),
+            request=eval_request(self.model, self),
+            data_dir=None if self.data_dir is None else Path(self.data_dir),
+            seeds=tuple(seed_numbers(self.seeds)),
             overrides=(*overrides_of(steps), *set_overrides(self.settings)),
             head=self.head,
             published=self.published,
@@ -92,48 +82,36 @@ class Judging(Measuring):
 
 
 def glue(
-    model: Model = None,
-    data_dir: DataDir = None,
-    seeds: Seeds = "0",
     tasks: Annotated[
         str | None, option("--tasks", metavar="T,T", help="These only, e.g. rte,mrpc (default: nine).")
     ] = None,
     *,
-    common: Judging,
+    common: TaskEvaluating,
 ) -> None:
-    """GLUE: fine-tunes what has no head yet, measures, packs a submission: `bertkit eval glue --model M --data-dir D`
+    """GLUE: fine-tune where there is no head, evaluate, pack a submission: `bertkit eval glue --model M --data-dir D`
 
     Tasks without data are left out, unless --tasks names them. What is finished is not repeated; a stopped evaluation
-    goes on where it stood.
+    continues where it stopped.
     """
-    from dataclasses import replace
-
     from bertkit.evaluation.glue import SUITE, evaluate_glue, glue_tasks
 
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
-    wanted = common.evaluation(SUITE, glue_tasks(names), model, data_dir, seeds)
-    evaluated = evaluate_glue(replace(wanted, may_lack=names is None), progress=console.progress)
-    _tell(evaluated)
-    _tell_glue(evaluated.results, evaluated.run.path)
+    evaluation = common.evaluation(SUITE, glue_tasks(names))
+    evaluated = evaluate_glue(replace(evaluation, may_lack=names is None), progress=console.progress)
+    _print(evaluated)
+    _print_submission(evaluated.results, evaluated.run.path)
     _finish(evaluated, common)
 
 
 def task_command(name: str, title: str) -> Callable[..., None]:
     """The command of one published task."""
 
-    def command(
-        model: Model = None,
-        data_dir: DataDir = None,
-        seeds: Seeds = "0",
-        *,
-        common: Judging,
-    ) -> None:
+    def command(*, common: TaskEvaluating) -> None:
         from bertkit.evaluation.tasks import evaluate_tasks
         from bertkit.tasks.catalogue import find_task
 
-        wanted = common.evaluation(name, (find_task(name),), model, data_dir, seeds)
-        evaluated = evaluate_tasks(wanted, progress=console.progress)
-        _tell(evaluated)
+        evaluated = evaluate_tasks(common.evaluation(name, (find_task(name),)), progress=console.progress)
+        _print(evaluated)
         _finish(evaluated, common)
 
     command.__doc__ = f"{title}.\n\nFine-tunes first where the model has no head for the task."
@@ -141,7 +119,7 @@ def task_command(name: str, title: str) -> Callable[..., None]:
 
 
 def eval_request(model: str | None, common: Measuring) -> EvalRequest:
-    """What every suite is told, from the options that all of them have."""
+    """The arguments that all suites have."""
     from bertkit.evaluation.arguments import EvalRequest
 
     return EvalRequest(model=model_or_default(model), **common.request_fields())
@@ -158,21 +136,21 @@ def _finish(evaluated: Evaluated, common: Measuring) -> None:
     common.finish(evaluated.run, document)
 
 
-def _tell(evaluated: Evaluated) -> None:
-    """The table for people: our figures, and the published ones beside them."""
+def _print(evaluated: Evaluated) -> None:
+    """The table: our figures, and the published ones beside them."""
     results = evaluated.results
     rows_beside = results["published"]
     rows: list[tuple[object, ...]] = []
     for task, metrics in results["tasks"].items():
         for metric, figure in metrics.items():
-            beside = [_percent(row["figures"].get(task, {}).get(metric)) for row in rows_beside]
+            beside = [percent(row["figures"].get(task, {}).get(metric)) for row in rows_beside]
             name, _, split = metric.partition("/")
-            ours = (_percent(figure["mean"]), _percent(figure["std"]), f"{figure['n']}")
+            ours = (percent(figure["mean"]), percent(figure["std"]), f"{figure['n']}")
             rows.append((task, name, split or results["measured_on"][task], *ours, *beside))
     for name, average in results.get("averages", {}).items():
-        averages = [_percent(_beside(name, average, row)) for row in rows_beside]
+        averages = [percent(_beside(name, average, row)) for row in rows_beside]
         label = f"{len(average['over'])} of {len(average['over']) + len(average['lacking'])} columns"
-        rows.append((f"average ({name})", label, "", _percent(average["value"]), "", "", *averages))
+        rows.append((f"average ({name})", label, "", percent(average["value"]), "", "", *averages))
     heads = [f"{row['title']}, {row['split']}" for row in rows_beside]
     columns = ("task", "metric", "split", "mean %", "std", "seeds", *heads)
     console.table(columns, rows, title=f"{results['suite']}: {results['model']}")
@@ -181,11 +159,11 @@ def _tell(evaluated: Evaluated) -> None:
     for task, runs in results["runs"].items():
         for run in runs:
             if run["degenerate"]:
-                console.warn(f"{task}, seed {run['seed']}: degenerate: {run['degenerate']}")
+                console.warn(f"{task}, seed {run['seed']}: the model has learnt nothing: {run['degenerate']}")
 
 
 def _beside(name: str, average: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:
-    """A published row's average: over the same columns as ours, or as it is printed where ours has them all."""
+    """A published row's average: over the same columns as ours, or as printed where ours has all of them."""
     from bertkit.evaluation.glue import AVERAGES, average_of
 
     if not average["lacking"]:
@@ -196,7 +174,7 @@ def _beside(name: str, average: Mapping[str, Any], row: Mapping[str, Any]) -> fl
     return value if len(found["over"]) == len(average["over"]) else None
 
 
-def _tell_glue(results: Mapping[str, Any], run: Path) -> None:
+def _print_submission(results: Mapping[str, Any], run: Path) -> None:
     from bertkit.evaluation.glue import NOT_PREDICTED
 
     for name, average in results["averages"].items():
@@ -210,12 +188,8 @@ def _tell_glue(results: Mapping[str, Any], run: Path) -> None:
         if reason != NOT_PREDICTED:
             console.warn(f"{name}.tsv is not in the submission: {reason}")
     if submission["zip"] is None:
-        console.warn("no submission: no test split is predicted whole")
+        console.warn("no submission: no test split is predicted in full")
         return
     if submission["missing"]:
-        console.warn(f"the submission lacks files, which the server wants: {', '.join(submission['missing'])}")
+        console.warn(f"the submission lacks files that the server requires: {', '.join(submission['missing'])}")
     console.info(f"submission of {len(submission['files'])} files: {run / submission['zip']}")
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"

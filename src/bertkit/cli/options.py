@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import os
+import re
 import sys
-import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union, get_args, get_origin
 
 import typer
@@ -47,6 +49,10 @@ DEFAULT_MODEL = "google-bert/bert-base-uncased"
 
 COMMON_PANEL = "Options of every command"
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+_BOUNDS = ("ge", "gt", "le", "lt")
+
+_Gather = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Makes the arguments of a command of the values of its options."""
 
 
 # Options generated from settings classes
@@ -87,7 +93,7 @@ def spelled(
 
 @dataclass(frozen=True)
 class FromField:
-    """One option whose type, range and help are those of a field of a settings class; None where it is not given.
+    """One option that is generated from a field of a settings class; None where it is not given.
 
     Attributes:
         schema: the class that has the field, as `module:Class`; imported when the option is made.
@@ -98,181 +104,186 @@ class FromField:
 
     schema: str
     key: str
-    spelling: str | None = None
+    spelling: str = ""
     panel: str | None = None
 
-    def parameter(self, name: str) -> inspect.Parameter:
-        """The option as typer reads it."""
-        module, _, kind = self.schema.partition(":")
+    def generated(self) -> _GeneratedOption:
+        """The option."""
+        module, _, name = self.schema.partition(":")
         leaf = self.key.rpartition(".")[2]
-        info = getattr(import_module(module), kind).model_fields[leaf]
-        return _SettingOption.of((leaf,), info, self.spelling, self.panel, may_lack=True).parameter(name)
+        info = getattr(import_module(module), name).model_fields[leaf]
+        return _GeneratedOption((leaf,), info, self.spelling, self.panel, has_default=False)
 
 
 @dataclass(frozen=True)
-class _SettingOption:
-    """The option of one field of a settings class."""
+class _GeneratedOption:
+    """The option of a field of a settings class.
+
+    Attributes:
+        path: the field's name, behind those of the settings that it is nested in.
+        info: the field.
+        spelling: `--option METAVAR`; empty for the field's name.
+        panel: heading on the help page.
+        has_default: whether the field's default is the option's; else it is None, and no option is required.
+    """
 
     path: tuple[str, ...]
-    flag: str
-    metavar: str
     info: FieldInfo
-    kind: Any
-    is_list: bool
-    bounds: Mapping[str, Any]
+    spelling: str
     panel: str | None
-    may_lack: bool
+    has_default: bool = True
 
-    @classmethod
-    def of(
-        cls, path: tuple[str, ...], info: FieldInfo, spelling: str | None, panel: str | None, *, may_lack: bool
-    ) -> _SettingOption:
-        """The option of a field.
+    @property
+    def flag(self) -> str:
+        """`--max-epochs`, as the user writes it."""
+        return self.spelling.partition(" ")[0] or f"--{self.path[-1].replace('_', '-')}"
 
-        Args:
-            path: the field's name, behind those of the settings that it is nested in.
-            info: the field.
-            spelling: `--option METAVAR`, else the field's name.
-            panel: heading on the help page.
-            may_lack: whether it is never required and shows no default.
-        """
-        flag, _, metavar = (spelling or f"--{path[-1].replace('_', '-')}").partition(" ")
-        kind, metadata = _unwrapped(info.annotation, info.metadata)
-        is_list = get_origin(kind) in (list, tuple)
-        if is_list:
-            kind, metadata = _unwrapped(get_args(kind)[0], [])
-        bounds = {name: getattr(each, name) for each in metadata for name in ("ge", "gt", "le") if hasattr(each, name)}
-        if get_origin(kind) is Literal and not all(isinstance(choice, str) for choice in get_args(kind)):
-            kind = Union[int, str]  # noqa: UP007  # read as YAML, such as `auto` beside numbers
-        return cls(path, flag, metavar, info, kind, is_list, bounds, panel, may_lack)
+    @property
+    def metavar(self) -> str:
+        """What stands for the value on the help page; empty for that of its type."""
+        return self.spelling.partition(" ")[2]
+
+    @property
+    def default(self) -> Any:
+        """The value where the option is not given."""
+        if not self.has_default:
+            return None
+        if self.info.is_required():
+            return inspect.Parameter.empty
+        value = self.info.get_default(call_default_factory=True)
+        if isinstance(value, list | tuple):
+            return ",".join(map(str, value)) if value and self.in_one_value else None
+        return value
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(_plain_type(self.info.annotation, [])[0]) in (list, tuple)
 
     @property
     def in_one_value(self) -> bool:
-        """Whether the items of a list are parted by commas in one value."""
+        """Whether commas separate the items of a list in one value."""
         return self.is_list and "," in self.metavar
-
-    @property
-    def is_yaml(self) -> bool:
-        """Whether its value is of several types, and read as YAML."""
-        return _is_union(self.kind)
 
     def parameter(self, name: str) -> inspect.Parameter:
         """The option as typer reads it."""
-        kind: Any = str if self.in_one_value or self.is_yaml else self.kind
-        several = self.is_list and not self.in_one_value
-        default = None if self.may_lack else self.info.get_default(call_default_factory=True)
-        if self.info.is_required() and not self.may_lack:
-            default = inspect.Parameter.empty
-        elif self.is_list:
-            default = ",".join(map(str, default)) if default and self.in_one_value else None
-        low = self.bounds.get("ge", self.bounds.get("gt", -1) + 1 if kind is int and "gt" in self.bounds else None)
-        ranged = kind in (int, float)
+        kind, constraints = self._item()
+        bounds = {name: getattr(each, name) for each in constraints for name in _BOUNDS if hasattr(each, name)}
+        if kind is int:
+            bounds |= {"ge": bounds["gt"] + 1} if "gt" in bounds else {}
+            bounds |= {"le": bounds["lt"] - 1} if "lt" in bounds else {}
+        if self.in_one_value or kind not in (int, float):
+            bounds = {}
+        default, repeats = self.default, self.is_list and not self.in_one_value
+        is_shown = default is not None and default is not inspect.Parameter.empty and default not in ("", False)
         option = typer.Option(
             self.flag,
-            help=(self.info.description or "") + (" Repeatable." if several else ""),
+            help=_escaped(f"{self.info.description or ''}{' Repeatable.' if repeats else ''}"),
             metavar="" if kind is bool else self.metavar or _METAVARS.get(kind),
-            min=low if ranged else None,
-            max=self.bounds.get("le") if ranged else None,
-            show_default=not (default is None or default is False or default in ("", inspect.Parameter.empty)),
+            min=bounds.get("ge"),
+            max=bounds.get("le"),
+            show_default=is_shown or (default == 0 and default is not False),
             rich_help_panel=self.panel,
         )
-        if several:
-            kind = list[kind]
-        if default is None:
-            kind = kind | None
+        typed: Any = str if self.in_one_value or _is_union(kind) else kind
+        typed = list[typed] if repeats else typed
+        typed = typed | None if default is None else typed
         return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[typed, option]
         )
 
     def value(self, given: Any) -> Any:
         """What was given, as plain data of the field's type."""
         from bertkit.recipe.tree import plain_scalar
 
+        kind, _ = self._item()
+        if given is None:
+            return None
         if self.in_one_value:
             parts = [part.strip() for part in given.split(",")]
-            return [part if self.kind is str else plain_scalar(part) for part in parts]
-        if self.is_yaml:
+            return parts if kind is str else [plain_scalar(part) for part in parts]
+        if _is_union(kind):
             return plain_scalar(given)
         return str(given) if isinstance(given, Path) else given
 
+    def _item(self) -> tuple[Any, list[Any]]:
+        """The type of a value, or of each of several, and the constraints on it; `int | str` where it is YAML."""
+        kind, constraints = _plain_type(self.info.annotation, self.info.metadata)
+        if self.is_list:
+            kind, constraints = _plain_type(get_args(kind)[0], [])
+        if get_origin(kind) is Literal and not all(isinstance(choice, str) for choice in get_args(kind)):
+            kind = int | str
+        return kind, constraints
+
+
+def _escaped(text: str) -> str:
+    """Help without what rich would take for markup, such as `[start, end]`."""
+    return re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
+
 
 def _is_union(annotation: Any) -> bool:
-    return get_origin(annotation) in (Union, types.UnionType)
+    return get_origin(annotation) in (Union, UnionType)
 
 
-def _unwrapped(annotation: Any, metadata: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """A type without `None` and `Annotated`, and the constraints on its values."""
-    constraints = list(metadata)
+def _plain_type(annotation: Any, constraints: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A type without `| None` and `Annotated`, and the constraints on its values."""
+    found = list(constraints)
     if get_origin(annotation) is Annotated:
         annotation, *extra = get_args(annotation)
-        constraints += [each for one in extra for each in getattr(one, "metadata", [one])]
+        found += [each for one in extra for each in getattr(one, "metadata", [one])]
     if _is_union(annotation):
-        rest = [each for each in get_args(annotation) if each is not type(None)]
-        annotation = rest[0] if len(rest) == 1 else Union[tuple(rest)]  # noqa: UP007  # of a tuple that is computed
+        rest = [each for each in get_args(annotation) if each is not NoneType]
         if len(rest) == 1:
-            return _unwrapped(annotation, constraints)
-    return annotation, constraints
+            return _plain_type(rest[0], found)
+    return annotation, found
 
 
-@dataclass(frozen=True)
-class _SettingsOptions:
-    """The options of a settings class, and the instance that they make."""
-
-    schema: type[Settings]
-    options: Mapping[str, _SettingOption]
-    may_lack: bool
-
-    @classmethod
-    def of(cls, name: str, schema: type[Settings], spelling: Spelling, *, may_lack: bool) -> _SettingsOptions:
-        """The options of the parameter `name`; none of them is required where the settings `may_lack` as a whole."""
-        found = {
-            f"{name}__{'__'.join(path)}": _SettingOption.of(
-                path, info, spelling.options.get(path[-1]), spelling.panel, may_lack=may_lack
-            )
-            for path, info in _leaves(schema, spelling.without)
-        }
-        return cls(schema, found, may_lack)
-
-    def instance(self, given: Mapping[str, Any]) -> Settings | None:
-        """The settings that were given; None where they may lack and none was.
-
-        Raises:
-            UsageError: a value is out of range or some are missing.
-        """
-        from bertkit.recipe.errors import validate
-        from bertkit.recipe.tree import Located
-
-        chosen = [(option, given[name]) for name, option in self.options.items() if given[name] not in (None, [])]
-        if self.may_lack:
-            if not chosen:
-                return None
-            flags = [option.flag for option, _ in chosen]
-            required = [option.flag for option in self.options.values() if option.info.is_required()]
-            missing = [flag for flag in required if flag not in flags]
-            if missing:
-                raise UsageError(f"{', '.join(flags)}: {' and '.join(missing)} must be given too")
-        tree: dict[str, Any] = {}
-        for option, value in chosen:
-            inner = tree
-            for part in option.path[:-1]:
-                inner = inner.setdefault(part, {})
-            inner[option.path[-1]] = Located.of(option.value(value), option.flag)
-        return validate(Located.of(tree, "the options"), self.schema, what="the command line", with_keys=False)
-
-
-def _leaves(schema: type[Settings], without: Collection[str]) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """The fields of a class; those of settings nested in it in their place."""
-    from bertkit.settings import Settings
-
+def _generated_options(
+    schema: type[Settings], spelling: Spelling, outer: tuple[str, ...] = ()
+) -> Iterator[_GeneratedOption]:
+    """The options of a settings class; those of settings nested in it in their place."""
     for name, info in schema.model_fields.items():
-        if name in without:
+        if name in spelling.without:
             continue
-        kind, _ = _unwrapped(info.annotation, [])
-        if isinstance(kind, type) and issubclass(kind, Settings):
-            for path, leaf in _leaves(kind, without):
-                yield (name, *path), leaf
+        kind, _ = _plain_type(info.annotation, [])
+        if _is_settings(kind):
+            yield from _generated_options(kind, spelling, (*outer, name))
         else:
-            yield (name,), info
+            yield _GeneratedOption((*outer, name), info, spelling.options.get(name, ""), spelling.panel)
+
+
+def _settings(schema: type[Settings], options: Mapping[str, _GeneratedOption], given: Mapping[str, Any]) -> Settings:
+    """The settings that were given; what has its default's value counts as not given.
+
+    Raises:
+        UsageError: a value is not valid.
+    """
+    from bertkit.recipe.errors import validate
+    from bertkit.recipe.tree import Located
+
+    tree: dict[str, Any] = {}
+    for name, option in options.items():
+        if given[name] in (None, []) or given[name] == option.default:
+            continue
+        inner = tree
+        for part in option.path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[option.path[-1]] = Located.of(option.value(given[name]), option.flag)
+    return validate(Located.of(tree, "the options"), schema, what="the command line", with_keys=False)
+
+
+# Commands as typer reads them
+
+
+def typer_signature(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with a parameter for each option, all given by name."""
+    parameters, gather = _spread(inspect.signature(command, eval_str=True).parameters.values())
+
+    @functools.wraps(command)
+    def of_single_options(**given: Any) -> None:
+        command(**gather(given))
+
+    of_single_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    return of_single_options
 
 
 def old_spellings(command: Callable[..., None]) -> dict[str, str]:
@@ -282,50 +293,35 @@ def old_spellings(command: Callable[..., None]) -> dict[str, str]:
     return {old: new for spelling in spellings for old, new in spelling.old.items()}
 
 
-def typer_signature(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer reads it: a parameter for each option, all given by name."""
-    gatherers: dict[str, Callable[[dict[str, Any]], Any]] = {}
-    parameters = list(_spread(inspect.signature(command, eval_str=True).parameters.values(), gatherers))
-
-    @functools.wraps(command)
-    def of_single_options(**given: Any) -> None:
-        gathered = {name: gather(given) for name, gather in gatherers.items()}
-        command(**gathered)
-
-    of_single_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    return of_single_options
-
-
-def _spread(
-    declared: Collection[inspect.Parameter], gatherers: dict[str, Callable[[dict[str, Any]], Any]]
-) -> Iterator[inspect.Parameter]:
-    """The options of each parameter; `gatherers` gets the function that makes its value of all that was given."""
+def _spread(declared: Iterable[inspect.Parameter]) -> tuple[list[inspect.Parameter], _Gather]:
+    """A parameter for each option of these, and the function that makes their values of the options' values."""
+    parameters: list[inspect.Parameter] = []
+    makers: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
     for parameter in declared:
-        name, kind, metadata, may_lack = _declaration(parameter)
+        name, kind, *metadata = parameter.name, *_parts(parameter.annotation)
+        field = next((each for each in metadata if isinstance(each, FromField)), None)
         if isinstance(kind, type) and issubclass(kind, Options):
-            inner: dict[str, Callable[[dict[str, Any]], Any]] = {}
-            yield from _spread(_parameters_of(kind), inner)
-            gatherers[name] = functools.partial(_gathered, kind, inner)
-            continue
-        gatherers[name] = functools.partial(_single, name)
-        if _is_settings(kind):
+            inner, gather = _spread(_fields_of(kind))
+            parameters += inner
+            makers[name] = functools.partial(_made, kind, gather)
+        elif _is_settings(kind):
             spelling = next((each for each in metadata if isinstance(each, Spelling)), Spelling())
-            generated = _SettingsOptions.of(name, kind, spelling, may_lack=may_lack)
-            gatherers[name] = generated.instance
-            yield from (option.parameter(key) for key, option in generated.options.items())
-        elif from_field := next((each for each in metadata if isinstance(each, FromField)), None):
-            yield from_field.parameter(name)
+            options = {f"{name}__{'__'.join(each.path)}": each for each in _generated_options(kind, spelling)}
+            parameters += [option.parameter(key) for key, option in options.items()]
+            makers[name] = functools.partial(_settings, kind, options)
+        elif field is not None:
+            option = field.generated()
+            parameters.append(option.parameter(name))
+            makers[name] = functools.partial(_value, option.value, name)
         else:
-            yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            makers[name] = operator.itemgetter(name)
+    return parameters, lambda given: {name: make(given) for name, make in makers.items()}
 
 
-def _declaration(parameter: inspect.Parameter) -> tuple[str, Any, Sequence[Any], bool]:
-    """A parameter's name, its type, what `Annotated` says besides, and whether the type may be None."""
-    kind, metadata = parameter.annotation, ()
-    if get_origin(kind) is Annotated:
-        kind, *metadata = get_args(kind)
-    may_lack = _is_union(kind) and type(None) in get_args(kind)
-    return parameter.name, _unwrapped(kind, [])[0], metadata, may_lack
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    """A type and what `Annotated` says besides."""
+    return get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
 
 
 def _is_settings(kind: Any) -> bool:
@@ -336,28 +332,21 @@ def _is_settings(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Settings)
 
 
-def _single(name: str, given: Mapping[str, Any]) -> Any:
-    return given[name]
+def _made(kind: type[Options], gather: _Gather, given: Mapping[str, Any]) -> Options:
+    return kind(**gather(given))
 
 
-def _gathered(
-    kind: type[Options], inner: Mapping[str, Callable[[dict[str, Any]], Any]], given: dict[str, Any]
-) -> Options:
-    return kind(**{name: gather(given) for name, gather in inner.items()})
+def _value(convert: Callable[[Any], Any], name: str, given: Mapping[str, Any]) -> Any:
+    return convert(given[name])
 
 
-def _parameters_of(kind: type[Options]) -> list[inspect.Parameter]:
+def _fields_of(kind: type[Options]) -> list[inspect.Parameter]:
     """The fields of a class of options as parameters, its own before those of the class that it extends."""
-    hints = {
-        name: hint
-        for layer in reversed(kind.__mro__)
-        for name, hint in inspect.get_annotations(layer, eval_str=True).items()
-    }
     defaults = {each.name: each.default for each in fields(kind)}
-    names = [name for layer in kind.__mro__ for name in inspect.get_annotations(layer)]
     return [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hints[name])
-        for name in dict.fromkeys(names)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+        for layer in kind.__mro__
+        for name, annotation in inspect.get_annotations(layer, eval_str=True).items()
     ]
 
 
@@ -396,7 +385,7 @@ def seed_numbers(text: str | None) -> list[int]:
 
 def option(*names: str, help: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
     """An option whose help says what its default is, or that has none."""
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False, **more)
+    return typer.Option(*names, help=_escaped(help), metavar=metavar, rich_help_panel=panel, show_default=False, **more)
 
 
 def _common(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
@@ -466,6 +455,7 @@ RunDir = Annotated[
 ]
 Seed = Annotated[int | None, FromField("bertkit.recipe.base:RecipeBase", "seed", panel=COMMON_PANEL)]
 _ENGINE = "bertkit.training.engine_config:EngineConfig"
+DataDir = Annotated[str | None, FromField("bertkit.finetuning.inputs:FinetuneData", "data.directory", "--data-dir DIR")]
 Device = Annotated[Literal["auto", "cpu", "cuda"] | None, FromField(_ENGINE, "engine.device", panel=COMMON_PANEL)]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16"] | None, FromField(_ENGINE, "engine.precision", panel=COMMON_PANEL)
@@ -655,17 +645,21 @@ class Probing(Measuring):
         self.finish(probed.run, probed.document)
 
 
+def given_flags(options: Options) -> list[str]:
+    """The options that were given, as the user writes them."""
+    return [f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value]
+
+
 def recipe_overrides(given: Options) -> list[Override]:
     """The overrides of the recipe that options of `FromField` make; none of those that are not given."""
     from bertkit.recipe.resolve import Override
 
-    found = []
-    for parameter in _parameters_of(type(given)):
-        value = getattr(given, parameter.name)
-        for each in get_args(parameter.annotation)[1:]:
-            if isinstance(each, FromField) and value is not None:
-                found.append(Override(each.key, value, f"--{parameter.name.replace('_', '-')}"))
-    return found
+    return [
+        Override(each.key, value, each.generated().flag)
+        for parameter in _fields_of(type(given))
+        for each in _parts(parameter.annotation)
+        if isinstance(each, FromField) and (value := getattr(given, parameter.name)) is not None
+    ]
 
 
 def set_overrides(texts: Sequence[str] | None) -> list[Override]:

@@ -11,20 +11,18 @@ from typing import Annotated, Any
 from bertkit.cli.console import console
 from bertkit.cli.options import Data, RecipeName, Resume, Training, cache_root, keep_log, option, runs_root
 
-Init = Annotated[
-    str | None, option("--init", metavar="MODEL", help="Start from a model: a Hub id, a model or a run directory.")
-]
-
 
 def pretrain(
     recipe: RecipeName = "",
     data: Data = None,
     resume: Resume = None,
-    init: Init = None,
+    init: Annotated[
+        str | None, option("--init", metavar="MODEL", help="Start from a model: a Hub id, a model or a run directory.")
+    ] = None,
     *,
     common: Training,
 ) -> None:
-    """Pretrain a model: tokenizer, shards, training and a Hugging Face directory in one go.
+    """Pretrain a model: tokenizer, shards, training and a Hugging Face directory in one command.
 
     Examples: `bertkit pretrain quickstart`, `bertkit pretrain bert-tiny --data my.txt`, `bertkit pretrain --resume`.
     """
@@ -55,7 +53,7 @@ def pretrain(
 
 
 def print_held_out(results: dict[str, Any]) -> None:
-    """The figures for people."""
+    """The metrics on held-out text, and texts whose masks the model fills in."""
     held_out = results["held_out"]
     rows = [(name, f"{value:.4g}") for name, value in held_out.items() if not name.startswith("accuracy/")]
     for name, value in held_out.items():
@@ -63,7 +61,7 @@ def print_held_out(results: dict[str, Any]) -> None:
             rows.append((name, f"{value:.1%}"))
     if "accuracy/unigram" in held_out:
         baseline = held_out["accuracy/unigram"]
-        # Where rare words are masked, the commonest one may never be right.
+        # Where rare words are masked, predicting the commonest word may never be right.
         times = f" (masked_lm is at {held_out['accuracy/masked_lm'] / baseline:.1f}x)" if baseline else ""
         rows.append(("unigram baseline", f"{baseline:.1%}{times}"))
     for name, value in results.get("teacher", {}).get("held_out", {}).items():

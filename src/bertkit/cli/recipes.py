@@ -5,6 +5,8 @@ Nothing here follows a paper. Sibling runs.py looks at what was run; this looks 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Output, RecipeName, SetOption, set_overrides
@@ -13,7 +15,7 @@ from bertkit.cli.options import Output, RecipeName, SetOption, set_overrides
 class Recipes(CommandGroup):
     """List the shipped recipes, or show one in full."""
 
-    table = {"list": "bertkit.cli.recipes:list_recipes", "show": "bertkit.cli.recipes:show_recipe"}
+    table: ClassVar = {"list": "bertkit.cli.recipes:list_recipes", "show": "bertkit.cli.recipes:show_recipe"}
     path = "bertkit recipes"
 
 

@@ -5,12 +5,12 @@ Nothing here follows a paper. Sibling recipes.py shows what can be run; this sho
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from bertkit.cli.commands import CommandGroup
-from bertkit.cli.console import console, result
+from bertkit.cli.console import console, figure, result
 from bertkit.cli.options import Common, Output, RunName, option, runs_root
 from bertkit.errors import DataError
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from bertkit.run.directory import RunDirectory
 
 SHOWN_RESULTS = 3
-"""How many figures of a run's results fit in its line of `runs list`."""
+"""How many numbers of a run's results fit in its line of `runs list`."""
 
 
 class Runs(CommandGroup):
     """List the runs, show one, compare two, or verify that a run's files are what it wrote."""
 
-    table = {
+    table: ClassVar = {
         "list": "bertkit.cli.runs:list_runs",
         "show": "bertkit.cli.runs:show_run",
         "diff": "bertkit.cli.runs:diff",
@@ -44,13 +44,13 @@ def list_runs(*, common: Output) -> None:
     width = max((len(row["id"]) for row in rows), default=0)
     for row in rows:
         started = row["started"][:16].replace("T", " ")
-        figures = _figures(row["result"])
+        figures = _numbers(row["result"])
         result(f"{row['id']:{width}}  {row['status']:7}  {row['steps']:>9,}  {started}  {figures}".rstrip())
     console.info(f"{len(rows)} runs in {runs_root()}; `bertkit runs show RUN` shows one")
 
 
 def show_run(run: RunName, *, common: Output) -> None:
-    """Show a run: what it was asked, how far it got, its newest figures, results and checkpoints."""
+    """Show a run: its command, status, newest metrics, results and checkpoints."""
     from bertkit.run.find import find_run
 
     found = find_run(run, runs_root())
@@ -77,8 +77,10 @@ def diff(
     metric: Annotated[
         str | None, option("--metric", metavar="NAME", help="In place of the task's primary metric.")
     ] = None,
-    resamples: Annotated[int, typer.Option("--resamples", metavar="N", min=1, help="Of the bootstrap.")] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the bootstrap.")] = 0,
+    resamples: Annotated[
+        int, typer.Option("--resamples", metavar="N", min=1, help="Resamples of the bootstrap.")
+    ] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the bootstrap.")] = 0,
     *,
     common: Common,
 ) -> None:
@@ -97,7 +99,7 @@ def diff(
         if each["recipe"]:
             differing = [(one["key"], one["a"], one["b"]) for one in each["recipe"]]
             console.table((f"{each['task']}: recipe", first.id, second.id), differing)
-        rows = [(name, *(_figure(pair[key]) for key in "ab")) for name, pair in each["scores"].items()]
+        rows = [(name, *(figure(pair[key]) for key in "ab")) for name, pair in each["scores"].items()]
         console.table((f"{each['task']} {each['split']}", first.id, second.id), rows)
         counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in each["agreement"].items())
         console.info(f"{each['examples']:,} examples: {counts}")
@@ -124,10 +126,6 @@ def verify(run: RunName, *, common: Output) -> None:
     report.raise_for_faults()
     if not common.as_json:
         result(report.path)
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:
@@ -199,7 +197,7 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, object]]:
     return [(prefix, value)] if value is not None else []
 
 
-def _figures(results: dict[str, Any] | None) -> str:
-    """The first few numbers of a run's results, for one line."""
+def _numbers(results: dict[str, Any] | None) -> str:
+    """The first numbers of a run's results, for one line."""
     numbers = [(k, v) for k, v in _flat("", results or {}) if isinstance(v, int | float) and not isinstance(v, bool)]
     return "  ".join(f"{name} {value:.4g}" for name, value in numbers[:SHOWN_RESULTS])

@@ -19,11 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from bertkit.errors import DataError
 from bertkit.evaluation.arguments import EvalRequest, Evaluated, measured_once

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError

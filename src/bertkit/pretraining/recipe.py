@@ -21,7 +21,6 @@ from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import DEFAULT_KIND, Override, load_as
 from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.recipe.tree import Located
-from bertkit.settings import Settings
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.training.config import EngineConfig, OptimisationConfig
 

@@ -1,7 +1,7 @@
 """A probe as a run: its models and data, and the run directory that its report is written to.
 
-Own design (contract: `probe`, the run directory). A kind's run.py reads its data, then calls `run_probe` with a function
-that measures and returns a `Report`; see report.py for the files. RUN/results.json holds
+Own design (contract: `probe`, the run directory). A kind's run.py reads its data, then calls `run_probe` with a
+function that measures and returns a `Report`; see report.py for the files. RUN/results.json holds
 
     {"kind", "model", "summary", "definitions", "models", "data", "settings"}
 """

@@ -207,9 +207,10 @@ def batches(
         yield tuple(batch)
 
 
-def packed(sentences: Sequence[EncodedSentence]) -> PackedBatch:
+def packed(sentences: Sequence[EncodedSentence], *, causal: bool = False) -> PackedBatch:
     """The batch that a model reads."""
-    return PackedBatch.from_ids([s.ids_T.tolist() for s in sentences], [s.types_T.tolist() for s in sentences])
+    ids, types = [s.ids_T.tolist() for s in sentences], [s.types_T.tolist() for s in sentences]
+    return PackedBatch.from_ids(ids, types, causal=causal)
 
 
 def is_punctuation(word: str) -> bool:

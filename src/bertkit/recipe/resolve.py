@@ -105,16 +105,23 @@ def with_overrides(recipe: Model, overrides: Sequence[Override]) -> Model:
         UsageError: faults in the result, all of them at once.
     """
     tree = Located.of(recipe.model_dump(mode="json"), "the recipe")
-    for override in overrides:
-        tree = _with_override(tree, override)
-    return validate(tree, type(recipe))
+    return validate(with_values(tree, overrides), type(recipe))
 
 
 def resolve_recipe(name: str, overrides: Sequence[Override] = ()) -> Located:
     """The tree of a recipe with `extends` followed and overrides applied, not yet checked."""
-    tree = _named(find_recipe(name))
+    return with_values(_named(find_recipe(name)), overrides)
+
+
+def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
+    """A copy of a tree with overrides applied, in their order.
+
+    Raises:
+        UsageError: a key names an item that a list does not have.
+    """
     for override in overrides:
-        tree = _with_override(tree, override)
+        keys = override.key.split(".")
+        tree = _replaced(tree, keys, Located.of(override.value, override.place), keys)
     return tree
 
 
@@ -183,11 +190,6 @@ def _merged(base: dict[str, Located], own: dict[str, Located]) -> dict[str, Loca
 
 def _another_variant(base: dict[str, Located], own: dict[str, Located]) -> bool:
     return VARIANT_KEY in own and VARIANT_KEY in base and own[VARIANT_KEY].value != base[VARIANT_KEY].value
-
-
-def _with_override(tree: Located, override: Override) -> Located:
-    keys = override.key.split(".")
-    return _replaced(tree, keys, Located.of(override.value, override.place), keys)
 
 
 def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequence[str]) -> Located:

@@ -14,19 +14,21 @@ from bertkit.settings import Settings
 
 
 class EngineConfig(Settings):
-    """How fast, where, and how often it says so; never changes the result beyond rounding."""
+    """Where and how fast the run computes, and how often it reports; never changes the result beyond rounding."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="Of matrix products; auto takes bf16 where the processor has instructions for it."
+        "auto", description="Number format of matrix products; auto: bf16 where the processor has instructions for it."
     )
-    micro_batch_tokens: int | Literal["auto"] = Field("auto", description="Tokens computed at once.")
+    micro_batch_tokens: int | Literal["auto"] = Field(
+        "auto", description="Tokens computed at once; changes speed and memory alone."
+    )
     workers: int | Literal["auto"] = Field(
-        "auto", description="Processes that prepare batches; 0: a thread of this one, the best where the cores compute."
+        "auto", description="Processes that prepare batches; 0: a thread of the training process, the fastest on a CPU."
     )
     log_every_steps: int = Field(20, ge=1, description="Updates between two lines of metrics.jsonl.")
-    evaluate_every_steps: int = Field(1000, ge=1, description="Updates between two looks at the held-out text.")
-    evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each look.")
+    evaluate_every_steps: int = Field(1000, ge=1, description="Updates between two evaluations on the held-out text.")
+    evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each evaluation.")
     pseudo_perplexity_sequences: int = Field(
         16,
         ge=0,

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from bertkit.data.batch import PackedBatch
 from bertkit.evaluation.loaded_model import short_name

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from bertkit.evaluation.arguments import measured_once
-from bertkit.evaluation.speed.compression import Compressed, frontier, retention
 from bertkit.evaluation.settings import SpeedSettings
+from bertkit.evaluation.speed.compression import Compressed, frontier, retention
 from bertkit.evaluation.speed.contenders import Cell, Contender, Timings
 from bertkit.metrics.statistics import summarise
 from bertkit.tasks.published_compression import published_compression

@@ -1,4 +1,4 @@
-"""Which tokens of a text a prediction rests on: gradients, integrated gradients, attention rollout.
+"""Explains a prediction by the tokens that it rests on: gradients, integrated gradients, attention rollout.
 
     integrated_gradients  Sundararajan et al. 2017, arXiv:1703.01365, section 3: (x - x0) times the mean gradient on the
                           straight line from a baseline x0 to the word embeddings x; adds up to F(x) - F(x0)
@@ -6,11 +6,10 @@
     saliency              the gradient's Euclidean norm (Simonyan et al. 2013, arXiv:1312.6034, took the greatest
                           component)
     attention_rollout     Abnar and Zuidema 2020, arXiv:2005.00928, section 3: the product over layers of (A + I) / 2,
-                          A the mean over heads; says how much of each token reaches the state that is read
+                          A the mean over heads; how much of each token reaches the state that the head reads
 
-The names of the first three are inseq's; it has none for the last. F is the probability of what is predicted, or the
-output itself where there is only one. Gradients are those of `hook_embed`, the word embeddings: positions and segments
-stay as they are.
+The names of the first three are inseq's. F is the probability of the target, or the output itself where there is only
+one. Gradients are those of `hook_embed`, the word embeddings: positions and segments stay as they are.
 
 Shapes: n tokens, E width of the embeddings, R points of the path at once, A heads of a layer, L layers.
 """
@@ -41,11 +40,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Text:
-    """One text as a model reads it.
-
-    Attributes:
-        ids, types: of its tokens.
-    """
+    """Token ids and segment types of one text."""
 
     ids: tuple[int, ...]
     types: tuple[int, ...]
@@ -68,7 +63,7 @@ def embeddings(model: HeadedModel, text: Text, *, device: torch.device = _CPU) -
     if EMBEDDINGS not in survey(model, batch):
         raise DataError(
             f"a model of the family {model.encoder.config.model_type} has no point {EMBEDDINGS}, by which gradients are"
-            f" taken; --method {ROLLOUT} may do"
+            f" taken; --method {ROLLOUT} may work"
         )
     recorder = Recorder([EMBEDDINGS])
     with torch.no_grad():
@@ -88,9 +83,9 @@ def gradients(
     """F and its gradient at given embeddings, (R,) and (R, n, E).
 
     Args:
-        model: on the device, out of training mode.
+        model: on the device, in evaluation mode.
         text: of n tokens; its positions and segments.
-        points_RnE: what stands in place of its word embeddings.
+        points_RnE: they replace its word embeddings.
         score: F.
         max_batch_tokens: tokens computed at once.
         device: the model's.
@@ -101,22 +96,12 @@ def gradients(
         leaf = part_RnE.flatten(0, 1).to(device).requires_grad_()
         batch = text.batch(part_RnE.shape[0]).to(device)
         with torch.enable_grad():
-            states_TD = model(batch, Recorder((), {EMBEDDINGS: _Instead(leaf)}))
+            states_TD = model(batch, Recorder((), {EMBEDDINGS: lambda own, leaf=leaf: leaf.to(own.dtype)}))
             score_R = score(states_TD, batch)
             (gradient,) = torch.autograd.grad(score_R.sum(), leaf)
         scores.append(score_R.detach())
         found.append(gradient.view(part_RnE.shape))
     return torch.cat(scores), torch.cat(found)
-
-
-class _Instead:
-    """Puts one tensor in another's place."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return self._tensor.to(tensor.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +119,7 @@ class Integrated:
 
     @property
     def gap(self) -> float:
-        """What is left of F(x) - F(x0) when all attributions are taken away: 0 for an exact integral."""
+        """F(x) - F(x0) less the sum of all attributions: 0 for an exact integral."""
         return self.score - self.baseline_score - float(self.attributions_n.sum())
 
 
@@ -151,12 +136,12 @@ def integrated_gradients(
     """The path integral by Gauss and Legendre's rule.
 
     Args:
-        model: on the device, out of training mode.
-        text: what is explained.
+        model: on the device, in evaluation mode.
+        text: the input.
         baseline_nE: x0.
         score: F.
         steps: points of the rule.
-        max_batch_tokens: tokens computed at once; decides speed and memory alone.
+        max_batch_tokens: tokens computed at once; affects speed and memory alone.
         device: the model's.
     """
     own_nE = embeddings(model, text, device=device)
