@@ -18,9 +18,9 @@ from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.hub import save_model
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.pretraining.recipe import load_recipe
+from bertkit.probing import ProbeSettings
 from bertkit.probing.contextuality.run import ContextualitySettings, probe_contextuality
 from bertkit.probing.points import list_points
-from bertkit.probing import ProbeSettings
 from bertkit.probing.report import Finding, Report, Table
 from bertkit.probing.run import ProbeRequest, ProbeResult, run_probe
 from bertkit.probing.sentence_sources import read_texts

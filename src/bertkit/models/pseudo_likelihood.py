@@ -70,14 +70,6 @@ class TextScore:
         """The (pseudo-)log-likelihood, in nats: the sum over tokens."""
         return float(self.log_p_N.sum(dtype=np.float64))
 
-    @property
-    def per_token(self) -> float:
-        return self.total / self.tokens
-
-    @property
-    def per_word(self) -> float:
-        return self.total / self.words
-
 
 @dataclass(frozen=True)
 class TokenScores:
