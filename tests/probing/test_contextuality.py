@@ -25,7 +25,6 @@ from bertkit.probing.contextuality.measure import (
     layer_figures,
     mean_cosine,
     random_explainable,
-    static_vectors,
 )
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.probing.states import layer_states
@@ -210,10 +209,3 @@ def test_figures_of_a_layer_are_its_words_and_their_baselines() -> None:
     sets = [explainable_variance((rows := cloud(9, 6, seed)) - rows.mean(0)) for seed in range(300, 340)]
     assert found.random_centred_W[1] == pytest.approx(np.mean(sets), rel=0.15)
     assert found.intra_sentence == 0.8
-
-
-def test_static_vectors_are_one_a_word() -> None:
-    layer, occurrences = made_up((5, 9, 30))
-    found = dict(static_vectors(layer, occurrences))
-    assert list(found) == ["a", "b", "c"]
-    assert found["b"] == pytest.approx(first_component(layer.words_ND[5:14]))

@@ -15,7 +15,7 @@ Shapes: W words, n occurrences of a word, N occurrences of all words, R random o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -295,14 +295,11 @@ def intra_sentence_similarity(states_WD: Tensor, sentence_W: Tensor) -> Tensor:
     return cosine_W.new_zeros(counts_B.numel()).index_add_(0, sentence_W, cosine_W) / counts_B
 
 
-def static_vectors(layer: LayerVectors, occurrences: Occurrences) -> Iterator[tuple[str, Floats]]:
-    """Each word with one vector for all its contexts, by `first_component` (section 4.3 of the paper)."""
-    for word, part_ND in zip(occurrences.words, torch.split(layer.words_ND, occurrences.sizes), strict=True):
-        yield word, first_component(part_ND)
-
-
 def first_component(vectors_ND: Tensor) -> Floats:
-    """The first right singular vector of the uncentred vectors, of unit length, its sign chosen by their mean."""
+    """A static vector of a word (section 4.3 of the paper): the first right singular vector of its uncentred vectors.
+
+    Of unit length; of the two directions it is the one that the word's mean points to.
+    """
     vectors_ND = vectors_ND.double()
     _, _, right = torch.linalg.svd(vectors_ND, full_matrices=False)
     component_D = right[0]

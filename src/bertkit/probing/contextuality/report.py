@@ -207,12 +207,12 @@ class ContextualityScores:
         return figure
 
 
-def write_word2vec(path: Path, vectors: Sequence[tuple[str, Floats]]) -> None:
+def write_word2vec(path: Path, words: Sequence[str], vectors: Sequence[Floats]) -> None:
     """word2vec's text format: a line with the number of words and the width; then a line a word, its numbers behind it.
 
     White space inside a word is written as `_`, as in word2vec's own phrases.
     """
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(f"{len(vectors)} {vectors[0][1].size}\n")
-        for word, vector_D in vectors:
+        file.write(f"{len(words)} {vectors[0].size}\n")
+        for word, vector_D in zip(words, vectors, strict=True):
             file.write(f"{'_'.join(word.split())} {' '.join(f'{value:.6g}' for value in vector_D.tolist())}\n")
