@@ -224,8 +224,8 @@ def test_a_model_is_scored_as_it_was_trained_and_its_directory_says_how(
     loaded, _ = load_model(tmp_path)
     assert choose_rule(loaded) is SCORING_RULES[rule]
     for name, other in SCORING_RULES.items():
-        if other.head == "masked_lm" and SCORING_RULES[rule].asks_before and not other.asks_before:
-            with pytest.raises(UsageError, match=f"the rule {name} asks them for their own; take {rule}"):
+        if other.head == "masked_lm" and SCORING_RULES[rule].shifted and not other.shifted:
+            with pytest.raises(UsageError, match=f"the rule {name} reads each token from its own state; take {rule}"):
                 choose_rule(loaded, name)
         elif other.head == "masked_lm":
             assert choose_rule(loaded, name) is other

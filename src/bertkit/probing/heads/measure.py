@@ -91,7 +91,7 @@ class WordLoss(Measure):
         for sentence in sentences:
             place_M = self._places(sentence)
             ids.append(sentence.ids_T[place_M])
-            index.append(offset + place_M - self.rule.asks_before)
+            index.append(offset + place_M - self.rule.shifted)
             ids_T = sentence.ids_T.copy()
             if isinstance(self.rule, MaskedRule):
                 ids_T[place_M] = self.rule.tokenizer.mask_id
