@@ -15,10 +15,9 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import ProbedModel
 from bertkit.models.hook_points import survey
-from bertkit.probing.run import Probed, ProbeRequest
+from bertkit.probing.run import ProbeRequest, ProbeResult
 from bertkit.probing.sentences import Sentence, TextEncoder, packed
 
-EXAMPLE = "The reader walks to the old house."
 SYMBOLS = {
     "T": "tokens of all sequences of the batch, end to end",
     "B": "sequences",
@@ -33,7 +32,7 @@ SYMBOLS = {
 _LENGTHS = ((5, 3, 2), (7, 4, 4, 2))
 
 
-def list_points(request: ProbeRequest, sentence: str = EXAMPLE) -> Probed:
+def list_points(request: ProbeRequest, sentence: str) -> ProbeResult:
     """The points of a model, in the order of its forward pass.
 
     Args:
@@ -56,7 +55,7 @@ def list_points(request: ProbeRequest, sentence: str = EXAMPLE) -> Probed:
         for name, shape in sizes.items()
     ]
     summary = {"points": points, "example": {"sentence": sentence, "tokens": int(example.ids_T.size)}}
-    return Probed(None, {"kind": "points", "model": subject.name, "summary": summary, "definitions": dict(SYMBOLS)})
+    return ProbeResult(None, {"kind": "points", "model": subject.name, "summary": summary, "definitions": dict(SYMBOLS)})
 
 
 @torch.inference_mode()
