@@ -48,14 +48,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class ContextualityScores:
-    """All results.
-
-    Attributes:
-        label: the model, for figures.
-        sentences: number of sentences that were read.
-        occurrences: the words.
-        figures: of each layer.
-    """
+    """The measures of each layer of a model, on these words of so many sentences."""
 
     label: str
     sentences: int
