@@ -15,7 +15,6 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.blimp import blimp_results, chosen_paradigms, score_paradigms
 from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import ScoringRule, choose_rule
 from bertkit.probing.behaviour import BehaviourSettings
