@@ -97,8 +97,8 @@ def test_gates_of_one_change_nothing(model: HeadedModel) -> None:
 @pytest.mark.parametrize(
     ("config", "head"),
     [
-        (None, "mbatch_lm"),
-        (ModernBertConfig(**SMALL, max_position_embeddings=60), "mbatch_lm"),
+        (None, "masked_lm"),
+        (ModernBertConfig(**SMALL, max_position_embeddings=60), "masked_lm"),
         (Gpt2Config(**GPT2), "causal_lm"),
     ],
     ids=["bert", "modernbert", "gpt2"],
@@ -222,7 +222,7 @@ def test_hidden_words_are_a_share_of_those_that_are_not_special(model: HeadedMod
         assert (batch.packed.ids_T[index_M] == mask).all()
         with torch.no_grad():
             total += float(
-                functional.cross_entropy(model.mbatch_lm_logits(model(batch.packed)[index_M]), id_M, reduction="sum")
+                functional.cross_entropy(model.masked_lm_logits(model(batch.packed)[index_M]), id_M, reduction="sum")
             )
     heads = Heads.of(model)
     assert gated_score(measure, heads, heads.all_on()) == pytest.approx(total / sum(counts), rel=1e-5)

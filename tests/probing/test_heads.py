@@ -22,6 +22,7 @@ from bertkit.probing.heads.report import HeadResults, heads_report
 from bertkit.probing.heads.run import probe_heads
 from bertkit.probing.run import ProbeRequest, ProbeResult
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 from bertkit.run.verify import verify_run
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
@@ -113,7 +114,7 @@ def test_a_run_of_its_own_brings_its_task_along(glue: Path, tmp_path: Path) -> N
         task="sst2",
         model=str(write_model(tmp_path / "base")),
         data_dir=str(glue),
-        overrides=("optimisation.max_steps=2", "engine.device=cpu"),
+        overrides=(Override("optimisation.max_steps", 2), Override("engine.device", "cpu")),
         run_dir=tmp_path / "tuned",
     )
     run = finetune(request, progress=silent_progress).run

@@ -18,7 +18,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import ProbedModel
 from bertkit.files import write_text
 from bertkit.models.headed import HeadedModel
-from bertkit.probing.annotated import drawn, existing, hashes_of
+from bertkit.probing.annotated import drawn, hashes_of
 from bertkit.probing.attention import AttentionSettings
 from bertkit.probing.attention.head_distances import HeadDistances
 from bertkit.probing.attention.head_patterns import PATTERNS, classify, pairs
@@ -28,7 +28,7 @@ from bertkit.probing.attention.report import DEFINITIONS, AttentionResults, Patt
 from bertkit.probing.attention.viewer import ViewedSentence, viewer_page
 from bertkit.probing.report import Report
 from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
-from bertkit.probing.sentence_sources import is_treebank
+from bertkit.probing.sentence_sources import existing, is_treebank
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers.common import Notes

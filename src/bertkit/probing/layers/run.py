@@ -20,7 +20,6 @@ from bertkit.probing.annotated import (
     align,
     check_aligned,
     check_store,
-    existing,
     hashes_of,
     kept_states,
     train_and_test,
@@ -32,6 +31,7 @@ from bertkit.probing.layers.measure import Floats, Items, LinearProbe, accuracy,
 from bertkit.probing.layers.report import DEFINITIONS, LayerScore, LayersScores, TaskResult
 from bertkit.probing.report import Report
 from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.sentence_sources import existing
 from bertkit.probing.sentences import TextEncoder
 from bertkit.probing.state_store import StateStore
 from bertkit.progress import ProgressMeter

@@ -22,7 +22,6 @@ from bertkit.probing.annotated import (
     check_aligned,
     check_store,
     drawn,
-    existing,
     hashes_of,
     kept_states,
     train_and_test,
@@ -40,6 +39,7 @@ from bertkit.probing.senses.measure import (
     sense_scores,
 )
 from bertkit.probing.senses.report import DEFINITIONS, SensesScores, TestResult, WordPicture
+from bertkit.probing.sentence_sources import existing
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
 from bertkit.probing.state_store import StateStore
 from bertkit.tasks.readers.senses import DATA, SenseMark, SenseSentence, read_senses

@@ -23,7 +23,6 @@ from bertkit.probing.annotated import (
     align,
     check_aligned,
     check_store,
-    existing,
     hashes_of,
     kept_states,
     train_and_test,
@@ -31,7 +30,7 @@ from bertkit.probing.annotated import (
 )
 from bertkit.probing.report import Report
 from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
-from bertkit.probing.sentence_sources import is_treebank
+from bertkit.probing.sentence_sources import existing, is_treebank
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
 from bertkit.probing.state_store import StateStore
 from bertkit.probing.structure import LEAST_SENTENCES, StructureSettings
