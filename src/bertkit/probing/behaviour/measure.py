@@ -53,9 +53,8 @@ class BlankScore:
 
     Attributes:
         log_p: of the word, in nats, the sum over its tokens.
-        tokens: how many it has.
-        above: number of vocabulary entries that are more probable than its (first) token.
-        equal: number of others that are equally probable.
+        tokens: number of its tokens.
+        above, equal: number of vocabulary entries that are more probable than its (first) token, and equally probable.
         top: ids of the most probable ones, in decreasing order.
     """
 
@@ -98,9 +97,7 @@ def score_blanks(
         rule: see `blank_rule`.
         completions: all different.
         ending: text behind the blank.
-        max_batch_tokens: tokens computed at once, at least those of one text; changes memory and speed alone.
-        device: where to compute, in fp32.
-        progress: the display, in predicted tokens.
+        max_batch_tokens, device, progress: as of `score_texts`.
 
     Raises:
         DataError: a log-probability is not a number.
@@ -211,13 +208,9 @@ def accuracy(k: int) -> str:
 
 @dataclass(frozen=True)
 class Proportion:
-    """One measure of a diagnostic: the mean credit of its items, with Wilson's interval.
+    """One measure of a diagnostic on the items of a condition and group (all where empty): the mean of their credits.
 
-    Attributes:
-        measure: its name.
-        condition, group: of the items; all where empty.
-        credits: of each item, from 0 to 1.
-        chance: the expected value of a model without preferences.
+    Credits are from 0 to 1; `chance` is the expected value of a model without preferences.
     """
 
     measure: str
@@ -277,15 +270,7 @@ def score_diagnostic(
     top: Sequence[int],
     margin: float,
 ) -> DiagnosticScores:
-    """All measures of a diagnostic.
-
-    Args:
-        diagnostic: its items.
-        scores: of each completion.
-        vocab_size: of the model, for the chance of an accuracy.
-        top: k of the accuracies.
-        margin: of a clear preference.
-    """
+    """All measures of a diagnostic, with the accuracies of these k and a clear preference of this margin."""
     comparisons = {
         each: own
         for each in diagnostic.comparisons
