@@ -113,7 +113,7 @@ def _items(scores: DiagnosticScores, tokenizer: Tokenizer) -> list[list[object]]
     for each, (first, *others) in scores.comparisons.items():
         best, bad = max(zip(others, each.completions[1:], strict=True), key=lambda pair: pair[0].log_p)
         good, credit = each.completions[0], preference(first.log_p, [other.log_p for other in others])
-        row = [scores.diagnostic.name, each.item, each.condition, each.group]
+        row: list[object] = [scores.diagnostic.name, each.item, each.condition, each.group]
         row += [good.context, good.word, first.log_p, first.tokens, bad.context, bad.word, best.log_p, best.tokens]
         rows.append([*row, credit, " ".join(tokenizer.token(number) for number in first.top)])
     return rows

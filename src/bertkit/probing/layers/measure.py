@@ -142,7 +142,8 @@ class LinearProbe:
         if len(self._tables) == 1:
             return _read(self._tables[0], rows_C)
         weighted = zip(torch.softmax(self.mix_L, 0), self._tables, strict=True)
-        return reduce(torch.add, (weight * _read(table_WD, rows_C) for weight, table_WD in weighted))
+        mixed_CD: Tensor = reduce(torch.add, (weight * _read(table_WD, rows_C) for weight, table_WD in weighted))
+        return mixed_CD
 
     @torch.no_grad()
     def predict(self, items: Items) -> Int64s:

@@ -179,7 +179,7 @@ class StructureScores:
             f" within 2 % of the best. UUAS is {ranks[least].uuas:.1%} at rank {least} and {ranks[most].uuas:.1%} at"
             f" rank {most} ({self.counts})."
         )
-        table = {
+        table: Table = {
             "rank": list(ranks),
             "uuas": [scores.uuas for scores in ranks.values()],
             "dspr": [scores.spearman for scores in ranks.values()],
