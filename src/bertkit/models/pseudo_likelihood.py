@@ -149,7 +149,7 @@ class ScoringRule(ABC):
     causal: ClassVar[bool] = False
     """Whether a bidirectional encoder is run with causal attention."""
     needs_words: ClassVar[bool] = False
-    """Whether the tokenizer must know which tokens make a word."""
+    """Whether it uses the words that the tokenizer's pre-tokenizer cuts."""
     shifted: ClassVar[bool] = False
     """Whether a token is predicted from the state before it, not from its own."""
 

@@ -2,7 +2,7 @@
 
 Ettinger 2020, "What BERT Is Not", arXiv:1907.13528: word prediction accuracy (is the expected word among the
 k most probable ones) and completion sensitivity (is the good completion more probable than the bad ones). A masked-LM
-head reads the context, [MASK] and [SEP], a causal one the context; the text behind the blank is given.
+head reads the context, [MASK] and [SEP], a causal one the context; the text after the blank is given.
 
 Variants. Words of the paper have one token. Words of several tokens are scored here by the sum of their tokens'
 log-probabilities, the later ones masked (Kauf and Ivanova 2023, arXiv:2305.10588, the rule `within_word_l2r` of
@@ -38,7 +38,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 Int64s = NDArray[np.int64]
 SENSITIVITY, ONE_TOKEN, BY_MARGIN = "sensitivity", "sensitivity_one_piece", "sensitivity_by_margin"
-"""Names of measures; a word of one token was once called one of one piece."""
+"""Names of measures in results; `one_piece` means words of one token."""
 MOST_SHOWN = 5
 """Most probable tokens that are recorded of a blank."""
 ALL = ""
@@ -96,7 +96,7 @@ def score_blanks(
         tokenizer: the model's.
         rule: see `blank_rule`.
         completions: all different.
-        ending: text behind the blank.
+        ending: text after the blank.
         max_batch_tokens, device, progress: as of `score_texts`.
 
     Raises:
@@ -159,7 +159,7 @@ def _token_scores(
 
 
 def _encoded(tokenizer: Tokenizer, completions: Sequence[Completion], ending: str) -> list[_Text]:
-    """Each context with its word and the ending behind; a word's tokens are those that overlap it."""
+    """Each context with its word and the ending after it; a word's tokens are those that overlap it."""
     texts = [f"{each.context} {each.word}{ending}" for each in completions]
     found = []
     for each, encoding in zip(completions, tokenizer.encodings_plain(texts), strict=True):

@@ -28,7 +28,7 @@ DEFINITIONS = {
     "sensitivity_by_margin": "the same where its probability is greater by more than the margin",
     "log_p": "nats; a word of one token by its probability in the blank, one of several by the sum over its tokens,"
     " each with the later ones masked (Kauf and Ivanova 2023); sensitivity_one_piece leaves items with such words out",
-    "blank": "[MASK] behind the context, then the ending (nothing unless settings.ending), then [SEP]; of a model that"
+    "blank": "[MASK] after the context, then the ending (nothing unless settings.ending), then [SEP]; of a model that"
     " reads from left to right, the next token",
     "ties": "a tie with n others counts 1/(n+1): a half with one; of tokens with the same probability at the border"
     " of the top k, the share that has a place",

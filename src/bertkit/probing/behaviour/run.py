@@ -31,7 +31,7 @@ def probe_behaviour(request: ProbeRequest, settings: BehaviourSettings) -> Probe
 
     Raises:
         UsageError: no data, several models, nothing matches `only`, or a rule that does not fit the model.
-        DataError: data or model at fault, or the model has no head to score with.
+        DataError: invalid data or model, or the model has no head to score with.
     """
     if not request.data:
         raise UsageError(

@@ -44,7 +44,7 @@ class Items:
     """What is classified.
 
     Attributes:
-        spans_NP2: each item's spans: first row in the tables of states, and behind the last.
+        spans_NP2: each item's spans: first row in the tables of states, and the one after the last.
         label_N: ids of labels; -1 where the training items do not have it.
         keys: what the label of the control task depends on: the item's first span, as it is written.
     """
