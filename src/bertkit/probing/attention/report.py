@@ -108,7 +108,6 @@ def attention_report(label: str, results: AttentionResults) -> tuple[dict[str, A
     """Summary and findings.
 
     Args:
-        label: of the model, for titles.
         results: all measurements.
     """
     profile = results.profile

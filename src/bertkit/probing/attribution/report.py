@@ -78,7 +78,6 @@ def contribution_results(
     """Summary and findings of the Jacobians.
 
     Args:
-        label: of the model, for titles.
         gathered: the shares of all sentences.
         sentences: how many.
         directions: by which Jacobians were estimated.

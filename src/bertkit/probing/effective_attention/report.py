@@ -109,7 +109,6 @@ def effective_report(
     """Summary and findings.
 
     Args:
-        label: of the model, for titles.
         width: of a head.
         results: one for each text.
         example: drawn as maps; None for none.
@@ -223,11 +222,11 @@ def _example(label: str, example: Example) -> Finding:
         f"An example: {head} of {label} on a text of {len(tokens)} tokens has raw attention of {raw_nn.min():.2f} to"
         f" {raw_nn.max():.2f} and effective attention of {effective_nn.min():.2f} to {effective_nn.max():.2f}."
     )
-    query, key = (place.ravel() for place in np.indices(raw_nn.shape))
+    query, key = (place.ravel().tolist() for place in np.indices(raw_nn.shape))
     table = {
-        "query": query + 1,
+        "query": [place + 1 for place in query],
         "query_token": [tokens[place] for place in query],
-        "key": key + 1,
+        "key": [place + 1 for place in key],
         "key_token": [tokens[place] for place in key],
         "raw": raw_nn.ravel(),
         "effective": effective_nn.ravel(),

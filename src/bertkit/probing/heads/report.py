@@ -55,7 +55,6 @@ class HeadResults:
     """All measurements.
 
     Attributes:
-        label: of the model, for titles.
         what: the task, for titles.
         metric: of the score.
         higher_is_better: of it.
