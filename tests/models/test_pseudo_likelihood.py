@@ -62,8 +62,8 @@ def test_masked_scores_are_those_of_transformers_one_copy_at_a_time(rule: str, t
         expected = one_copy_at_a_time(tmp_path, text, rule)
         np.testing.assert_allclose(score.log_p_N, expected, atol=1e-5)
         assert score.total == pytest.approx(sum(expected), abs=1e-5)
-        assert score.per_token == pytest.approx(sum(expected) / len(expected), abs=1e-5)
-        assert score.per_word == pytest.approx(sum(expected) / len(text.split()), abs=1e-5)
+        assert score.tokens == len(expected)
+        assert score.words == len(text.split())
 
 
 def test_causal_scores_are_those_of_transformers_with_a_token_in_front(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_constant_logits_give_every_text_the_same_score_per_token(lengths: list[
     tokenizer = tiny_tokenizer()
     texts = [" ".join(["value"] * length) for length in lengths]
     for score in score_texts(constant_model(tokenizer), tokenizer, texts, max_batch_tokens=64):
-        assert score.per_token == score.log_p_N[0]  # to the bit, whatever the length
-        assert score.per_token == pytest.approx(-math.log(tokenizer.vocab_size), abs=1e-5)
+        assert score.total / score.tokens == score.log_p_N[0]  # to the bit, whatever the length
+        assert score.log_p_N[0] == pytest.approx(-math.log(tokenizer.vocab_size), abs=1e-5)
 
 
 def test_a_special_token_written_out_is_text() -> None:

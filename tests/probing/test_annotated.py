@@ -14,14 +14,15 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.probing.annotated import align
+from bertkit.probing.layers import LayersSettings, ProbeFit
 from bertkit.probing.layers.data import read_labelled
-from bertkit.probing.layers.measure import ProbeFit
-from bertkit.probing.layers.run import LayersSettings, probe_layers
-from bertkit.probing.run import Probed
-from bertkit.probing.senses.run import SensesSettings, configurations, probe_senses
+from bertkit.probing.layers.run import probe_layers
+from bertkit.probing.run import ProbeResult
+from bertkit.probing.senses import SensesSettings
+from bertkit.probing.senses.run import configurations, probe_senses
 from bertkit.probing.sentences import TextEncoder
-from bertkit.probing.structure.measure import ProbeTraining
-from bertkit.probing.structure.run import StructureSettings, probe_structure
+from bertkit.probing.structure import ProbeTraining, StructureSettings
+from bertkit.probing.structure.run import probe_structure
 from tests.conftest import Outcome
 from tests.probing.request import request_for
 from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
@@ -61,7 +62,7 @@ def write_columns(path: Path, count: int = 30) -> Path:
     return path
 
 
-def table(probed: Probed, name: str) -> list[dict[str, str]]:
+def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
     assert probed.run is not None
     with (probed.run.path / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -77,7 +78,7 @@ def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 # ---- layers
 
 
-def layers_run(directory: Path, *data: Path, **more: Any) -> Probed:
+def layers_run(directory: Path, *data: Path, **more: Any) -> ProbeResult:
     settings = LayersSettings(
         sentences=14, test_sentences=7, fit=ProbeFit(max_iterations=7), **{"tasks": [], **more.pop("settings", {})}
     )
@@ -190,13 +191,12 @@ def test_what_does_not_align_or_is_too_long_is_counted_and_named() -> None:
 # ---- structure
 
 
-def structure_run(directory: Path, data: Path, test_data: Path | None = None, **more: Any) -> Probed:
+def structure_run(directory: Path, data: Path, test_data: Path | None = None, **more: Any) -> ProbeResult:
     settings = StructureSettings(
         sentences=30, test_sentences=12, training=ProbeTraining(max_epochs=2), **{"rank": 4, **more}
     )
-    return probe_structure(
-        request_for(directory, data), settings, test_data=None if test_data is None else str(test_data)
-    )
+    test = [] if test_data is None else [str(test_data)]
+    return probe_structure(request_for(directory, data, test_data=test), settings)
 
 
 def test_structure_of_every_layer_with_controls_and_ranks(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_structure_refuses_what_is_no_treebank(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="5 sentences are left, at least 10"):
         structure_run(tmp_path, write_trees(tmp_path / "few.conllu", 6))
     with pytest.raises(UsageError, match="more than --store-gb 1e-06; lower --sentences or raise"):
-        probe_structure(request_for(tmp_path, trees), StructureSettings(rank=2), store_gb=1e-6)
+        probe_structure(request_for(tmp_path, trees, store_gb=1e-6), StructureSettings(rank=2))
 
 
 # ---- senses
@@ -254,10 +254,10 @@ def write_senses(path: Path, count: int = 40, first: int = 0) -> Path:
     return path
 
 
-def senses_run(directory: Path, *test: Path, **more: Any) -> Probed:
+def senses_run(directory: Path, *test: Path, **more: Any) -> ProbeResult:
     data = more.pop("data", None) or write_senses(directory / "train.jsonl")
     settings = SensesSettings(**{"ks": [1, 3], **more})
-    return probe_senses(request_for(directory, data), settings, test_data=[str(path) for path in test])
+    return probe_senses(request_for(directory, data, test_data=[str(path) for path in test]), settings)
 
 
 def test_senses_of_every_layer_and_of_the_last_ones_together(tmp_path: Path) -> None:
@@ -293,8 +293,8 @@ def test_the_back_off_answers_for_words_not_seen_as_they_are_written(tmp_path: P
 
 
 def test_configurations_hold_what_there_is() -> None:
-    assert [each.layers for each in configurations(3)] == [(0,), (1,), (2,), (1, 2)]
-    assert configurations(13)[-1].layers == (9, 10, 11, 12)
+    assert list(configurations(3).values()) == [(0,), (1,), (2,), (1, 2)]
+    assert configurations(13)["last 4 layers"] == (9, 10, 11, 12)
 
 
 def test_senses_refuse_a_word_that_does_not_occur(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.arguments import EvalRequest
 from bertkit.evaluation.blimp import evaluate_blimp
 from bertkit.evaluation.settings import BlimpSettings
-from bertkit.probing.behaviour.run import BehaviourSettings, probe_behaviour
-from bertkit.probing.run import Probed
+from bertkit.probing.behaviour import BehaviourSettings
+from bertkit.probing.behaviour.run import probe_behaviour
+from bertkit.probing.run import ProbeResult
 from bertkit.run.verify import verify_run
 from tests.probing.request import request_for
 from tests.probing.tiny_models import tiny_causal_model, tiny_model, tiny_tokenizer
@@ -38,11 +39,11 @@ def write_data(directory: Path) -> Path:
     return directory
 
 
-def look(request: Any, **settings: Any) -> Probed:
+def look(request: Any, **settings: Any) -> ProbeResult:
     return probe_behaviour(request, BehaviourSettings(**settings))
 
 
-def table(probed: Probed, name: str) -> list[dict[str, str]]:
+def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
     assert probed.run is not None
     with (probed.run.path / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.models.hook_points import layer_points
+from bertkit.probing.layers import ProbeFit
 from bertkit.probing.layers import measure as module
 from bertkit.probing.layers.measure import (
     Items,
     LinearProbe,
-    ProbeFit,
     centre_of_gravity,
     control_labels,
     divergence_from_uniform,

@@ -15,9 +15,9 @@ from scipy.stats import spearmanr
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
+from bertkit.probing.structure import ProbeTraining
 from bertkit.probing.structure.measure import (
     GoldTree,
-    ProbeTraining,
     Treebank,
     chain_scores,
     depth_scores,

@@ -50,12 +50,7 @@ _STARTS = ("<|endoftext|>", "<s>", "<bos>")
 
 @dataclass(frozen=True)
 class TextScore:
-    """The score of one text.
-
-    Attributes:
-        log_p_N: log-probability of each scored token, in nats.
-        words: number of words of the text, separated by white space.
-    """
+    """The log-probability of each scored token of a text, in nats, and the number of its words between white space."""
 
     log_p_N: Floats
     words: int
@@ -70,14 +65,6 @@ class TextScore:
         """The (pseudo-)log-likelihood, in nats: the sum over tokens."""
         return float(self.log_p_N.sum(dtype=np.float64))
 
-    @property
-    def per_token(self) -> float:
-        return self.total / self.tokens
-
-    @property
-    def per_word(self) -> float:
-        return self.total / self.words
-
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -88,13 +75,9 @@ class TokenScores:
 
 
 class TokenPredictor:
-    """Log-probabilities of a vocabulary head at given positions.
+    """Log-probabilities of the head `masked_lm` or `causal_lm` at given positions, in fp32.
 
-    Args:
-        model: put on the device and out of training mode.
-        head: `masked_lm` or `causal_lm`.
-        causal: read each sequence from left to right only.
-        device: where to compute, in fp32.
+    The model is put on the device and out of training mode; if `causal`, it is run with causal attention.
     """
 
     def __init__(self, model: HeadedModel, head: str, *, causal: bool = False, device: torch.device = _CPU) -> None:
@@ -385,7 +368,7 @@ def score_ids(
     max_batch_tokens: int,
     progress: Progress = silent_progress,
 ) -> list[Floats]:
-    """Log-probabilities of the scored tokens of each text, in nats.
+    """Log-probabilities of the scored tokens of each text, in nats; see `score_texts`.
 
     Args:
         predict: the model and its head.
@@ -393,7 +376,7 @@ def score_ids(
         ids: of each text, without special tokens and no longer than the model reads.
         words: for each token the number of its word.
         max_batch_tokens: tokens computed at once, at least those of one copy.
-        progress: the display, in scored tokens.
+        progress: the display.
     """
     length_of = np.array([len(row) for row in ids])
     found: list[Floats] = [np.empty(0, np.float32)] * len(ids)

@@ -15,7 +15,7 @@ Shapes: W words, n occurrences of a word, N occurrences of all words, R random o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,9 +69,7 @@ class Occurrences:
 def index_words(sentences: Sequence[EncodedSentence], *, lowercase: bool) -> dict[str, list[Place]]:
     """Where each word occurs: its first occurrence in every sentence that has it.
 
-    Args:
-        sentences: all different; a repeated sentence would be counted as another context.
-        lowercase: whether `The` and `the` are one word.
+    The sentences are all different, since a repeated one would be counted as another context.
     """
     places: dict[str, list[Place]] = {}
     for number, sentence in enumerate(sentences):
@@ -136,12 +134,9 @@ def choose_occurrences(
 
 @dataclass(frozen=True)
 class LayerVectors:
-    """The vectors of the measured occurrences in one layer.
+    """The vectors of the measured occurrences in one layer, word after word, and those of random occurrences.
 
-    Attributes:
-        words_ND: of all words' occurrences, word after word.
-        random_RD: of the random ones.
-        intra: mean over sentences of their intra-sentence similarity.
+    `intra` is the mean intra-sentence similarity of all sentences.
     """
 
     words_ND: Tensor
@@ -263,11 +258,7 @@ def random_explainable(
 ) -> dict[int, float]:
     """Mean explainable variance of random sets of vectors, by the size of the sets; a set holds R at most.
 
-    Args:
-        vectors_RD: the random occurrences.
-        sizes: of the sets.
-        draw: of the sets.
-        share: the explained share of the variance, computed from the products of all pairs.
+    `share` computes the explained share of the variance from the products of all pairs.
     """
     gram_RR, count = _gram(vectors_RD), vectors_RD.shape[0]
     found = {}
@@ -282,12 +273,7 @@ def random_explainable(
 
 
 def intra_sentence_similarity(states_WD: Tensor, sentence_W: Tensor) -> Tensor:
-    """Mean cosine of a sentence's words with their mean, for each sentence of a batch.
-
-    Args:
-        states_WD: states of all words, sentence after sentence.
-        sentence_W: the sentence of each, from 0 without gaps.
-    """
+    """Mean cosine of a sentence's words with their mean, (B,); sentences are numbered from 0 without gaps."""
     states_WD = states_WD.double()
     counts_B = torch.bincount(sentence_W)
     sums_BD = states_WD.new_zeros(counts_B.numel(), states_WD.shape[1]).index_add_(0, sentence_W, states_WD)
@@ -295,14 +281,11 @@ def intra_sentence_similarity(states_WD: Tensor, sentence_W: Tensor) -> Tensor:
     return cosine_W.new_zeros(counts_B.numel()).index_add_(0, sentence_W, cosine_W) / counts_B
 
 
-def static_vectors(layer: LayerVectors, occurrences: Occurrences) -> Iterator[tuple[str, Floats]]:
-    """Each word with one vector for all its contexts, by `first_component` (section 4.3 of the paper)."""
-    for word, part_ND in zip(occurrences.words, torch.split(layer.words_ND, occurrences.sizes), strict=True):
-        yield word, first_component(part_ND)
-
-
 def first_component(vectors_ND: Tensor) -> Floats:
-    """The first right singular vector of the uncentred vectors, of unit length, its sign chosen by their mean."""
+    """A static vector of a word (section 4.3 of the paper): the first right singular vector of its uncentred vectors.
+
+    Of unit length; of the two directions it is the one that the word's mean points to.
+    """
     vectors_ND = vectors_ND.double()
     _, _, right = torch.linalg.svd(vectors_ND, full_matrices=False)
     component_D = right[0]

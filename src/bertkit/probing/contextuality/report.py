@@ -48,14 +48,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class ContextualityScores:
-    """All results.
-
-    Attributes:
-        label: the model, for figures.
-        sentences: number of sentences that were read.
-        occurrences: the words.
-        figures: of each layer.
-    """
+    """The measures of each layer of a model, on these words of so many sentences."""
 
     label: str
     sentences: int
@@ -207,12 +200,12 @@ class ContextualityScores:
         return figure
 
 
-def write_word2vec(path: Path, vectors: Sequence[tuple[str, Floats]]) -> None:
+def write_word2vec(path: Path, words: Sequence[str], vectors: Sequence[Floats]) -> None:
     """word2vec's text format: a line with the number of words and the width; then a line a word, its numbers behind it.
 
     White space inside a word is written as `_`, as in word2vec's own phrases.
     """
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(f"{len(vectors)} {vectors[0][1].size}\n")
-        for word, vector_D in vectors:
+        file.write(f"{len(words)} {vectors[0].size}\n")
+        for word, vector_D in zip(words, vectors, strict=True):
             file.write(f"{'_'.join(word.split())} {' '.join(f'{value:.6g}' for value in vector_D.tolist())}\n")

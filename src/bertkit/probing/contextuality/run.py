@@ -5,9 +5,12 @@ Ethayarajh 2019, arXiv:1909.00512; the measures are in measure.py. Sibling simil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
@@ -17,9 +20,9 @@ from bertkit.probing.contextuality.measure import (
     Place,
     choose_occurrences,
     collect,
+    first_component,
     index_words,
     layer_figures,
-    static_vectors,
 )
 from bertkit.probing.contextuality.report import DEFINITIONS, ContextualityScores, write_word2vec
 from bertkit.probing.report import Report
@@ -76,10 +79,11 @@ def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) 
             "left_out": left_out(encoder.notes),
         }
 
-        def writer(layer: int) -> Callable[[Path], None]:
-            return lambda path: write_word2vec(path, list(static_vectors(vectors[layer], occurrences)))
+        def write(layer: int, path: Path) -> None:
+            parts = torch.split(vectors[layer].words_ND, occurrences.sizes)
+            write_word2vec(path, occurrences.words, [first_component(part_ND) for part_ND in parts])
 
-        files = {f"vectors/layer-{layer}.txt": writer(layer) for layer in sorted(set(settings.static_layers))}
+        files = {f"vectors/layer-{layer}.txt": partial(write, layer) for layer in sorted(set(settings.static_layers))}
         return Report(summary, DEFINITIONS, scores.findings(), files)
 
     return run_probe(request, settings, [subject], measure, data=texts.hashes)

@@ -39,13 +39,7 @@ from bertkit.progress import ProgressMeter
 
 @dataclass(frozen=True)
 class AnnotatedFile:
-    """One file, ready for probes: sentences for training, then those for testing, and its tasks.
-
-    Attributes:
-        pairs: all sentences.
-        train: number of sentences for training.
-        tasks: their items.
-    """
+    """One file, ready for probes: so many sentences for training, then those for testing, and its tasks."""
 
     pairs: Sequence[Pair]
     train: int

@@ -25,12 +25,7 @@ Floats = NDArray[np.float64]
 
 
 def cosines(tests: Sequence[Tensor], trains: Sequence[Tensor]) -> Floats:
-    """Cosines of the concatenations of some layers, (M, N), without concatenating them; 0 with a zero vector.
-
-    Args:
-        tests: (M, D) of each layer.
-        trains: (N, D) of each layer.
-    """
+    """Cosines of the concatenations of some layers, (M, N), given as (M, D) and (N, D) of each; 0 with a zero vector."""
     dots_MN = reduce(torch.add, (a_MD.double() @ b_ND.double().T for a_MD, b_ND in zip(tests, trains, strict=True)))
     squares_M, squares_N = (
         reduce(torch.add, (each.double().square().sum(1) for each in side)) for side in (tests, trains)
@@ -41,12 +36,9 @@ def cosines(tests: Sequence[Tensor], trains: Sequence[Tensor]) -> Floats:
 
 
 def vote(senses: Sequence[str], k: int, *, capped: bool = True) -> str:
-    """The sense of the majority of the k nearest.
+    """The sense of the majority of the k nearest, from the senses of all training occurrences, the nearest first.
 
-    Args:
-        senses: of all training occurrences of the word, the nearest first.
-        k: neighbours that vote, at most all.
-        capped: whether no more vote than the rarest sense has examples, as in the paper.
+    If `capped`, no more neighbours vote than the rarest sense has examples, as in the paper.
     """
     most = min(Counter(senses).values()) if capped else len(senses)
     highest = max(Counter(senses[: min(k, most)]).values())
@@ -61,8 +53,7 @@ def vote(senses: Sequence[str], k: int, *, capped: bool = True) -> str:
 class FrequentSenses:
     """The back-off: each lemma's most frequent sense in the training data, of equally frequent ones the first there.
 
-    Args:
-        examples: lemma, part of speech and sense of every training occurrence.
+    An example is the lemma, part of speech and sense of a training occurrence.
     """
 
     def __init__(self, examples: Iterable[tuple[str, str, str]]) -> None:

@@ -78,15 +78,7 @@ class WordPicture:
 
 @dataclass(frozen=True)
 class SensesScores:
-    """All results.
-
-    Attributes:
-        label: the model, for figures.
-        ks: numbers of neighbours, in increasing order.
-        examples: number of training occurrences.
-        results: one a test set.
-        pictures: one a word.
-    """
+    """The results of a model on all test sets, with k in increasing order and the number of training occurrences."""
 
     label: str
     ks: Sequence[int]

@@ -33,14 +33,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class SimilarityScores:
-    """All results.
-
-    Attributes:
-        subjects: the models.
-        layers: model and layer of each row of the similarities.
-        found: similarities of all pairs of layers.
-        words: number of words that they are computed on.
-    """
+    """The models, model and layer of each row of the similarities, and the number of words they are computed on."""
 
     subjects: Sequence[ProbedModel]
     layers: Sequence[tuple[ProbedModel, int]]

@@ -42,12 +42,9 @@ _WORDS: dict[CutInto, str] = {
 
 @dataclass(frozen=True)
 class CommonWords:
-    """The words whose states are compared.
+    """The words whose states are compared, as (sentence, word), and each model's encoding of their sentences.
 
-    Attributes:
-        sentences: for each model its encoding of the sentences that the words stand in, in the same order.
-        places: the words, as (sentence, word), in order.
-        available: number of words in the sentences that all models can read.
+    `available` is the number of words in all sentences that every model can read.
     """
 
     sentences: list[list[EncodedSentence]]
@@ -104,10 +101,7 @@ def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Pro
 def common_words(encoded: Sequence[Sequence[EncodedSentence]], most: int, draw: Draw) -> CommonWords:
     """A draw of the words in sentences that every model reads and cuts into the same words.
 
-    Args:
-        encoded: for each model its encoding of the same sentences, those that it cannot read left out.
-        most: words to draw.
-        draw: of the words.
+    `encoded` holds for each model its encoding of the same sentences, without those that it cannot read.
     """
     by_number = [{each.number: each for each in sentences} for sentences in encoded]
     shared = sorted(set.intersection(*(set(known) for known in by_number)))

@@ -46,14 +46,9 @@ _LR_FACTOR = 0.1
 
 @dataclass(frozen=True, eq=False)
 class GoldTree:
-    """The targets of one sentence.
+    """The targets of one sentence: the number of edges between every two words and to the root, and the tree's edges.
 
-    Attributes:
-        distances_WW: edges between every two words.
-        depths_W: edges to the root.
-        edges: of the tree, between words that are not punctuation.
-        root: index of the root.
-        counted_W: words that are not punctuation.
+    `edges` are those between words that are not punctuation, which are marked in `counted_W`.
     """
 
     distances_WW: Tensor
@@ -96,15 +91,9 @@ class StructuralProbe:
 def train(
     form: Form, training: Treebank, held_out: Treebank, *, rank: int, draw: Draw, settings: ProbeTraining
 ) -> StructuralProbe:
-    """Train a probe; the projection with the least loss on the held-out sentences is kept.
+    """Train a probe of rank R; the projection with the least loss on the held-out sentences is kept.
 
-    Args:
-        form: distance or depth.
-        training: sentences to learn from.
-        held_out: sentences that decide on the learning rate and on when to stop.
-        rank: R, at most D.
-        draw: of the initial projection and of the order of sentences.
-        settings: of the training.
+    These sentences also decide when the learning rate is cut and when training stops.
     """
     width = training.states[0].shape[1]
     scale = root_mean_square(training.states)

@@ -54,13 +54,7 @@ _HELD_OUT = 0.1
 
 @dataclass(frozen=True)
 class Bank:
-    """The sentences with their trees: those for training, those that decide when to stop, those for testing.
-
-    Attributes:
-        pairs: trees as they were read, and sentences as the model reads them.
-        trees: the targets of each.
-        train, held_out: number of sentences for training, and of those that decide when to stop.
-    """
+    """The sentences with their trees: so many for training, so many that decide when to stop, those for testing."""
 
     pairs: Sequence[tuple[TreeExample, EncodedSentence]]
     trees: Sequence[GoldTree]
