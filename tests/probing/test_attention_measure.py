@@ -178,7 +178,9 @@ def divergence(first: torch.Tensor, second: torch.Tensor) -> np.ndarray:
 
 def test_divergence_is_symmetric_zero_with_itself_and_at_most_ln_2() -> None:
     first, second = random_rows(31, 7), random_rows(31, 7, seed=1)
-    found = np.array([pairwise(torch.stack([one[None], other[None]])) for one, other in zip(first, second, strict=True)])
+    found = np.array(
+        [pairwise(torch.stack([one[None], other[None]])) for one, other in zip(first, second, strict=True)]
+    )
     assert np.array_equal(found[:, 0, 1], found[:, 1, 0])
     assert not found[:, [0, 1], [0, 1]].any()
     assert_allclose(found[:, 0, 1], divergence(first, second), atol=1e-12)

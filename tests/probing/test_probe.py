@@ -26,6 +26,7 @@ from bertkit.probing.run import ProbeRequest, ProbeResult, run_probe
 from bertkit.probing.sentence_sources import read_texts
 from bertkit.probing.similarity.run import SimilaritySettings, probe_similarity
 from bertkit.recipe.dump import dump_recipe
+from bertkit.recipe.resolve import Override
 from bertkit.run.checkpoint import save_checkpoint
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.verify import verify_run
@@ -129,8 +130,9 @@ def test_a_failed_analysis_is_a_failed_run(tmp_path: Path) -> None:
 def write_run(directory: Path, steps: Sequence[int], *, finished: bool = True) -> Path:
     """A pretraining run as it would have been left, with another model in each checkpoint."""
     tokenizer = tiny_tokenizer()
-    sizes = [f"model.{key}={value}" for key, value in BERT.items()]
-    recipe = load_recipe("quickstart", ["model.family=bert", "data.sequence_length=40", *sizes])
+    sizes = {f"model.{key}": value for key, value in BERT.items()}
+    values = {"model.family": "bert", "data.sequence_length": 40, **sizes}
+    recipe = load_recipe("quickstart", [Override(key, value) for key, value in values.items()])
     identity = RunIdentity("pretrain", "tiny", dump_recipe(recipe), "0" * 64, 0, ["x"])
     run = RunDirectory.create(directory, identity, directory)
     for step in steps:
@@ -262,7 +264,7 @@ def test_points_are_listed_with_symbols_and_sizes(tmp_path: Path) -> None:
 def test_points_of_another_family_are_its_own(tmp_path: Path) -> None:
     sizes = BERT | {"hidden_size": 24, "num_attention_heads": 4}
     model = tiny_model(tiny_tokenizer(), ModernBertConfig(**sizes))
-    found = shapes(list_points(request_for(tmp_path, model=model)))
+    found = shapes(list_points(request_for(tmp_path, model=model), "The reader tests."))
     assert found["blocks.0.mlp.hook_pre"][0] == "T x 2F"
     assert found["blocks.1.attn.hook_v"][0] == "T x N x H"
     assert found["ln_final.hook_normalized"][0] == "T x D"

@@ -63,7 +63,8 @@ class Kind:
             inputs |= {"test_data": _files("--test-data", "FILE", f"{self.test_data} Repeatable."), "store_gb": StoreGb}
         if self.is_task:
             inputs["data_dir"] = DataDir
-        settings = Annotated[getattr(import_module(module), name), self.spelling]
+        schema = getattr(import_module(module), name)
+        settings = Annotated[schema, self.spelling]  # type: ignore[valid-type]  # a class known when this runs
         keyword = inspect.Parameter.KEYWORD_ONLY
         return [
             *(inspect.Parameter(each, keyword, default=None, annotation=hint) for each, hint in inputs.items()),

@@ -70,7 +70,6 @@ class Measure(ABC):
 
     Args:
         model: moved to the device and to evaluation mode; its weights no longer take gradients.
-        device: where to compute.
 
     Attributes:
         metric: the name of the score, with its unit where it has one.

@@ -63,7 +63,7 @@ def plain(axes: Axes, *, x: str, y: str, title: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def lines(axes: Axes, x: Sequence[float], series: Mapping[str, Sequence[float | None]]) -> None:
+def lines(axes: Axes, x: Sequence[float] | Floats, series: Mapping[str, Sequence[float | None]]) -> None:
     """A line for each series, distinct by marker and dash, with a legend below; a missing value is a gap."""
     for number, (label, values) in enumerate(series.items()):
         axes.plot(

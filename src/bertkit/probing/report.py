@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "summary.txt"
-Table = Mapping[str, Sequence[Any]]
-"""Columns by name, with their unit where they have one; all of one length. None and NaN are empty fields."""
+Table = Mapping[str, Any]
+"""Columns (sequences or arrays) by name, with their unit where they have one; all of one length. None and NaN are empty
+fields."""
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

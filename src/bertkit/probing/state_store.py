@@ -84,14 +84,10 @@ def collect_states(
     """One pass over the sentences; the store has one row for each word that is kept.
 
     Args:
-        model: of any family with layers.
         sentences: all of them.
         points: one for each layer, as `layer_points` gives them.
         directory: on whose disk the states are kept.
         wanted: the words of each sentence that are kept, in this order; all where None.
-        max_batch_tokens: tokens computed at once; affects speed and memory alone.
-        device: where to compute.
-        progress: the display, in sentences.
 
     Raises:
         DataError: no sentence, or layers of different widths.

@@ -108,7 +108,6 @@ def attention_report(label: str, results: AttentionResults) -> tuple[dict[str, A
     """Summary and findings.
 
     Args:
-        label: of the model, for titles.
         results: all measurements.
     """
     profile = results.profile
@@ -182,9 +181,8 @@ def _targets(label: str, counts: str, profile: HeadProfile, names: Sequence[str]
         number = int(values_A.argmax())
         best.append(f"{NAMES[name]} {values_A[number]:.0%} (head {names[number]})")
     sentence = (
-        f"Attention of {label}: the heads that attend most to one target give it {', '.join(best)};"
-        f" {sum(name in NAMES.values() for name in mostly_A)} of {len(mostly_A)} heads give more than half of their"
-        f" attention to one of these ({counts})."
+        f"{sum(name in NAMES.values() for name in mostly_A)} of {len(mostly_A)} heads of {label} give more than half of"
+        f" their attention to one target. The heads that attend most to each give it {', '.join(best)} ({counts})."
     )
     table = {
         "head": [*names, _EVEN],
@@ -229,8 +227,8 @@ def _entropy(label: str, counts: str, profile: HeadProfile, by_head: Table) -> F
     by_layer = profile.layer_means("entropy")
     widest = int(np.argmax(by_layer))
     sentence = (
-        f"Entropy of {label}'s attention: {by_layer[0]:.2f} nats in layer 1, {by_layer[-1]:.2f} in layer"
-        f" {len(by_layer)}, most in layer {widest + 1} ({by_layer[widest]:.2f}), where even attention would have"
+        f"Attention of {label} is broadest in layer {widest + 1}, with a mean entropy of {by_layer[widest]:.2f} nats."
+        f" Layer 1 has {by_layer[0]:.2f}, layer {len(by_layer)} {by_layer[-1]:.2f}, even attention would have"
         f" {profile.even['entropy']:.2f}; heads range from {entropy_LN.min():.2f} to {entropy_LN.max():.2f}; the mean"
         f" distance to attended tokens is {distance_LN.min():.1f} to {distance_LN.max():.1f} tokens"
         f" (even: {profile.even['distance']:.1f}; {counts})."
@@ -277,9 +275,9 @@ def _distances(
     within, between, stress = means
     count = f"n = {results.divergence_tokens:,} tokens"
     sentence = (
-        f"Heads of one layer of {label} are {'alike' if within < between else 'no more alike'}: mean Jensen-Shannon"
-        f" divergence {within:.3f} nats within layers and {between:.3f} between (ln 2 = 0.693 is the maximum; {count};"
-        f" stress of the plane {stress:.2f})."
+        f"Heads of one layer of {label} are {'more' if within < between else 'no more'} alike than heads of different"
+        f" layers. Their mean Jensen-Shannon divergence is {within:.3f} nats within layers and {between:.3f} between"
+        f" (ln 2 = 0.693 is the maximum; {count}; stress of the plane {stress:.2f})."
     )
     table = {
         "head": names,
@@ -329,9 +327,13 @@ def _pattern_shares(patterns: PatternCounts) -> list[float]:
 
 
 def _patterns(label: str, patterns: PatternCounts, names: Sequence[str]) -> Finding:
-    parts = ", ".join(f"{name} {share:.0%}" for name, share in zip(PATTERNS, _pattern_shares(patterns), strict=True))
+    shares = dict(zip(PATTERNS, _pattern_shares(patterns), strict=True))
     count = f"n = {patterns.counts_AP.sum():,} maps of {patterns.pairs} pairs of sentences"
-    sentence = f"Shapes of {label}'s attention maps, by a rule and not by the paper's classifier: {parts} ({count})."
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    sentence = (
+        f"The most frequent shape of the attention maps of {label} is {max(shares, key=lambda name: shares[name])}. By"
+        f" a rule, not by the paper's classifier, the shares are {parts} ({count})."
+    )
     table = {
         "head": names,
         **dict(zip(PATTERNS, patterns.counts_AP.T / patterns.pairs, strict=True)),
@@ -394,10 +396,10 @@ def _dependencies(
         for row in ahead
     )
     sentence = (
-        f"Heads of {label} as parsers: the best one for {better} of {len(relations)} relations beats the best fixed"
-        f" offset, most clearly {examples}; over all relations the best head finds {everything.accuracy:.0%}, the best"
-        f" offset {everything.offset_accuracy:.0%}, the best head of random weights {control[everything.name]:.0%}"
-        f" (n = {everything.count:,} words; heads and offsets chosen on the same words)."
+        f"For {better} of {len(relations)} relations a head of {label} finds the syntactic head more often than the"
+        f" best fixed offset. Most clearly: {examples}; over all relations the best head finds"
+        f" {everything.accuracy:.0%}, the best offset {everything.offset_accuracy:.0%}, the best head of random weights"
+        f" {control[everything.name]:.0%} (n = {everything.count:,} words; heads and offsets chosen on the same words)."
     )
     rows = [_relation(row, names) | {"random_accuracy": control[row.name]} for row in scores]
     table = {column: [row[column] for row in rows] for column in rows[0]}

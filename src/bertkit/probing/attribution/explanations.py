@@ -83,12 +83,9 @@ def gradients(
     """F and its gradient at given embeddings, (R,) and (R, n, E).
 
     Args:
-        model: on the device, in evaluation mode.
         text: of n tokens; its positions and segments.
         points_RnE: they replace its word embeddings.
         score: F.
-        max_batch_tokens: tokens computed at once.
-        device: the model's.
     """
     at_once = max(1, max_batch_tokens // len(text.ids))
     scores, found = [], []
@@ -96,12 +93,16 @@ def gradients(
         leaf = part_RnE.flatten(0, 1).to(device).requires_grad_()
         batch = text.batch(part_RnE.shape[0]).to(device)
         with torch.enable_grad():
-            states_TD = model(batch, Recorder((), {EMBEDDINGS: lambda own, leaf=leaf: leaf.to(own.dtype)}))
+            states_TD = model(batch, Recorder((), {EMBEDDINGS: _replaced_by(leaf)}))
             score_R = score(states_TD, batch)
             (gradient,) = torch.autograd.grad(score_R.sum(), leaf)
         scores.append(score_R.detach())
         found.append(gradient.view(part_RnE.shape))
     return torch.cat(scores), torch.cat(found)
+
+
+def _replaced_by(tensor: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda own: tensor.to(own.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +137,10 @@ def integrated_gradients(
     """The path integral by Gauss and Legendre's rule.
 
     Args:
-        model: on the device, in evaluation mode.
         text: the input.
         baseline_nE: x0.
         score: F.
         steps: points of the rule.
-        max_batch_tokens: tokens computed at once; affects speed and memory alone.
-        device: the model's.
     """
     own_nE = embeddings(model, text, device=device)
     baseline_nE = baseline_nE.to(own_nE)

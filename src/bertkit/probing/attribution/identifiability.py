@@ -174,7 +174,6 @@ def identifiability(
     Args:
         train, test: of different sentences.
         epochs, seed: of the perceptron.
-        progress: the display, in layers.
     """
     found: dict[str, list[float]] = {name: [] for name in MAPS}
     with progress("identifiability", len(train.layers), "layers") as meter:

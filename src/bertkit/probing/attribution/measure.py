@@ -71,12 +71,9 @@ def squared_norms(
     """Squared Frobenius norms of all Jacobians of a sentence, (L, n, n): layer, state, input; float64 on the CPU.
 
     Args:
-        model: on the device, in evaluation mode.
         sentence: its input.
         points: of the input, then of each layer, as `layer_points` gives them.
         along_KD: from `directions`.
-        max_batch_tokens: tokens computed at once; affects speed and memory alone.
-        device: the model's.
 
     Raises:
         DataError: derivatives that are not numbers.

@@ -78,7 +78,6 @@ def contribution_results(
     """Summary and findings of the Jacobians.
 
     Args:
-        label: of the model, for titles.
         gathered: the shares of all sentences.
         sentences: how many.
         directions: by which Jacobians were estimated.
@@ -102,9 +101,9 @@ def contribution_results(
     below = next((layer + 1 for layer, median in enumerate(medians) if median < 1 / 2), None)
     where = "stays above one half in all layers" if below is None else f"is below one half from layer {below} on"
     own_sentence = (
-        f"Own-token share in {label}: a token's own input has a median share of {medians[0]:.1%} in its state of layer"
-        f" 1 and {medians[-1]:.1%} in layer {last}, and {where}; another token contributes most to {led_L[-1]:.1%} of"
-        f" the last layer's states, at most to {led_L.max():.1%} (layer {int(led_L.argmax()) + 1}; Jacobians by"
+        f"In layer {last} of {label} a token's own input has a median share of {medians[-1]:.1%} in its state. The"
+        f" share is {medians[0]:.1%} in layer 1 and {where}; another token contributes most to {led_L[-1]:.1%} of the"
+        f" last layer's states, at most to {led_L.max():.1%} (layer {int(led_L.argmax()) + 1}; Jacobians by"
         f" {directions} directions; {counts})."
     )
     layers = range(1, last + 1)
@@ -118,8 +117,8 @@ def contribution_results(
         f"{name} {first:.1%} and {final:.1%}" for (name, *_), first, final in zip(GROUPS, *groups[[0, -1]], strict=True)
     )
     context_sentence = (
-        f"Context in {label}: inputs at these distances contribute together, in layer 1 and in layer {last}: {parts}"
-        f" ({counts})."
+        f"Other tokens contribute {1 - groups[-1, 0]:.1%} of a state of {label} in layer {last}. By distance, all"
+        f" inputs together contribute in layer 1 and in layer {last}: {parts} ({counts})."
     )
     context_table = {
         "layer": layers,
@@ -177,10 +176,10 @@ def identifiability_results(label: str, found: Identifiability) -> tuple[dict[st
     shares, last = found.shares, len(found.shares["mlp"]) - 1
     parts = ", ".join(f"{shares[name][-1]:.1%} ({name})" for name in MAPS)
     sentence = (
-        f"Token identifiability in {label}: from layer {last} {parts} of the tokens are told from the others of their"
-        f" sentence, from layer 1 {shares['nearest'][1]:.1%}, {shares['linear'][1]:.1%} and {shares['mlp'][1]:.1%}"
-        f" (chance {found.chance:.1%}; trained on {found.train_tokens:,} tokens, n = {found.test_tokens:,} tokens of"
-        " other sentences)."
+        f"A linear map identifies {shares['linear'][-1]:.1%} of the tokens of a sentence by their states in layer"
+        f" {last} of {label}. From that layer {parts} are identified, from layer 1 {shares['nearest'][1]:.1%},"
+        f" {shares['linear'][1]:.1%} and {shares['mlp'][1]:.1%} (chance {found.chance:.1%}; trained on"
+        f" {found.train_tokens:,} tokens, n = {found.test_tokens:,} tokens of other sentences)."
     )
     table = {"layer": range(last + 1), **{name: shares[name] for name in MAPS}}
     title = f"{label}: token identifiability (n = {found.test_tokens:,} tokens)"
@@ -223,15 +222,11 @@ def prediction_summary(explanation: Explanation) -> dict[str, Any]:
 def prediction_finding(label: str, number: int, explanation: Explanation) -> Finding:
     """Table, figure and sentence of one explained prediction."""
     tokens, values = explanation.question.tokens, explanation.values
-    prediction, heading, needed = (
-        "no head predicts",
-        "attention rollout",
-        f" ({', '.join(GRADIENT_METHODS)} need a head)",
-    )
+    prediction, heading = "is explained by its attention alone", "attention rollout"
+    needed = f" ({', '.join(GRADIENT_METHODS)} need a head)"
     if explanation.score is not None:
-        probability = f"{explanation.target!r}{{}} {explanation.score:.3f}"
-        prediction = f"the probability of {probability.format(' is')}"
-        heading, needed = f"probability of {probability.format(':')}", ""
+        prediction = f"predicts {explanation.target!r} with a probability of {explanation.score:.3f}"
+        heading, needed = f"probability of {explanation.target!r}: {explanation.score:.3f}", ""
     strongest = "; ".join(
         f"{name}: {', '.join(repr(tokens[place]) for place in _greatest(values[name]))}" for name in values
     )
@@ -240,8 +235,8 @@ def prediction_finding(label: str, number: int, explanation: Explanation) -> Fin
         completeness = f"; integrated gradients add up to F(x) - F(x0) but for {abs(explanation.gap):.1e}"
     return Finding(
         f"prediction-{number}",
-        f"{label} on {explanation.question.written!r}: {prediction}; it rests most on {strongest}{completeness}"
-        f"{needed}.",
+        f"On {explanation.question.written!r} {label} {prediction}. It rests most on {strongest}"
+        f"{completeness}{needed}.",
         {"place": range(1, len(tokens) + 1), "token": tokens, **values},
         partial(_draw_prediction, f"{label}: {heading} (n = 1 text of {len(tokens)} tokens)"),
     )

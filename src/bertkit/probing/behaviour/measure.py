@@ -166,7 +166,7 @@ def _encoded(tokenizer: Tokenizer, completions: Sequence[Completion], ending: st
         start, end = len(each.context) + 1, len(each.context) + 1 + len(each.word)
         places = tuple(n for n, (a, b) in enumerate(encoding.offsets) if a < end and b > start)
         if not places:
-            raise DataError(f"{each.word!r} behind {each.context!r}: the tokenizer makes no token of it")
+            raise DataError(f"{each.word!r} after {each.context!r}: the tokenizer makes no token of it")
         found.append(_Text(np.array(encoding.ids, dtype=np.int64), places))
     return found
 

@@ -109,7 +109,6 @@ def effective_report(
     """Summary and findings.
 
     Args:
-        label: of the model, for titles.
         width: of a head.
         results: one for each text.
         example: drawn as maps; None for none.
@@ -150,10 +149,10 @@ def _by_length(
 ) -> Finding:
     least = int(np.argmin(layers_GL[-1]))
     sentence = (
-        f"Raw and effective attention of {label} correlate by {np.mean(layers_GL[0]):.3f} at {lengths[0]} tokens and"
-        f" {np.mean(layers_GL[-1]):.3f} at {lengths[-1]}, where T has a mean rank of {ranks[-1]:.0f} (heads are {width}"
-        f" wide); least in layer {least + 1} ({layers_GL[-1][least]:.3f}; n = {counts[-1]} texts of each length, all"
-        " heads)."
+        f"Raw and effective attention of {label} correlate by {np.mean(layers_GL[-1]):.3f} at {lengths[-1]} tokens. At"
+        f" {lengths[0]} tokens they correlate by {np.mean(layers_GL[0]):.3f}; at {lengths[-1]} T has a mean rank of"
+        f" {ranks[-1]:.0f} (heads are {width} wide), and layer {least + 1} has the least correlation"
+        f" ({layers_GL[-1][least]:.3f}; n = {counts[-1]} texts of each length, all heads)."
     )
     table = {
         "tokens": lengths,
@@ -189,7 +188,11 @@ def _by_kind(label: str, lengths: Sequence[int], texts: int, shares_2LK: Floats)
         if there
     )
     where = f"texts of {lengths[0]} to {lengths[-1]} tokens"
-    sentence = f"Raw and effective attention of {label} in {where}, mean over layers: {parts} (n = {texts} texts)."
+    most = list(LABELS.values())[int(np.abs(raw_K - effective_K).argmax())]
+    sentence = (
+        f"Raw and effective attention of {label} differ most on {most}. In {where} they are, mean over layers: {parts}"
+        f" (n = {texts} texts)."
+    )
     rows = [
         [layer + 1, name, *shares_2LK[:, layer, place]]
         for layer in range(shares_2LK.shape[1])
@@ -223,11 +226,11 @@ def _example(label: str, example: Example) -> Finding:
         f"An example: {head} of {label} on a text of {len(tokens)} tokens has raw attention of {raw_nn.min():.2f} to"
         f" {raw_nn.max():.2f} and effective attention of {effective_nn.min():.2f} to {effective_nn.max():.2f}."
     )
-    query, key = (place.ravel() for place in np.indices(raw_nn.shape))
+    query, key = (place.ravel().tolist() for place in np.indices(raw_nn.shape))
     table = {
-        "query": query + 1,
+        "query": [place + 1 for place in query],
         "query_token": [tokens[place] for place in query],
-        "key": key + 1,
+        "key": [place + 1 for place in key],
         "key_token": [tokens[place] for place in key],
         "raw": raw_nn.ravel(),
         "effective": effective_nn.ravel(),

@@ -47,8 +47,6 @@ class WordLoss(Measure):
         rule: which state predicts which token. A rule that masks masks a share of the tokens at once here.
         masking_rate: share of a sentence's tokens that is masked, at least one; special tokens never.
         seed: of the choice.
-        max_batch_tokens: tokens computed at once; affects speed and memory alone.
-        device: where to compute.
     """
 
     metric = "loss (nats per token)"
@@ -120,8 +118,6 @@ class HalfRetrieval(Measure):
     Args:
         sentence_model: the encoder, its pooling and what follows it.
         sentences: as the model reads them.
-        max_batch_tokens: tokens computed at once; affects speed and memory alone.
-        device: where to compute.
 
     Attributes:
         too_short: sentences of fewer than 8 words, which are left out.
@@ -212,8 +208,6 @@ class TaskScore(Measure):
         examples: with labels.
         metric: the score, a name that `task.score` gives; higher is better, as of all metrics of tasks.
         tuned: thresholds and the like, for tasks that tune their predictions.
-        max_batch_tokens: tokens computed at once; affects speed and memory alone.
-        device: where to compute.
     """
 
     higher_is_better = True

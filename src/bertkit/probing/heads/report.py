@@ -55,7 +55,6 @@ class HeadResults:
     """All measurements.
 
     Attributes:
-        label: of the model, for titles.
         what: the task, for titles.
         metric: of the score.
         higher_is_better: of it.
@@ -141,14 +140,14 @@ def heads_report(results: HeadResults) -> tuple[dict[str, Any], list[Finding]]:
 def _heads(results: HeadResults) -> Finding:
     worse, alone = results.worse_without_LN, results.worse_alone_LN
     names = head_names(*worse.shape)
-    correlation = results.rank_correlation()
+    spearman = results.rank_correlation()
+    correlation = "not defined" if spearman is None else f"{spearman:.2f}"
     sentence = (
-        f"Heads of {results.label} for {results.what}: the {results.metric} is {results.before:.4g} on"
-        f" {results.examples[1]:,} examples; without one head it is no worse for {int((worse <= 0).sum())} of"
-        f" {worse.size} heads, and worse by {np.nanmax(worse):.3g} at most, without head {names[np.nanargmax(worse)]};"
-        f" the most important by I_h is head {names[results.ranked_LN.argmax()]} (gradients of"
-        f" {results.examples[0]:,} other examples); importance and ablation have a rank correlation of"
-        f" {'not defined' if correlation is None else f'{correlation:.2f}'}."
+        f"{int((worse <= 0).sum())} of {worse.size} heads of {results.label} can be removed one at a time without a"
+        f" loss on {results.what}. The {results.metric} is {results.before:.4g} on {results.examples[1]:,} examples,"
+        f" and worse by {np.nanmax(worse):.3g} at most, without head {names[np.nanargmax(worse)]}; the most important"
+        f" by I_h is head {names[results.ranked_LN.argmax()]} (gradients of {results.examples[0]:,} other examples);"
+        f" the rank correlation of importance and ablation is {correlation}."
     )
     rank_A = np.argsort(np.argsort(-results.ranked_LN.ravel(), kind="stable")) + 1
     layer_A, head_A = (place.ravel() + 1 for place in np.indices(worse.shape))
@@ -200,7 +199,7 @@ def _one_left(results: HeadResults) -> Finding:
     hardest = int(least_L.argmax())
     sentence = (
         f"With one head left in a layer of {results.label}, the best one, {int((least_L <= 0).sum())} of"
-        f" {len(least_L)} layers lose nothing; layer {hardest + 1} loses most, {least_L[hardest]:.3g} of the"
+        f" {len(least_L)} layers lose nothing. Layer {hardest + 1} loses most, {least_L[hardest]:.3g} of the"
         f" {results.metric} ({results.before:.4g} with all heads, {results.examples[1]:,} examples)."
     )
     table = {
@@ -219,8 +218,9 @@ def _pruning(results: HeadResults) -> Finding:
     without_any = shown["importance"][-1]
     if results.worse_by(shown["importance"])[-1] > 0:
         sentence = (
-            f"Of {heads} heads of {results.label}, so many can go before the {results.metric} has lost {TOLERANCE:.0%}"
-            f" of what it loses without any ({results.before:.4g} to {without_any:.4g}): {', '.join(parts)}"
+            f"{results.removable(shown['importance'])} of {heads} heads of {results.label} can be pruned by importance"
+            f" before the {results.metric} has lost {TOLERANCE:.0%} of what it loses without any. It goes from"
+            f" {results.before:.4g} to {without_any:.4g}; so many heads can go: {', '.join(parts)}"
             f" ({results.examples[1]:,} examples, {len(results.counts) - 1} steps; the oracle has seen them)."
         )
     else:

@@ -218,7 +218,7 @@ def _task(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) 
         name, request.engine(), spec=published, examples=for_importance.examples, offline=request.offline
     )
     tuned = predictor.tuned(predictor(for_scores.examples), for_scores.examples)
-    measures = [
+    importance, scores = (
         TaskScore(
             predictor.model,
             predictor.task,
@@ -230,10 +230,10 @@ def _task(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) 
             device=predictor.engine.device,
         )
         for split in (for_importance, for_scores)
-    ]
-    summary = {"task": spec.name, "split": watched, "examples_cut": sum(each.cut for each in measures)}
+    )
+    summary = {"task": spec.name, "split": watched, "examples_cut": importance.cut + scores.cut}
     own = replace(subject, model=predictor.model)
-    return ScoredModel(own, *measures, spec.name, {**_hash(train, "train"), **_hash(dev, watched)}, summary)
+    return ScoredModel(own, importance, scores, spec.name, _hash(train, "train") | _hash(dev, watched), summary)
 
 
 def _recipe(task: str | None, directory: Path, data_dir: Path | None, name: str) -> tuple[FinetuneRecipe, TaskSpec]:
