@@ -121,7 +121,7 @@ def test_a_batch_never_holds_more_than_its_tokens_or_one_copy() -> None:
     assert seen == [59] * 57
 
 
-def test_the_two_masked_rules_differ_just_where_a_later_piece_follows() -> None:
+def test_the_two_masked_rules_differ_just_where_a_later_token_of_the_word_follows() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     text = TEXTS[2]
@@ -150,7 +150,7 @@ def test_a_special_token_written_out_is_text() -> None:
     assert score.tokens == ids.size > len(tokenizer.encode_batch(["the [MASK] is"])[0])
 
 
-def test_what_cannot_be_scored_is_refused_with_a_remedy() -> None:
+def test_texts_and_models_that_cannot_be_scored_are_refused_with_a_remedy() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     with pytest.raises(DataError, match=r"59 tokens and 2 special ones around, the model reads at most 60"):
@@ -213,7 +213,7 @@ def test_masked_next_token_scores_are_those_of_one_copy_at_a_time_read_at_the_st
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(each.term for each in value),
 )
-def test_a_model_is_scored_as_it_was_trained_and_its_directory_says_how(
+def test_a_model_is_scored_as_it_was_trained_by_the_rule_in_its_directory(
     objectives: tuple[Objective, ...], rule: str, tmp_path: Path
 ) -> None:
     model = tiny_model(tiny_tokenizer())

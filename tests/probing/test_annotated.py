@@ -1,4 +1,4 @@
-"""`probe layers`, `structure` and `senses` as runs: what they find where the answer is known, and what they refuse."""
+"""`probe layers`, `structure` and `senses` as runs: results where the answer is known, and errors."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_layers_of_a_treebank_and_of_columns(tmp_path: Path) -> None:
     assert not [path for path in probed.run.path.parent.iterdir() if path.is_file() and path.suffix != ".json"]
 
 
-def test_batches_do_not_change_what_is_found(tmp_path: Path) -> None:
+def test_batches_do_not_change_the_results(tmp_path: Path) -> None:
     path = write_trees(tmp_path / "t.conllu")
     found = [
         layers_run(tmp_path, path, batch_tokens=tokens, settings={"tasks": ["pos"]}).results["summary"]["tasks"]["pos"]
@@ -133,7 +133,7 @@ def test_spans_and_pairs_of_spans_from_a_users_file(tmp_path: Path) -> None:
     assert task["train_items"] > 50
 
 
-def test_types_of_given_spans_are_asked_for_by_name(tmp_path: Path) -> None:
+def test_types_of_given_spans_are_chosen_by_name(tmp_path: Path) -> None:
     path = tmp_path / "c.txt"
     path.write_text("".join(f"w{n} {'B-PER' if n % 2 else 'B-LOC'}\nis O\n\n" for n in range(40)), encoding="utf-8")
     assert {name for each in read_labelled(path) for name in each.targets} == {"ner", "ner-spans"}
@@ -160,7 +160,7 @@ def test_types_of_given_spans_are_asked_for_by_name(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_span_at_fault_is_named(tmp_path: Path, record: dict[str, Any], said: str) -> None:
+def test_an_invalid_span_is_named(tmp_path: Path, record: dict[str, Any], said: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps(record) + "\n", encoding="utf-8")
     with pytest.raises(DataError) as caught:
@@ -176,7 +176,7 @@ class Plain:
     words: tuple[str, ...]
 
 
-def test_what_does_not_align_or_is_too_long_is_counted_and_named() -> None:
+def test_sentences_that_do_not_align_or_are_too_long_are_counted_and_named() -> None:
     tokenizer = tiny_tokenizer()
     encoder = TextEncoder.of(tiny_model(tokenizer), tokenizer)
     given = [Plain("good", ("the", "file")), Plain("blank", ("the", "", "file")), Plain("long", ("number",) * 70)]
@@ -221,7 +221,7 @@ def test_a_treebank_alone_is_split(tmp_path: Path) -> None:
     assert (summary["train_sentences"], summary["test_sentences"]) == (24, 6)
 
 
-def test_structure_refuses_what_is_no_treebank(tmp_path: Path) -> None:
+def test_structure_refuses_other_files_than_treebanks(tmp_path: Path) -> None:
     trees = write_trees(tmp_path / "t.conllu", 12)
     with pytest.raises(UsageError, match=r"give --data FILE\.conllu"):
         structure_run(tmp_path, write_columns(tmp_path / "c.txt"))
@@ -292,7 +292,7 @@ def test_the_back_off_answers_for_words_not_seen_as_they_are_written(tmp_path: P
     assert layer["f1_with_back_off"] == pytest.approx(layer["accuracy"] * 0.5 + 0.5)
 
 
-def test_configurations_hold_what_there_is() -> None:
+def test_configurations_are_single_layers_and_the_last_four() -> None:
     assert list(configurations(3).values()) == [(0,), (1,), (2,), (1, 2)]
     assert configurations(13)["last 4 layers"] == (9, 10, 11, 12)
 

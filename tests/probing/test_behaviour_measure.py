@@ -82,7 +82,7 @@ def test_the_batch_decides_nothing() -> None:
         assert (a.tokens, a.above) == (b.tokens, b.above)
 
 
-def test_what_cannot_be_read_is_none_and_the_others_stay() -> None:
+def test_unreadable_completions_are_none_and_the_others_stay() -> None:
     model = tiny_model(tiny_tokenizer())
     long = Completion("the " * 80 + "reader tests", "document")
     unknown = Completion("The reader tests", "\u2603")
@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_none_and_the_others_stay() -> None:
     assert found[1] == fill(model, [COMPLETIONS[0]])[0]
 
 
-def test_ties_share_what_there_is() -> None:
+def test_ties_share_the_credit() -> None:
     assert [preference(1.0, others) for others in ([0.5, 0.2], [1.0, 0.2], [1.0, 1.0], [1.0, 2.0])] == [
         1,
         1 / 2,

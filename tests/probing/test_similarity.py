@@ -1,4 +1,4 @@
-"""CKA and SVCCA: what they are invariant to, what they equal, and what they say of things known in advance."""
+"""CKA and SVCCA: invariances, equal formulas, and values that are known in advance."""
 
 from __future__ import annotations
 

@@ -232,9 +232,7 @@ def conllu(heads: list[str], *, name: str = "weblog-7") -> str:
         (["_", "1"], 4, "'_', expected 0"),
     ],
 )
-def test_what_is_no_tree_is_named_with_sentence_and_line(
-    tmp_path: Path, heads: list[str], line: int, said: str
-) -> None:
+def test_invalid_trees_are_named_with_sentence_and_line(tmp_path: Path, heads: list[str], line: int, said: str) -> None:
     path = tmp_path / "bad.conllu"
     path.write_text("# newdoc\n" + conllu(heads).replace("# sent_id", "# text = x\n# sent_id"), encoding="utf-8")
     with pytest.raises(DataError) as caught:

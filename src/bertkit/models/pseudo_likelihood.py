@@ -334,7 +334,6 @@ def score_texts(
 
     Args:
         model: with a masked-LM or a causal-LM head.
-        tokenizer: the model's.
         texts: scored as they are; a special token written out in one is just text.
         rule: a name in SCORING_RULES; by the model's config.json or head where None.
         max_batch_tokens: tokens computed at once, at least those of one text; changes memory and speed alone.
@@ -376,7 +375,6 @@ def score_ids(
         ids: of each text, without special tokens and no longer than the model reads.
         words: for each token the number of its word.
         max_batch_tokens: tokens computed at once, at least those of one copy.
-        progress: the display.
     """
     length_of = np.array([len(row) for row in ids])
     found: list[Floats] = [np.empty(0, np.float32)] * len(ids)

@@ -93,7 +93,6 @@ def score_blanks(
 
     Args:
         model: with the head of the rule; put on the device and out of training mode.
-        tokenizer: the model's.
         rule: see `blank_rule`.
         completions: all different.
         ending: text after the blank.

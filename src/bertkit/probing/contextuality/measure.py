@@ -95,9 +95,7 @@ def choose_occurrences(
     """The words that occur often enough, a draw of their occurrences, and random ones to compare with.
 
     Args:
-        sentences: all of them.
         places: where words occur, as returned by `index_words`, of all words or some.
-        draw: of all choices.
         min_contexts: least number of sentences that a word must occur in.
         max_contexts: most occurrences of a word; of more, so many are drawn.
         max_vectors: most occurrences in all; words are drawn until it is reached.

@@ -127,8 +127,7 @@ def knn_answers(
         trains: rows of the training table by word.
         tables: test and training states of each layer to concatenate.
         senses: of the training rows.
-        ks: numbers of neighbours.
-        capped: as in `vote`.
+        ks, capped: numbers of neighbours that vote; see `vote`.
     """
     answers: dict[int, list[str | None]] = {k: [None] * sum(map(len, tests.values())) for k in ks}
     for word, rows in tests.items():

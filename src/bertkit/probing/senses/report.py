@@ -181,7 +181,8 @@ class SensesScores:
 
 def _draw_word(title: str, table: Table) -> Figure:
     figure, axes = new_figure(title, width=6.4, height=5.2)
-    for number, (sense, count) in enumerate(Counter(table["sense"]).most_common()):
+    counts: Counter[str] = Counter(table["sense"])
+    for number, (sense, count) in enumerate(counts.most_common()):
         own = [place for place, each in enumerate(table["sense"]) if each == sense]
         shade = SHADES[number % len(SHADES)]
         axes.scatter(
