@@ -111,7 +111,7 @@ class TokenPredictor:
         hidden_TD = self.model(PackedBatch.from_ids(ids, causal=self.causal).to(self.device))
         index, target = torch.from_numpy(index_M).to(self.device), torch.from_numpy(target_M).to(self.device)
         rows = max(1, MAX_LOGITS // self.model.encoder.vocab_size)
-        for own_index, target_M1 in zip(index.split(rows), target[:, None].split(rows), strict=True):
+        for own_index, target_M1 in zip(torch.split(index, rows), torch.split(target[:, None], rows), strict=True):
             logits_MV = self.model.token_logits(self.head, hidden_TD.index_select(0, own_index))
             log_p_MV = torch.log_softmax(logits_MV.float(), dim=-1)
             if log_p_MV.gather(1, target_M1).isnan().any():
@@ -149,7 +149,7 @@ class ScoringRule(ABC):
     causal: ClassVar[bool] = False
     """Whether a bidirectional encoder is run with causal attention."""
     needs_words: ClassVar[bool] = False
-    """Whether the tokenizer must know which tokens make a word."""
+    """Whether it uses the words that the tokenizer's pre-tokenizer cuts."""
     shifted: ClassVar[bool] = False
     """Whether a token is predicted from the state before it, not from its own."""
 

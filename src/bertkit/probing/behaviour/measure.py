@@ -2,7 +2,7 @@
 
 Ettinger 2020, "What BERT Is Not", arXiv:1907.13528: word prediction accuracy (is the expected word among the
 k most probable ones) and completion sensitivity (is the good completion more probable than the bad ones). A masked-LM
-head reads the context, [MASK] and [SEP], a causal one the context; the text behind the blank is given.
+head reads the context, [MASK] and [SEP], a causal one the context; the text after the blank is given.
 
 Variants. Words of the paper have one token. Words of several tokens are scored here by the sum of their tokens'
 log-probabilities, the later ones masked (Kauf and Ivanova 2023, arXiv:2305.10588, the rule `within_word_l2r` of
@@ -38,7 +38,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 Int64s = NDArray[np.int64]
 SENSITIVITY, ONE_TOKEN, BY_MARGIN = "sensitivity", "sensitivity_one_piece", "sensitivity_by_margin"
-"""Names of measures; a word of one token was once called one of one piece."""
+"""Names of measures in results; `one_piece` means words of one token."""
 MOST_SHOWN = 5
 """Most probable tokens that are recorded of a blank."""
 ALL = ""
@@ -53,9 +53,8 @@ class BlankScore:
 
     Attributes:
         log_p: of the word, in nats, the sum over its tokens.
-        tokens: how many it has.
-        above: number of vocabulary entries that are more probable than its (first) token.
-        equal: number of others that are equally probable.
+        tokens: number of its tokens.
+        above, equal: number of vocabulary entries that are more probable than its (first) token, and equally probable.
         top: ids of the most probable ones, in decreasing order.
     """
 
@@ -97,10 +96,8 @@ def score_blanks(
         tokenizer: the model's.
         rule: see `blank_rule`.
         completions: all different.
-        ending: text behind the blank.
-        max_batch_tokens: tokens computed at once, at least those of one text; changes memory and speed alone.
-        device: where to compute, in fp32.
-        progress: the display, in predicted tokens.
+        ending: text after the blank.
+        max_batch_tokens, device, progress: as of `score_texts`.
 
     Raises:
         DataError: a log-probability is not a number.
@@ -162,7 +159,7 @@ def _token_scores(
 
 
 def _encoded(tokenizer: Tokenizer, completions: Sequence[Completion], ending: str) -> list[_Text]:
-    """Each context with its word and the ending behind; a word's tokens are those that overlap it."""
+    """Each context with its word and the ending after it; a word's tokens are those that overlap it."""
     texts = [f"{each.context} {each.word}{ending}" for each in completions]
     found = []
     for each, encoding in zip(completions, tokenizer.encodings_plain(texts), strict=True):
@@ -211,13 +208,9 @@ def accuracy(k: int) -> str:
 
 @dataclass(frozen=True)
 class Proportion:
-    """One measure of a diagnostic: the mean credit of its items, with Wilson's interval.
+    """One measure of a diagnostic on the items of a condition and group (all where empty): the mean of their credits.
 
-    Attributes:
-        measure: its name.
-        condition, group: of the items; all where empty.
-        credits: of each item, from 0 to 1.
-        chance: the expected value of a model without preferences.
+    Credits are from 0 to 1; `chance` is the expected value of a model without preferences.
     """
 
     measure: str
@@ -277,15 +270,7 @@ def score_diagnostic(
     top: Sequence[int],
     margin: float,
 ) -> DiagnosticScores:
-    """All measures of a diagnostic.
-
-    Args:
-        diagnostic: its items.
-        scores: of each completion.
-        vocab_size: of the model, for the chance of an accuracy.
-        top: k of the accuracies.
-        margin: of a clear preference.
-    """
+    """All measures of a diagnostic, with the accuracies of these k and a clear preference of this margin."""
     comparisons = {
         each: own
         for each in diagnostic.comparisons

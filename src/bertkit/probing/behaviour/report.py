@@ -28,7 +28,7 @@ DEFINITIONS = {
     "sensitivity_by_margin": "the same where its probability is greater by more than the margin",
     "log_p": "nats; a word of one token by its probability in the blank, one of several by the sum over its tokens,"
     " each with the later ones masked (Kauf and Ivanova 2023); sensitivity_one_piece leaves items with such words out",
-    "blank": "[MASK] behind the context, then the ending (nothing unless settings.ending), then [SEP]; of a model that"
+    "blank": "[MASK] after the context, then the ending (nothing unless settings.ending), then [SEP]; of a model that"
     " reads from left to right, the next token",
     "ties": "a tie with n others counts 1/(n+1): a half with one; of tokens with the same probability at the border"
     " of the top k, the share that has a place",
@@ -113,7 +113,7 @@ def _items(scores: DiagnosticScores, tokenizer: Tokenizer) -> list[list[object]]
     for each, (first, *others) in scores.comparisons.items():
         best, bad = max(zip(others, each.completions[1:], strict=True), key=lambda pair: pair[0].log_p)
         good, credit = each.completions[0], preference(first.log_p, [other.log_p for other in others])
-        row = [scores.diagnostic.name, each.item, each.condition, each.group]
+        row: list[object] = [scores.diagnostic.name, each.item, each.condition, each.group]
         row += [good.context, good.word, first.log_p, first.tokens, bad.context, bad.word, best.log_p, best.tokens]
         rows.append([*row, credit, " ".join(tokenizer.token(number) for number in first.top)])
     return rows

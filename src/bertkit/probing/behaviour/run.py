@@ -31,7 +31,7 @@ def probe_behaviour(request: ProbeRequest, settings: BehaviourSettings) -> Probe
 
     Raises:
         UsageError: no data, several models, nothing matches `only`, or a rule that does not fit the model.
-        DataError: data or model at fault, or the model has no head to score with.
+        DataError: invalid data or model, or the model has no head to score with.
     """
     if not request.data:
         raise UsageError(
@@ -85,7 +85,7 @@ def read_data(paths: Sequence[Path], settings: BehaviourSettings) -> tuple[list[
                 unmatched = error
     if not paradigms and not diagnostics:
         raise unmatched or UsageError(f"--only {', '.join(settings.only)}: matches none of the diagnostics")
-    names = [each.name for each in (*paradigms, *diagnostics)]
+    names = [*(each.name for each in paradigms), *(each.name for each in diagnostics)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"{', '.join(map(str, paths))}: {twice!r} is there twice; name one of them")

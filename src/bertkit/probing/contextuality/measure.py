@@ -171,9 +171,9 @@ def collect(
             first += batch.word_W.size
             done += len(batch.sentences)
             meter.update(done)
-    sizes = [len(places) - len(occurrences.random), len(occurrences.random)]
+    words = sum(occurrences.sizes)
     return [
-        LayerVectors(*torch.split(each, sizes), intra / len(sentences))
+        LayerVectors(each[:words], each[words:], intra / len(sentences))
         for each, intra in zip(vectors, intra_L.tolist(), strict=True)
     ]
 

@@ -25,7 +25,7 @@ EXTREMES = 10
 
 DEFINITIONS = {
     "layer": "0 is the input of the first layer (word, position and segment embeddings together), so that a word's"
-    " vectors differ there, too; l is the output of layer l, the last one behind the final norm where there is one",
+    " vectors differ there, too; l is the output of layer l, the last one after the final norm where there is one",
     "word": "the mean of its tokens' states; occurrences of one spelling (without case where the tokenizer has none),"
     " the first one in each sentence",
     "self_similarity": "mean cosine over all ordered pairs of a word's occurrences (Ethayarajh 2019, definition 1),"
@@ -201,7 +201,7 @@ class ContextualityScores:
 
 
 def write_word2vec(path: Path, words: Sequence[str], vectors: Sequence[Floats]) -> None:
-    """word2vec's text format: a line with the number of words and the width; then a line a word, its numbers behind it.
+    """word2vec's text format: a line with the number of words and the width; then a line a word, its numbers after it.
 
     White space inside a word is written as `_`, as in word2vec's own phrases.
     """

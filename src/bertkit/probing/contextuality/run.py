@@ -35,7 +35,7 @@ def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) 
 
     Raises:
         UsageError: no data, several models, or a layer that the model does not have.
-        DataError: text or model at fault, no word in enough sentences, or a word of the settings in too few.
+        DataError: invalid text or model, no word in enough sentences, or a word of the settings in too few.
     """
     subject = request.subject()
     layers = len(layer_points(subject.model))

@@ -58,10 +58,10 @@ class LabelledSentence:
 
 
 def read_labelled(path: Path) -> list[LabelledSentence]:
-    """The sentences of a file and what they are annotated for.
+    """The sentences of a file and their targets.
 
     Raises:
-        DataError: file at fault, a tree that is none, words without tags, or a span that is not in its sentence.
+        DataError: invalid file, a tree that is none, words without tags, or a span that is not in its sentence.
     """
     if is_treebank(str(path)):
         return _treebank(path)

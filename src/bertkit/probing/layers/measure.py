@@ -44,7 +44,7 @@ class Items:
     """What is classified.
 
     Attributes:
-        spans_NP2: each item's spans: first row in the tables of states, and behind the last.
+        spans_NP2: each item's spans: first row in the tables of states, and the one after the last.
         label_N: ids of labels; -1 where the training items do not have it.
         keys: what the label of the control task depends on: the item's first span, as it is written.
     """
@@ -142,7 +142,8 @@ class LinearProbe:
         if len(self._tables) == 1:
             return _read(self._tables[0], rows_C)
         weighted = zip(torch.softmax(self.mix_L, 0), self._tables, strict=True)
-        return reduce(torch.add, (weight * _read(table_WD, rows_C) for weight, table_WD in weighted))
+        mixed_CD: Tensor = reduce(torch.add, (weight * _read(table_WD, rows_C) for weight, table_WD in weighted))
+        return mixed_CD
 
     @torch.no_grad()
     def predict(self, items: Items) -> Int64s:
@@ -214,14 +215,8 @@ class Code:
 def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeFit, order_N: Int64s) -> Code:
     """The description length of the labels by online coding (Voita and Titov 2020).
 
-    The first portion takes log2 K bits an item; each next one is coded by a probe fitted on all before it.
-
-    Args:
-        tables: states.
-        items: whose labels are coded.
-        labels: K.
-        fit: of the probes. Each starts from the weights of the one before, which changes nothing but speed.
-        order_N: of the items in the code; random, since neighbours in a file are alike.
+    The first portion takes log2 K bits an item; each next one is coded by a probe fitted on all before it, which starts
+    from the weights of the previous probe, for speed alone. The order is random, since neighbours in a file are alike.
     """
     count = len(items)
     ends = sorted({max(1, round(share * count)) for share in PORTIONS})
@@ -236,11 +231,7 @@ def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeF
 def control_labels(keys: Sequence[str], label_N: Int64s, draw: Draw, known: dict[str, int]) -> Int64s:
     """Labels of a control task: one for every key, drawn from the distribution of the labels (Hewitt and Liang 2019).
 
-    Args:
-        keys: of the items.
-        label_N: ids whose frequencies are drawn from; -1 is left out.
-        draw: of the labels.
-        known: labels that were drawn earlier, by key; new ones are added, in the keys' alphabetical order.
+    Labels of -1 do not count. `known` has the labels drawn before, by key; new ones are added in alphabetical order.
     """
     values, counts = np.unique(label_N[label_N >= 0], return_counts=True)
     steps = np.cumsum(counts) / counts.sum()

@@ -49,13 +49,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class LayerScore:
-    """The probe of one layer.
-
-    Attributes:
-        accuracy: on the test items.
-        f1: conlleval's, of a task with chunks.
-        code: of the training items' labels.
-    """
+    """The scores of one layer's probe on the test items (conlleval's F1 of chunks), and the code of training labels."""
 
     accuracy: float
     f1: float | None

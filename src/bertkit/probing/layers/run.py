@@ -55,7 +55,7 @@ def probe_layers(request: ProbeRequest, settings: LayersSettings) -> ProbeResult
 
     Raises:
         UsageError: no data, files for testing that are not one for each, an unknown task, or too much disk.
-        DataError: model or files at fault, or too few sentences.
+        DataError: invalid model or files, or too few sentences.
     """
     subject = request.subject()
     if not request.data:

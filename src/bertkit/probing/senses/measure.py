@@ -25,8 +25,7 @@ Floats = NDArray[np.float64]
 
 
 def cosines(tests: Sequence[Tensor], trains: Sequence[Tensor]) -> Floats:
-    """Cosines of the concatenations of some layers, (M, N), given as (M, D) and (N, D) of each; 0 with a zero
-    vector."""
+    """Cosines of the concatenations of layers, (M, N), given as (M, D) and (N, D) of each; 0 with a zero vector."""
     dots_MN = reduce(torch.add, (a_MD.double() @ b_ND.double().T for a_MD, b_ND in zip(tests, trains, strict=True)))
     squares_M, squares_N = (
         reduce(torch.add, (each.double().square().sum(1) for each in side)) for side in (tests, trains)

@@ -131,7 +131,7 @@ class SensesScores:
             )
         rows: list[list[object]] = []
         for each in self.results:
-            scored = [
+            scored: list[tuple[str, int | None, SenseScores, float]] = [
                 (layers, number, scores, each.with_back_off[layers][number].f1)
                 for layers, by_k in each.alone.items()
                 for number, scores in by_k.items()

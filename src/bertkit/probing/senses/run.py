@@ -88,7 +88,7 @@ def probe_senses(request: ProbeRequest, settings: SensesSettings) -> ProbeResult
 
     Raises:
         UsageError: no data or several files, several models, a k below 1, or too much disk.
-        DataError: model or files at fault, no gold senses, or a word to draw that hardly occurs.
+        DataError: invalid model or files, no gold senses, or a word to draw that hardly occurs.
     """
     subject = request.subject()
     if len(request.data) != 1:

@@ -36,7 +36,7 @@ def main_directions(x_NP: Tensor, variance: float) -> Tensor:
     left_NK, values_K, _ = torch.linalg.svd(centred(x_NP), full_matrices=False)
     real = int((values_K > _NOISE * values_K[0]).sum())
     share_K = torch.cumsum(values_K[:real].square(), 0) / values_K[:real].square().sum()
-    # Rounding must not add a direction behind the one that completes the share.
+    # Rounding must not add a direction after the one that completes the share.
     kept = int((share_K < variance - _NOISE).sum()) + 1
     return left_NK[:, : max(1, min(kept, real))]
 

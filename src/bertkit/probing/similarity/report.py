@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "layer": "0 is the input of the first layer (word, position and segment embeddings together); l is the output of"
-    " layer l, the last one behind the final norm where there is one",
+    " layer l, the last one after the final norm where there is one",
     "cka": "linear CKA (Kornblith et al. 2019): ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) of column-centred states;"
     " biased estimate",
     "svcca": "mean canonical correlation of the singular directions that hold `variance` of each layer's variance, over"

@@ -57,7 +57,7 @@ def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Pro
 
     Raises:
         UsageError: no data, or a model is given twice.
-        DataError: text or models at fault, or too few words.
+        DataError: invalid text or models, or too few words.
     """
     subjects = request.subjects()
     for subject in subjects:

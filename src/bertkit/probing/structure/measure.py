@@ -147,7 +147,7 @@ def _loss(form: Form, bank: Treebank, numbers: Sequence[int], projection_RD: Ten
     gold, weight = torch.zeros_like(predicted), torch.zeros_like(predicted)
     for number, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
         target = tree.depths_W if form == "depth" else tree.distances_WW
-        own = (number, *[slice(length)] * target.ndim)
+        own: tuple[int | slice, ...] = (number, *[slice(length)] * target.ndim)
         gold[own], weight[own] = target, 1 / target.numel()
     return ((predicted - gold).abs() * weight).sum() / len(trees)
 

@@ -67,12 +67,11 @@ class LayerScores:
 
 @dataclass(frozen=True)
 class StructureScores:
-    """All results.
+    """All results of a model.
 
     Attributes:
-        label: the model, for figures.
         rank: of the probes of all layers.
-        train_sentences: sentences that probes were trained on, those that decide when to stop included.
+        train_sentences: number of sentences for training, those that decide when to stop included.
         test: trees of the test sentences as they were read, and as targets.
         layers, random: scores of the model and of the same architecture with random weights.
         ranks: scores of the best layer's distance probe by its rank.
@@ -180,7 +179,7 @@ class StructureScores:
             f" within 2 % of the best. UUAS is {ranks[least].uuas:.1%} at rank {least} and {ranks[most].uuas:.1%} at"
             f" rank {most} ({self.counts})."
         )
-        table = {
+        table: Table = {
             "rank": list(ranks),
             "uuas": [scores.uuas for scores in ranks.values()],
             "dspr": [scores.spearman for scores in ranks.values()],

@@ -82,7 +82,7 @@ def probe_structure(request: ProbeRequest, settings: StructureSettings) -> Probe
 
     Raises:
         UsageError: not one treebank, several for testing, several models, or states that take more disk than allowed.
-        DataError: model or treebank at fault: a sentence whose heads are no tree, or too few sentences.
+        DataError: invalid model or treebank: a sentence whose heads are no tree, or too few sentences.
     """
     subject = request.subject()
     if len(request.data) != 1 or not is_treebank(request.data[0]):
