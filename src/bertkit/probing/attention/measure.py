@@ -22,10 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import survey
+from bertkit.models.hook_points import of_layers, point_shapes
 from bertkit.models.recorder import Recorder
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.text.tokenizer import Tokenizer
@@ -48,18 +47,14 @@ def pattern_points(model: HeadedModel) -> tuple[str, ...]:
     Raises:
         DataError: the family has no attention maps to record.
     """
-    device = next(model.parameters()).device
-    points = survey(model, PackedBatch.from_ids([[0, 0]]).to(device))
-    found: list[str] = []
-    while (name := PATTERN.format(n=len(found))) in points:
-        found.append(name)
+    found = of_layers(point_shapes(model), PATTERN)
     if not found:
         kind = model.encoder.config.model_type
         raise DataError(
             f"a model of the family {kind} has no attention maps (no point {PATTERN.format(n=0)}); `bertkit probe"
             " points` lists what it has"
         )
-    return tuple(found)
+    return found
 
 
 def head_names(layers: int, heads: int) -> list[str]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import survey
+from bertkit.models.hook_points import device_of, point_shapes
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.sentences import EncodedSentence, packed
@@ -44,8 +44,7 @@ def output_maps(model: HeadedModel, layers: int) -> list[Tensor]:
     Raises:
         DataError: the family lacks one of the points.
     """
-    device = next(model.parameters()).device
-    shapes = survey(model, PackedBatch.from_ids([[0, 0]]).to(device))
+    shapes, device = point_shapes(model), device_of(model)
     for layer in range(layers):
         for name in (VALUES, MIXED, ATTENDED):
             if name.format(n=layer) not in shapes:
@@ -117,20 +116,16 @@ def layer_attention(
     points = pattern_points(model)
     maps = output_maps(model, len(points))
     for sentence in sentences:
-        yield sentence, _of_sentence(model, sentence, points, maps, device)
+        yield sentence, _of_sentence(model, sentence, points, maps)
 
 
 @torch.inference_mode()
 def _of_sentence(
-    model: HeadedModel,
-    sentence: EncodedSentence,
-    points: Sequence[str],
-    maps: Sequence[Tensor],
-    device: torch.device,
+    model: HeadedModel, sentence: EncodedSentence, points: Sequence[str], maps: Sequence[Tensor]
 ) -> list[LayerAttention]:
     values = [VALUES.format(n=layer) for layer in range(len(points))]
     recorder = Recorder([*points, *values])
-    model(packed([sentence]).to(device), recorder)
+    model(packed([sentence]).to(device_of(model)), recorder)
     found = []
     for point, name, map_NHD in zip(points, values, maps, strict=True):
         raw_Nnn, value_nNH = (recorder.kept[each].double().cpu() for each in (point, name))
