@@ -27,9 +27,10 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import EMBEDDINGS, device_of, point_shapes
+from bertkit.models.hook_points import EMBEDDINGS, point_shapes
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
+from bertkit.probing.states import recorded
 
 Floats = NDArray[np.float64]
 GRADIENT_METHODS = ("integrated_gradients", "input_x_gradient", "saliency")
@@ -63,10 +64,8 @@ def embeddings(model: HeadedModel, text: Text) -> Tensor:
             f"a model of the family {model.encoder.config.model_type} has no point {EMBEDDINGS}, by which gradients are"
             f" taken; --method {ROLLOUT} may work"
         )
-    recorder = Recorder([EMBEDDINGS])
-    with torch.no_grad():
-        model(text.batch().to(device_of(model)), recorder)
-    return recorder.kept[EMBEDDINGS].detach()
+    (own_nE,) = recorded(model, text.batch(), [EMBEDDINGS])
+    return own_nE.clone()  # outside inference mode, so that it can stand in a graph
 
 
 def gradients(
@@ -160,14 +159,10 @@ def rollout(maps_LAnn: Sequence[Tensor]) -> Tensor:
     return through_nn
 
 
-@torch.no_grad()
 def text_maps(model: HeadedModel, text: Text) -> list[Tensor]:
     """Attention maps of a text, (A, n, n) a layer, float64 on the CPU.
 
     Raises:
         DataError: the family has none.
     """
-    points = pattern_points(model)
-    recorder = Recorder(points)
-    model(text.batch().to(device_of(model)), recorder)
-    return [recorder.kept[point][0].double().cpu() for point in points]
+    return [maps_1Ann[0].double().cpu() for maps_1Ann in recorded(model, text.batch(), pattern_points(model))]
