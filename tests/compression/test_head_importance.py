@@ -274,7 +274,7 @@ def test_worse_is_positive_whichever_way_the_score_goes(model: HeadedModel, clas
 
 
 def test_a_model_without_heads_is_refused(model: HeadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "survey", lambda model, batch: {"blocks.0.hook_resid_post": (7, 20)})
+    monkeypatch.setattr(probe, "point_shapes", lambda model, lengths: {"blocks.0.hook_resid_post": (7, 20)})
     with pytest.raises(DataError, match=r"no attention heads to switch off .*bertkit probe points"):
         Heads.of(model)
 

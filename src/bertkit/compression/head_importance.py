@@ -30,7 +30,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import survey
+from bertkit.models.hook_points import of_layers, point_shapes
 from bertkit.models.recorder import Recorder
 
 Floats = NDArray[np.float64]
@@ -126,11 +126,8 @@ class Heads:
         Raises:
             DataError: it has none that can be gated one by one.
         """
-        device = next(model.parameters()).device
-        shapes = survey(model, PackedBatch.from_ids([[0] * length for length in _LENGTHS]).to(device))
-        points: list[str] = []
-        while (name := HEAD_OUTPUTS.format(n=len(points))) in shapes:
-            points.append(name)
+        shapes = point_shapes(model, _LENGTHS)
+        points = of_layers(shapes, HEAD_OUTPUTS)
         found = {shapes[point][:2] for point in points}
         if len(found) != 1 or next(iter(found))[0] != sum(_LENGTHS):
             kind = model.encoder.config.model_type
@@ -138,7 +135,7 @@ class Heads:
                 f"a model of the family {kind} has no attention heads to switch off (no outputs of heads at"
                 f" {HEAD_OUTPUTS.format(n=0)}, as many in every layer); `bertkit probe points` lists what it has"
             )
-        return cls(tuple(points), next(iter(found))[1])
+        return cls(points, next(iter(found))[1])
 
     @property
     def shape(self) -> tuple[int, int]:

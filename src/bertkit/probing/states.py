@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import layer_points
+from bertkit.models.hook_points import device_of, layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 
@@ -67,25 +68,28 @@ def layer_states(
     model = model.to(device).eval()
     points = layer_points(model) if points is None else points
     for some in batches(sentences, max_batch_tokens):
-        yield _states_of(model, some, points, device)
+        offsets = np.cumsum([0, *(each.ids_T.size for each in some)])
+        spans_W2 = np.concatenate([each.spans_W2 + offset for each, offset in zip(some, offsets, strict=False)])
+        spans = torch.from_numpy(spans_W2).to(device)
+        states = tuple(word_means(each, spans).float().cpu() for each in recorded(model, packed(some), points))
+        counts = [len(each.words) for each in some]
+        word_W = np.concatenate([np.arange(count) for count in counts])
+        yield WordStates(some, states, np.repeat(np.arange(len(some)), counts), word_W)
 
 
 @torch.inference_mode()
-def _states_of(
-    model: HeadedModel, sentences: tuple[EncodedSentence, ...], points: Sequence[str], device: torch.device
-) -> WordStates:
+def recorded(model: HeadedModel, batch: PackedBatch, points: Sequence[str]) -> list[Tensor]:
+    """The values at these hook points, on the model's device.
+
+    Raises:
+        DataError: they are not finite.
+    """
     recorder = Recorder(points)
-    model(packed(sentences).to(device), recorder)
-    offsets = np.cumsum([0, *(each.ids_T.size for each in sentences)])
-    spans_W2 = np.concatenate([each.spans_W2 + offset for each, offset in zip(sentences, offsets, strict=False)])
-    spans = torch.from_numpy(spans_W2).to(device)
-    states = tuple(word_means(recorder.kept[point], spans).float().cpu() for point in points)
-    for point, state in zip(points, states, strict=True):
-        if not state.isfinite().all():
-            raise DataError(f"states at {point} are not numbers (NaN or infinite): the weights are damaged or diverged")
-    counts = [len(each.words) for each in sentences]
-    word_W = np.concatenate([np.arange(count) for count in counts])
-    return WordStates(sentences, states, np.repeat(np.arange(len(sentences)), counts), word_W)
+    model(batch.to(device_of(model)), recorder)
+    for point in points:
+        if not recorder.kept[point].isfinite().all():
+            raise DataError(f"values at {point} are not numbers (NaN or infinite): the weights are damaged or diverged")
+    return [recorder.kept[point] for point in points]
 
 
 def word_means(hidden_TD: Tensor, spans_W2: Tensor) -> Tensor:

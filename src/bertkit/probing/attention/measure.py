@@ -14,7 +14,7 @@ layers, one layer after the other, C kinds of marked tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import survey
-from bertkit.models.recorder import Recorder
+from bertkit.models.hook_points import of_layers, point_shapes
 from bertkit.probing.sentences import EncodedSentence, batches, packed
+from bertkit.probing.states import recorded
 from bertkit.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float64]
@@ -48,18 +47,14 @@ def pattern_points(model: HeadedModel) -> tuple[str, ...]:
     Raises:
         DataError: the family has no attention maps to record.
     """
-    device = next(model.parameters()).device
-    points = survey(model, PackedBatch.from_ids([[0, 0]]).to(device))
-    found: list[str] = []
-    while (name := PATTERN.format(n=len(found))) in points:
-        found.append(name)
+    found = of_layers(point_shapes(model), PATTERN)
     if not found:
         kind = model.encoder.config.model_type
         raise DataError(
             f"a model of the family {kind} has no attention maps (no point {PATTERN.format(n=0)}); `bertkit probe"
             " points` lists what it has"
         )
-    return tuple(found)
+    return found
 
 
 def head_names(layers: int, heads: int) -> list[str]:
@@ -115,20 +110,8 @@ def attention_maps(
         longest = max(each.ids_T.size for each in some)
         size = max(1, _MOST_CELLS // (heads * longest * longest))
         for first in range(0, len(some), size):
-            yield _maps_of(model, some[first : first + size], points, device)
-
-
-@torch.inference_mode()
-def _maps_of(
-    model: HeadedModel, sentences: tuple[EncodedSentence, ...], points: Sequence[str], device: torch.device
-) -> Maps:
-    recorder = Recorder(points)
-    model(packed(sentences).to(device), recorder)
-    layers = tuple(recorder.kept[point].float().cpu() for point in points)
-    for point, layer in zip(points, layers, strict=True):
-        if not layer.isfinite().all():
-            raise DataError(f"{point} is not numbers (NaN or infinite): the weights are damaged or diverged")
-    return Maps(sentences, layers)
+            part = some[first : first + size]
+            yield Maps(part, tuple(each.float().cpu() for each in recorded(model, packed(part), points)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,15 +27,15 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import EMBEDDINGS, survey
+from bertkit.models.hook_points import EMBEDDINGS, point_shapes
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
+from bertkit.probing.states import recorded
 
 Floats = NDArray[np.float64]
 GRADIENT_METHODS = ("integrated_gradients", "input_x_gradient", "saliency")
 ROLLOUT = "attention_rollout"
 METHODS = (*GRADIENT_METHODS, ROLLOUT)
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -53,32 +53,23 @@ Score = Callable[[Tensor, PackedBatch], Tensor]
 """F: hidden states (T, D) of a batch of copies of the text to a number for each copy, (R,)."""
 
 
-def embeddings(model: HeadedModel, text: Text, *, device: torch.device = _CPU) -> Tensor:
+def embeddings(model: HeadedModel, text: Text) -> Tensor:
     """The word embeddings of a text, (n, E).
 
     Raises:
         DataError: the family has none that can be recorded.
     """
-    batch = text.batch().to(device)
-    if EMBEDDINGS not in survey(model, batch):
+    if EMBEDDINGS not in point_shapes(model):
         raise DataError(
             f"a model of the family {model.encoder.config.model_type} has no point {EMBEDDINGS}, by which gradients are"
             f" taken; --method {ROLLOUT} may work"
         )
-    recorder = Recorder([EMBEDDINGS])
-    with torch.no_grad():
-        model(batch, recorder)
-    return recorder.kept[EMBEDDINGS].detach()
+    (own_nE,) = recorded(model, text.batch(), [EMBEDDINGS])
+    return own_nE.clone()  # outside inference mode, so that it can stand in a graph
 
 
 def gradients(
-    model: HeadedModel,
-    text: Text,
-    points_RnE: Tensor,
-    score: Score,
-    *,
-    max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
+    model: HeadedModel, text: Text, points_RnE: Tensor, score: Score, *, max_batch_tokens: int = 4096
 ) -> tuple[Tensor, Tensor]:
     """F and its gradient at given embeddings, (R,) and (R, n, E).
 
@@ -90,8 +81,8 @@ def gradients(
     at_once = max(1, max_batch_tokens // len(text.ids))
     scores, found = [], []
     for part_RnE in torch.split(points_RnE, at_once):
-        leaf = part_RnE.flatten(0, 1).to(device).requires_grad_()
-        batch = text.batch(part_RnE.shape[0]).to(device)
+        leaf = part_RnE.flatten(0, 1).requires_grad_()
+        batch = text.batch(part_RnE.shape[0]).to(leaf.device)
         with torch.enable_grad():
             states_TD = model(batch, Recorder((), {EMBEDDINGS: _replaced_by(leaf)}))
             score_R = score(states_TD, batch)
@@ -132,7 +123,6 @@ def integrated_gradients(
     *,
     steps: int,
     max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
 ) -> Integrated:
     """The path integral by Gauss and Legendre's rule.
 
@@ -142,16 +132,14 @@ def integrated_gradients(
         score: F.
         steps: points of the rule.
     """
-    own_nE = embeddings(model, text, device=device)
+    own_nE = embeddings(model, text)
     baseline_nE = baseline_nE.to(own_nE)
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     along = torch.from_numpy((nodes + 1) / 2).to(own_nE)
     weight = torch.from_numpy(weights / 2).to(own_nE)
     path = baseline_nE + along[:, None, None] * (own_nE - baseline_nE)
     ends = torch.stack([own_nE, baseline_nE])
-    scores, found = gradients(
-        model, text, torch.cat([path, ends]), score, max_batch_tokens=max_batch_tokens, device=device
-    )
+    scores, found = gradients(model, text, torch.cat([path, ends]), score, max_batch_tokens=max_batch_tokens)
     mean_nE = torch.einsum("r,rne->ne", weight.double(), found[:steps].double())
     attributions_n = ((own_nE - baseline_nE).double() * mean_nE).sum(-1).cpu()
     return Integrated(attributions_n, float(scores[-2]), float(scores[-1]))
@@ -171,14 +159,10 @@ def rollout(maps_LAnn: Sequence[Tensor]) -> Tensor:
     return through_nn
 
 
-@torch.no_grad()
-def text_maps(model: HeadedModel, text: Text, *, device: torch.device = _CPU) -> list[Tensor]:
+def text_maps(model: HeadedModel, text: Text) -> list[Tensor]:
     """Attention maps of a text, (A, n, n) a layer, float64 on the CPU.
 
     Raises:
         DataError: the family has none.
     """
-    points = pattern_points(model)
-    recorder = Recorder(points)
-    model(text.batch().to(device), recorder)
-    return [recorder.kept[point][0].double().cpu() for point in points]
+    return [maps_1Ann[0].double().cpu() for maps_1Ann in recorded(model, text.batch(), pattern_points(model))]

@@ -28,12 +28,12 @@ from torch.autograd import forward_ad
 
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.hook_points import device_of
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import PATTERN
 from bertkit.probing.sentences import EncodedSentence, packed
 
 Floats = NDArray[np.float64]
-_CPU = torch.device("cpu")
 GROUPS = (("itself", 0, 0), ("1", 1, 1), ("2", 2, 2), ("3 to 5", 3, 5), ("6 to 10", 6, 10), ("more than 10", 11, None))
 """Distances that are added up: name, from, to."""
 FARTHEST = 10
@@ -66,7 +66,6 @@ def squared_norms(
     along_KD: Tensor,
     *,
     max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
 ) -> Tensor:
     """Squared Frobenius norms of all Jacobians of a sentence, (L, n, n): layer, state, input; float64 on the CPU.
 
@@ -79,6 +78,7 @@ def squared_norms(
         DataError: derivatives that are not numbers.
     """
     size, width = sentence.ids_T.size, along_KD.shape[1]
+    device = device_of(model)
     along_KD = along_KD.to(device)
     jobs = size * along_KD.shape[0]
     copies = max(1, min(jobs, max_batch_tokens // size))

@@ -21,6 +21,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import ProbedModel
 from bertkit.models.headed import HeadedModel
+from bertkit.models.hook_points import device_of
 from bertkit.probing.attribution import Baseline
 from bertkit.probing.attribution.explanations import (
     METHODS,
@@ -176,15 +177,14 @@ def explain(
     Raises:
         DataError: the family has no word embeddings or maps to record.
     """
-    device, text = engine.device, question.text
-    model = subject.model.to(device).eval()
+    text, model = question.text, subject.model.to(engine.device).eval()
     values: dict[str, Floats] = {}
     target = score = baseline_score = gap = None
     if question.head is not None:
-        output, target = question.target or _most_probable(subject, question, device)
+        output, target = question.target or _most_probable(subject, question)
         of_output = _score(model, question, output)
-        own_nE = embeddings(model, text, device=device)
-        (score_1, (gradient_nE,)) = gradients(model, text, own_nE[None], of_output, device=device)
+        own_nE = embeddings(model, text)
+        (score_1, (gradient_nE,)) = gradients(model, text, own_nE[None], of_output)
         score = float(score_1[0])
         if "integrated_gradients" in methods:
             found = integrated_gradients(
@@ -194,7 +194,6 @@ def explain(
                 of_output,
                 steps=steps,
                 max_batch_tokens=engine.micro_batch_tokens,
-                device=device,
             )
             values["integrated_gradients"] = found.attributions_n.numpy()
             baseline_score, gap = found.baseline_score, found.gap
@@ -203,7 +202,7 @@ def explain(
         if "saliency" in methods:
             values["saliency"] = gradient_nE.double().norm(dim=-1).cpu().numpy()
     if ROLLOUT in methods:
-        through_nn = rollout(text_maps(model, text, device=device))
+        through_nn = rollout(text_maps(model, text))
         row_n = through_nn.mean(0) if question.read is None else through_nn[question.read]
         values[ROLLOUT] = row_n.numpy()
     return Explanation(question, target, score, baseline_score, gap, values)
@@ -226,11 +225,11 @@ def _score(model: HeadedModel, question: Question, output: int) -> Score:
 
 
 @torch.no_grad()
-def _most_probable(subject: ProbedModel, question: Question, device: torch.device) -> tuple[int, str]:
+def _most_probable(subject: ProbedModel, question: Question) -> tuple[int, str]:
     """Number and name of the most probable output."""
     model, head = subject.model, question.head
     assert head is not None
-    batch = question.text.batch().to(device)
+    batch = question.text.batch().to(device_of(model))
     states_TD = model(batch)
     if head == MASKED:
         output = int(model.token_logits(head, states_TD[question.read])[None].argmax())
@@ -249,4 +248,4 @@ def _baseline(subject: ProbedModel, question: Question, kind: Baseline, own_nE: 
         return own_nE * torch.from_numpy(question.fixed_n)[:, None].to(own_nE.device)
     token_id = subject.tokenizer.mask_id if kind == "mask" else subject.tokenizer.pad_id
     ids = np.where(question.fixed_n, np.array(question.text.ids), token_id)
-    return embeddings(subject.model, Text(tuple(ids.tolist()), question.text.types), device=own_nE.device)
+    return embeddings(subject.model, Text(tuple(ids.tolist()), question.text.types))

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.models.hook_points import layer_points, survey
+from bertkit.models.hook_points import layer_points, point_shapes
 from bertkit.probing.attribution import AttributionSettings
 from bertkit.probing.attribution.identifiability import identifiability, token_states
 from bertkit.probing.attribution.measure import Contributions, contributions, directions, squared_norms
@@ -119,15 +118,12 @@ def _jacobians(
     engine = request.engine()
     model = subject.model.to(engine.device).eval()
     points = layer_points(model)
-    width = survey(model, PackedBatch.from_ids([[0, 0]]).to(engine.device))[points[0]][-1]
+    width = point_shapes(model)[points[0]][-1]
     gathered = Contributions()
     with request.progress("Jacobians", len(sentences), "sentences") as meter:
         for number, sentence in enumerate(sentences, 1):
             along_KD = directions(width, settings.directions, seed=settings.seed, sentence=sentence.number)
-            tokens = engine.micro_batch_tokens
-            squares_Lnn = squared_norms(
-                model, sentence, points, along_KD, max_batch_tokens=tokens, device=engine.device
-            )
+            squares_Lnn = squared_norms(model, sentence, points, along_KD, max_batch_tokens=engine.micro_batch_tokens)
             gathered.add(contributions(squares_Lnn))
             meter.update(number)
     return gathered

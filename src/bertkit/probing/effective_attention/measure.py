@@ -18,7 +18,7 @@ Shapes: n tokens of a sentence, T packed tokens, N heads, H head width, D width 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,10 +27,11 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import survey
+from bertkit.models.hook_points import device_of, point_shapes
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.sentences import EncodedSentence, packed
+from bertkit.probing.states import recorded
 
 VALUES = "blocks.{n}.attn.hook_v"
 MIXED = "blocks.{n}.attn.hook_z"
@@ -44,8 +45,7 @@ def output_maps(model: HeadedModel, layers: int) -> list[Tensor]:
     Raises:
         DataError: the family lacks one of the points.
     """
-    device = next(model.parameters()).device
-    shapes = survey(model, PackedBatch.from_ids([[0, 0]]).to(device))
+    shapes, device = point_shapes(model), device_of(model)
     for layer in range(layers):
         for name in (VALUES, MIXED, ATTENDED):
             if name.format(n=layer) not in shapes:
@@ -117,31 +117,19 @@ def layer_attention(
     points = pattern_points(model)
     maps = output_maps(model, len(points))
     for sentence in sentences:
-        yield sentence, _of_sentence(model, sentence, points, maps, device)
+        values = recorded(
+            model, packed([sentence]), [*points, *(VALUES.format(n=layer) for layer in range(len(points)))]
+        )
+        layers = zip(values[: len(points)], values[len(points) :], maps, strict=True)
+        yield sentence, [_of_layer(raw[0].double().cpu(), value.double().cpu(), own) for raw, value, own in layers]
 
 
-@torch.inference_mode()
-def _of_sentence(
-    model: HeadedModel,
-    sentence: EncodedSentence,
-    points: Sequence[str],
-    maps: Sequence[Tensor],
-    device: torch.device,
-) -> list[LayerAttention]:
-    values = [VALUES.format(n=layer) for layer in range(len(points))]
-    recorder = Recorder([*points, *values])
-    model(packed([sentence]).to(device), recorder)
-    found = []
-    for point, name, map_NHD in zip(points, values, maps, strict=True):
-        raw_Nnn, value_nNH = (recorder.kept[each].double().cpu() for each in (point, name))
-        if not (raw_Nnn.isfinite().all() and value_nNH.isfinite().all()):
-            raise DataError(f"{point} or {name} is not numbers (NaN or infinite): the weights are damaged or diverged")
-        # The singular values of V W are those of V R^T with W^T = Q R: a matrix of n x H instead of n x D.
-        value_NnH = value_nNH.transpose(0, 1)
-        _, upper_NHH = torch.linalg.qr(map_NHD.transpose(-1, -2))
-        effective_Nnn, rank_N = effective(raw_Nnn[0], value_NnH @ upper_NHH.transpose(-1, -2))
-        found.append(LayerAttention(raw_Nnn[0], effective_Nnn, value_NnH @ map_NHD, rank_N))
-    return found
+def _of_layer(raw_Nnn: Tensor, value_nNH: Tensor, map_NHD: Tensor) -> LayerAttention:
+    value_NnH = value_nNH.transpose(0, 1)
+    # The singular values of V W are those of V R^T with W^T = Q R: a matrix of n x H instead of n x D.
+    _, upper_NHH = torch.linalg.qr(map_NHD.transpose(-1, -2))
+    effective_Nnn, rank_N = effective(raw_Nnn, value_NnH @ upper_NHH.transpose(-1, -2))
+    return LayerAttention(raw_Nnn, effective_Nnn, value_NnH @ map_NHD, rank_N)
 
 
 def correlations(layer: LayerAttention) -> Tensor:
