@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from bertkit.cli.common import AsJson, Data, Offline, Quiet, RecipeName, Resume, Verbose, command_app, result, story
 
 from bertkit import __version__, errors
 from bertkit.cli import app as app_module
-from bertkit.cli.common import AsJson, Data, Offline, Quiet, RecipeName, Resume, Verbose, command_app, result, story
 
 HEAVY = {"torch", "datasets", "tokenizers", "transformers", "pydantic", "numpy", "yaml", "huggingface_hub"}
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.overrides import parsed
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
@@ -50,7 +51,7 @@ class Trained:
                 task=task,
                 model=str(self.base),
                 run_dir=self.directory / f"run-{kind}",
-                overrides=["lr=6e-3", "batch=7", "optimisation.max_steps=5", "engine.device=cpu", *extra],
+                overrides=parsed(["lr=6e-3", "batch=7", "optimisation.max_steps=5", "engine.device=cpu", *extra]),
             )
             self._made[kind] = finetune(request, progress=silent_progress).run.path, inputs
         return self._made[kind]

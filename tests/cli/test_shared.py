@@ -8,10 +8,9 @@ from typing import Annotated
 
 import pytest
 import typer
-from typer.testing import CliRunner
-
 from bertkit.cli.common import Device, Offline
 from bertkit.cli.shared import BatchTokens, Common, Computing, Options, Telling, Training, as_overrides, with_options
+from typer.testing import CliRunner
 
 Size = Annotated[int, typer.Option("--size", help="Of a shoe.")]
 Colour = Annotated[str | None, typer.Option("--colour", help="Of a shoe.")]

@@ -11,6 +11,7 @@ from bertkit.finetuning.run import FinetuneOutcome, finetune
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
+from tests.overrides import parsed
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
 COLUMNS = Columns(text="review", label="stars")
@@ -56,7 +57,7 @@ class Place:
             "cache": self.directory / "cache",
             **fields,
         }
-        return DistillRequest(overrides=[*SETTINGS, *overrides], **given)
+        return DistillRequest(overrides=parsed([*SETTINGS, *overrides]), **given)
 
     def run(self, recipe: str, *overrides: str, **fields: Any) -> FinetuneOutcome:
         return finetune(self.request(recipe, *overrides, **fields), progress=silent_progress)

@@ -17,6 +17,7 @@ from bertkit.pretraining.run import Finished, open_shards, run_pretraining
 from bertkit.pretraining.trainer import Pretraining
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
+from tests.overrides import parsed
 from tests.training.tiny_run import write_model, write_text
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40}
@@ -62,7 +63,7 @@ class Classroom:
         """A run of this name."""
         request = DistillTextRequest(
             str(self.recipe),
-            overrides=overrides,
+            overrides=parsed(overrides),
             sources=[str(self.text)],
             teachers=[str(self.teacher)],
             run_dir=self.directory / name,

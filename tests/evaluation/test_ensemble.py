@@ -22,6 +22,7 @@ from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.readers import Columns
+from tests.overrides import parsed
 from tests.tasks.tiny_task import GOOD, reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -59,7 +60,7 @@ class Place:
         request = FinetuneRequest(
             task=task,
             model=str(self.model),
-            overrides=[*SETTINGS, *overrides],
+            overrides=parsed([*SETTINGS, *overrides]),
             seeds=seeds,
             runs_root=self.directory / "runs",
         )

@@ -22,6 +22,7 @@ from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
+from tests.overrides import parsed
 from tests.tasks.tiny_task import BAD, GOOD, reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -52,7 +53,9 @@ class Place:
 
     def request(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinetuneRequest:
         runs = self.directory / "runs"
-        return FinetuneRequest(task=task, model=str(model), overrides=[*SHORT, *overrides], runs_root=runs, **fields)
+        return FinetuneRequest(
+            task=task, model=str(model), overrides=parsed([*SHORT, *overrides]), runs_root=runs, **fields
+        )
 
     def run(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinetuneOutcome:
         return finetune(self.request(task, model, *overrides, **fields), progress=silent_progress)

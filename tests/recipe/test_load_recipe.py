@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_schema import AdamW, Lamb, SmallRecipe
+from tests.overrides import parsed
 
 from bertkit.distillation.task_recipe import load_distill_recipe
 from bertkit.errors import UsageError
@@ -41,7 +42,7 @@ def _in_a_folder_with_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def load(text: str, *overrides: str) -> SmallRecipe:
     Path("mine.yaml").write_text(text)
-    return load_as(SmallRecipe, "mine", overrides)
+    return load_as(SmallRecipe, "mine", parsed(overrides))
 
 
 def fault_of(text: str, *overrides: str) -> str:
@@ -189,16 +190,16 @@ def test_resolving_keeps_the_line_of_the_file_that_gave_a_value() -> None:
 def test_overrides_of_a_loaded_recipe_are_those_of_the_file() -> None:
     overrides = ["seed=3", "objective.masked_lm.rate=0.2", "optimisation.optimizer.eps=1e-8"]
     recipe = load_as(SmallRecipe, "base")
-    assert with_overrides(recipe, overrides) == load_as(SmallRecipe, "base", overrides)
+    assert with_overrides(recipe, parsed(overrides)) == load_as(SmallRecipe, "base", parsed(overrides))
     assert with_overrides(recipe, []) == recipe
     with pytest.raises(UsageError, match=r"--set sed=3: sed: unknown key; did you mean seed\?"):
-        with_overrides(recipe, ["sed=3"])
+        with_overrides(recipe, parsed(["sed=3"]))
 
 
 def test_a_fault_repeats_a_long_override_in_part() -> None:
     override = f"sed={'3' * 200}"
     with pytest.raises(UsageError) as fault:
-        load_as(SmallRecipe, "base", [override])
+        load_as(SmallRecipe, "base", parsed([override]))
     assert f"--set {override[:60]}...: sed: unknown key" in str(fault.value)
 
 

@@ -45,8 +45,8 @@ class TaskEvaluating(Measuring):
         Literal["auto", "own", "new"],
         typer.Option(
             "--head",
-            help="own: evaluate the model's own head; new: fine-tune a new one; auto: the model's own where it is one of"
-            " the task, by its run or by the names of its labels.",
+            help="own: evaluate the model's own head; new: fine-tune a new one; auto: the model's own where it fits the"
+            " task, by its run or by the names of its labels.",
         ),
     ] = "auto"
     published: Annotated[

@@ -98,11 +98,11 @@ class OwnData(Options):
     train: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "train", "--train F", _PANEL)] = None
     dev: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "dev", "--dev F", _PANEL)] = None
     test: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "test", "--test F", _PANEL)] = None
-    text: Annotated[str | None, FromField(_COLUMNS, "columns.text", "--text COL", _PANEL)] = None
+    text: Annotated[str | None, FromField(_COLUMNS, "columns.text", "--text COL", _PANEL, True)] = None
     text_pair: Annotated[str | None, FromField(_COLUMNS, "columns.text_pair", "--text-pair COL", _PANEL)] = None
-    label: Annotated[str | None, FromField(_COLUMNS, "columns.label", "--label COL", _PANEL)] = None
+    label: Annotated[str | None, FromField(_COLUMNS, "columns.label", "--label COL", _PANEL, True)] = None
     endings: Annotated[list[str] | None, FromField(_COLUMNS, "columns.endings", "--endings COL,COL", _PANEL)] = None
-    kind: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "kind", panel=_PANEL)] = None
+    kind: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "kind", panel=_PANEL, shows_default=True)] = None
 
     def task_or(self, names: list[str]) -> OwnTask | list[str] | None:
         """The task that these options make, or the published ones of these names; None where there is neither.
@@ -236,7 +236,6 @@ def print_scores(outcome: FinetuneOutcome) -> None:
             if each["degenerate"]:
                 console.warn(f"{each['run']} has learnt nothing: {each['degenerate']}")
     elif results["degenerate"]:
-        console.warn(
-            f"the model has learnt nothing: {results['degenerate']}; try another seed, a lower learning rate or a longer warm-up"
-        )
+        remedy = "try another seed, a lower learning rate or a longer warm-up"
+        console.warn(f"the model has learnt nothing: {results['degenerate']}; {remedy}")
     console.line(f"{duration(seconds)} in {len(outcome.runs)} {'run' if len(outcome.runs) == 1 else 'runs'}")

@@ -100,19 +100,22 @@ class FromField:
         key: the recipe's dotted key that it overrides; the last part is the field.
         spelling: `--option METAVAR` where the field's name does not say it.
         panel: heading on the help page.
+        shows_default: whether the help page shows the field's default; that of a recipe's field, the recipe may change.
     """
 
     schema: str
     key: str
     spelling: str = ""
     panel: str | None = None
+    shows_default: bool = False
 
     def generated(self) -> _GeneratedOption:
         """The option."""
         module, _, name = self.schema.partition(":")
         leaf = self.key.rpartition(".")[2]
         info = getattr(import_module(module), name).model_fields[leaf]
-        return _GeneratedOption((leaf,), info, self.spelling, self.panel, has_default=False)
+        shown = info.default if self.shows_default else None
+        return _GeneratedOption((leaf,), info, self.spelling, self.panel, has_default=False, shown_default=shown)
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class _GeneratedOption:
         spelling: `--option METAVAR`; empty for the field's name.
         panel: heading on the help page.
         has_default: whether the field's default is the option's; else it is None, and no option is required.
+        shown_default: what the help page shows in its place.
     """
 
     path: tuple[str, ...]
@@ -132,6 +136,7 @@ class _GeneratedOption:
     spelling: str
     panel: str | None
     has_default: bool = True
+    shown_default: str | None = None
 
     @property
     def flag(self) -> str:
@@ -181,7 +186,7 @@ class _GeneratedOption:
             metavar="" if kind is bool else self.metavar or _METAVARS.get(kind),
             min=bounds.get("ge"),
             max=bounds.get("le"),
-            show_default=is_shown or (default == 0 and default is not False),
+            show_default=self.shown_default or is_shown or (default == 0 and default is not False),
             rich_help_panel=self.panel,
         )
         typed: Any = str if self.in_one_value or _is_union(kind) else kind

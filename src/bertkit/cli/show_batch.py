@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Common, Data, Seed, SetOption, cache_root, runs_root
+from bertkit.cli.options import Common, Data, Seed, SetOption, cache_root, runs_root, set_overrides
 
 if TYPE_CHECKING:
     from rich.text import Text

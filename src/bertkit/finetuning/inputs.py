@@ -27,10 +27,10 @@ class OwnTask(Settings):
     )
     kind: Kind = Field("classification", description="Kind of task: what is predicted.")
     train: str = Field(
-        description="File of the training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
+        description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
     )
-    dev: str = Field(description="File of the examples that the model is evaluated on.")
-    test: str | None = Field(None, description="File of further examples to predict; they need no labels.")
+    dev: str = Field(description="Examples that the model is evaluated on.")
+    test: str | None = Field(None, description="Further examples to predict; they need no labels.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
     labels: tuple[str, ...] | None = Field(
         None, description="Names of the labels in the order of the logits; those of the training file where left out."

@@ -8,6 +8,7 @@ of recipe there are is known in load.py, above; writing one back is dump.py's.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,10 @@ class Override:
         if not equals or not all(key.strip().split(".")):
             raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
         return cls(key.strip(), read_tree(value, place).plain(), place)
+
+    def __str__(self) -> str:
+        """As `--set` takes it."""
+        return f"{self.key}={json.dumps(self.value, ensure_ascii=False)}"
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[Override]:
