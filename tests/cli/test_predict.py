@@ -131,7 +131,7 @@ def test_a_blank_line_is_answered_by_null_so_that_lines_stay_together(trained: T
     assert "2 of 4 lines are blank" in outcome.stderr
     empty = piped("", "--model", trained.of("classification")[0])
     assert (empty.code, empty.stdout) == (0, "")
-    assert "stdin holds nothing to predict" in empty.stderr
+    assert "stdin has nothing to predict" in empty.stderr
 
 
 def test_top_keeps_the_greatest_scores_first(trained: Trained, piped: Bertkit) -> None:

@@ -51,7 +51,7 @@ def test_a_wrong_objective_is_one_clear_fault(tiny: str, objective: str, message
     with pytest.raises(UsageError) as fault:
         load_recipe(tiny, parsed([f"objective={objective}"]))
     assert message in str(fault.value)
-    assert "the recipe has a fault" in str(fault.value)
+    assert "the recipe has an error" in str(fault.value)
 
 
 def test_a_resolved_recipe_loads_to_an_equal_one_of_equal_hash(tiny: str) -> None:

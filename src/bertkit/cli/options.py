@@ -204,7 +204,7 @@ class _GeneratedOption:
         if given is None:
             return None
         if self.in_one_value:
-            parts = [part.strip() for part in given.split(",")]
+            parts = list(dict.fromkeys(part.strip() for part in given.split(",")))
             return parts if kind is str else [plain_scalar(part) for part in parts]
         if _is_union(kind):
             return plain_scalar(given)
