@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bertkit.cli.console import console, result
-from bertkit.cli.options import Common, Data, Output, RecipeName, Resume
 
 from bertkit import __version__, errors
 from bertkit.cli import app as app_module
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common, Data, Output, RecipeName, Resume
 
 HEAVY = {"torch", "datasets", "tokenizers", "transformers", "pydantic", "numpy", "yaml", "huggingface_hub"}
 
@@ -195,7 +195,9 @@ def test_result_goes_to_stdout_and_messages_to_stderr(bertkit, play) -> None:
         console.warn("mind this")
         with console.progress("working", total=2, unit="steps") as meter:
             meter.advance()
-        result({"x": float("nan"), "path": Path("a"), "word": "né"} if common.as_json else "runs/x", as_json=common.as_json)
+        result(
+            {"x": float("nan"), "path": Path("a"), "word": "né"} if common.as_json else "runs/x", as_json=common.as_json
+        )
 
     play(working)
     assert bertkit("play").stdout == "runs/x\n"

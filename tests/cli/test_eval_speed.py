@@ -71,7 +71,11 @@ def test_faults_end_with_their_exit_codes(bertkit) -> None:
         (3, "./nowhere: no model here", ["--model", "small", "--model", "./nowhere"]),
         (2, "small is given twice", ["--model", "small", "--model", "small"]),
         (2, '--lengths: expected a whole number, got "many"', ["--model", "small", "--lengths", "32,many"]),
-        (2, "--batch-sizes: expected a value greater than or equal to 1, got 0", ["--model", "small", "--batch-sizes", "0"]),
+        (
+            2,
+            "--batch-sizes: expected a value greater than or equal to 1",
+            ["--model", "small", "--batch-sizes", "0"],
+        ),
         (2, "--threads", ["--model", "small", "--threads", "0"]),
         (2, "--method large=pkd: expected MODEL=METHOD", ["--model", "small", "--method", "large=pkd"]),
         (2, "give --threads 1 --device cpu", ["--model", "small", "--clock", "processor", "--threads", "2"]),

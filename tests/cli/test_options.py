@@ -49,7 +49,7 @@ class Shoe(Sized):
     colour: Colour = None
 
 
-class Training_(Settings):
+class Fit(Settings):
     max_epochs: int = Field(40, ge=1, le=99, description="Epochs of each probe.")
 
 
@@ -63,7 +63,7 @@ class Probe(Settings):
     exact: bool = Field(False, description="Compute without rounding.")
     lowercase: bool | None = Field(None, description="Lowercase the text (default: yes).")
     hidden: int = Field(7, description="Not an option.")
-    training: Training_ = Field(default_factory=Training_, description="How the probe is trained.")
+    training: Fit = Field(default_factory=Fit, description="How the probe is trained.")
 
     @model_validator(mode="after")
     def _fits(self) -> Probe:
@@ -168,7 +168,7 @@ def test_all_shared_options_may_be_left_out() -> None:
         (["--layers", "3, 5,3"], Probe(layers=(3, 5))),
         (["--tokens", "512"], Probe(tokens=512)),
         (["--exact", "--cased"], Probe(exact=True, lowercase=False)),
-        (["--max-epochs", "9"], Probe(training=Training_(max_epochs=9))),
+        (["--max-epochs", "9"], Probe(training=Fit(max_epochs=9))),
     ],
 )
 def test_a_settings_class_stands_for_an_option_a_field(words: list[str], expected: Probe) -> None:

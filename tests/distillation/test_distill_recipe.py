@@ -17,8 +17,7 @@ from bertkit.errors import UsageError
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.hashing import what_hash
-from bertkit.recipe.load import load_any
-from bertkit.recipe.resolve import shipped_headers
+from bertkit.recipe.resolve import load_any, shipped_headers
 from tests.overrides import parsed
 
 NAMES = [

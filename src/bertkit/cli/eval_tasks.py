@@ -103,18 +103,17 @@ def glue(
     _finish(evaluated, common)
 
 
-def task_command(name: str, title: str) -> Callable[..., None]:
+def task_command(task: TaskSpec) -> Callable[..., None]:
     """The command of one published task."""
 
     def command(*, common: TaskEvaluating) -> None:
         from bertkit.evaluation.tasks import evaluate_tasks
-        from bertkit.tasks.catalogue import find_task
 
-        evaluated = evaluate_tasks(common.evaluation(name, (find_task(name),)), progress=console.progress)
+        evaluated = evaluate_tasks(common.evaluation(task.name, (task,)), progress=console.progress)
         _print(evaluated)
         _finish(evaluated, common)
 
-    command.__doc__ = f"{title}.\n\nFine-tunes first where the model has no head for the task."
+    command.__doc__ = f"{task.title}.\n\nFine-tunes first where the model has no head for the task."
     return command
 
 

@@ -1,6 +1,6 @@
 """`bertkit pretrain`: a recipe and text in, a run directory out.
 
-Nothing here follows a paper. Sibling tokenize.py stops at the shards; this goes on to a model.
+Nothing here follows a paper. Sibling tokenize.py makes the shards alone.
 """
 
 from __future__ import annotations

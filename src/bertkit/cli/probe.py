@@ -25,7 +25,7 @@ KINDS = {
 
 
 class Kinds(CommandGroup):
-    """Look into a model; each kind has options of its own: `bertkit probe KIND --help`."""
+    """Probe a model; each kind has options of its own: `bertkit probe KIND --help`."""
 
     table = KINDS
     noun = "kind of probe"

@@ -1,6 +1,6 @@
-"""`bertkit runs`: look at runs and check that they are still what they were.
+"""`bertkit runs`: list, show, compare and verify runs.
 
-Nothing here follows a paper. Sibling recipes.py shows what can be run; this shows what was.
+Nothing here follows a paper. Sibling recipes.py does the same for recipes.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from bertkit.distillation.terms import Term as DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, long_keys, with_task_settings
 from bertkit.finetuning.steps import FinetuneEngine
+from bertkit.recipe.named_item import NamedItem, check_each_once
 from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
-from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.settings import Settings
 from bertkit.tasks.augmentation import AnyAugmentation
 from bertkit.tasks.readers import Columns
@@ -45,7 +45,7 @@ class OwnLoss(Settings):
     weight: float = Field(1.0, ge=0, description="Factor of its mean in the total loss.")
 
 
-class TaskTerm(OneKey):
+class TaskTerm(NamedItem):
     """One term of what is learnt."""
 
     what: ClassVar[str] = "term"

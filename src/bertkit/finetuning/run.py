@@ -88,7 +88,7 @@ def finetune(
         begun: called with each run's directory before its training starts.
 
     Raises:
-        UsageError: a faulty recipe, or a resume whose recipe decides on another result.
+        UsageError: a faulty recipe, or a resume whose recipe gives another result.
         DataError: data, model or checkpoints at fault.
         StoppedError, DivergedError: see `Finetuning.train`.
     """
@@ -297,7 +297,7 @@ def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneReci
     """The run's recipe with the engine of the request.
 
     Raises:
-        UsageError: the request decides on another result; the differing keys are listed.
+        UsageError: the request gives another result; the differing keys are listed.
     """
     recorded = request.load(str(run.path / "recipe.yaml"))
     if request.names_nothing:

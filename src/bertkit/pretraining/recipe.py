@@ -18,8 +18,8 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.registry import OBJECTIVES
 from bertkit.recipe.base import RecipeBase
 from bertkit.recipe.errors import validate
+from bertkit.recipe.named_item import NamedItem, check_each_once
 from bertkit.recipe.resolve import DEFAULT_KIND, Override, load_as
-from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.recipe.tree import Located
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.training.config import EngineConfig, OptimisationConfig
@@ -28,7 +28,7 @@ INIT_TO_BE_GIVEN = "?"
 """The value of `init` in a recipe that goes on from whatever model its user names."""
 
 
-class Term(OneKey):
+class Term(NamedItem):
     """One objective with its settings: `masked_lm: {rate: 0.15}`."""
 
     what: ClassVar[str] = "objective"

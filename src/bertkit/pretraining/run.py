@@ -53,7 +53,7 @@ def run_pretraining(
         begun: called with the run's directory before the training starts.
 
     Raises:
-        UsageError: a faulty recipe, or a resume whose recipe decides on another result.
+        UsageError: a faulty recipe, or a resume whose recipe gives another result.
         DataError: text, model, shards or checkpoints at fault.
         StoppedError, DivergedError: see `Pretraining.train`.
     """
@@ -132,7 +132,7 @@ def _resumed(request: PretrainRequest) -> tuple[Recipe, RunDirectory]:
     """The run to go on with, and its recipe with the engine of the request.
 
     Raises:
-        UsageError: there is no such run, or the request decides on another result; the differing keys are listed.
+        UsageError: there is no such run, or the request gives another result; the differing keys are listed.
     """
     run = _run_to_resume(request)
     recorded = load_as(request.schema, str(run.path / "recipe.yaml"))

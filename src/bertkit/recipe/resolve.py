@@ -2,8 +2,8 @@
 
 Nothing here follows a paper. Mappings of a recipe and of the one it extends are merged key by key; lists and scalars
 replace. A mapping that picks another variant by `name` (optimizer, schedule) replaces the whole, since the other
-variant's settings mean nothing to it; `family` and `type` do not: a RoBERTa is a BERT but for what it says. Which kinds
-of recipe there are is known in load.py, above; writing one back is dump.py's.
+variant's settings mean nothing to it; `family` and `type` do not: a RoBERTa is a BERT except for its own settings.
+Sibling dump.py writes a recipe back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,9 +31,14 @@ _LONGEST_SHOWN = 60
 
 HEADER = ("name", "kind", "title", "paper", "arxiv")
 DEFAULT_KIND: Final = "pretrain"
-"""What a recipe is run by where it does not say."""
-KINDS = ("pretrain", "finetune", "distill")
-"""Commands that run recipes."""
+"""The kind of a recipe that names none."""
+KINDS = {
+    "pretrain": "bertkit.pretraining.recipe",
+    "finetune": "bertkit.finetuning.recipe",
+    "distill": "bertkit.distillation.recipe",
+}
+"""Commands that run recipes, and the module of each, whose `from_tree` makes the recipe of resolved settings; it brings
+torch along, and so is imported when the kind is known."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def load_as(schema: type[Model], name: str, overrides: Sequence[Override] = ()) 
     """The recipe of that name or path as an object of this class, with overrides applied.
 
     Raises:
-        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or faults in the settings (all
+        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or errors in the settings (all
             of them at once).
     """
     tree = resolve_recipe(name, overrides)
@@ -86,8 +92,18 @@ def load_as(schema: type[Model], name: str, overrides: Sequence[Override] = ()) 
     return validate(tree, schema)
 
 
+def load_any(name: str, overrides: Sequence[Override] = ()) -> Any:
+    """The recipe of that name or path, of any kind; one on a task is completed where it names task and models.
+
+    Raises:
+        UsageError: no such recipe, or errors in the settings (all of them at once).
+    """
+    tree = resolve_recipe(name, overrides)
+    return import_module(KINDS.get(kind_of(tree), KINDS[DEFAULT_KIND])).from_tree(tree)
+
+
 def kind_of(tree: Located) -> Any:
-    """What a recipe says it is run by."""
+    """The command that runs a recipe."""
     kind = tree.child("kind")
     return DEFAULT_KIND if kind is None else kind.plain()
 
@@ -107,7 +123,7 @@ def with_overrides(recipe: Model, overrides: Sequence[Override]) -> Model:
     """A copy of a loaded recipe with overrides applied.
 
     Raises:
-        UsageError: faults in the result, all of them at once.
+        UsageError: errors in the result, all of them at once.
     """
     tree = Located.of(recipe.model_dump(mode="json"), "the recipe")
     return validate(with_values(tree, overrides), type(recipe))
@@ -138,7 +154,7 @@ def _named(path: Path) -> Located:
 
 
 def shipped_headers() -> list[dict[str, Any]]:
-    """What `recipes list` shows of each shipped recipe: name, kind, title, paper, arxiv; None where it says nothing."""
+    """What `recipes list` shows of each shipped recipe: name, kind, title, paper, arxiv; None where it has none."""
     return [_header(shipped_directory() / f"{name}.yaml") for name in recipe_names()]
 
 
@@ -152,10 +168,10 @@ def _read(path: Path) -> Located:
     shown = _shown(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as fault:
-        raise UsageError(f"{shown}: not UTF-8 text (byte {fault.start}); is it a recipe?") from None
-    except OSError as fault:
-        raise UsageError(f"{shown}: {fault.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{shown}: not UTF-8 text (byte {error.start}); is it a recipe?") from None
+    except OSError as error:
+        raise UsageError(f"{shown}: {error.strerror}") from None
     tree = read_tree(text, shown)
     if not isinstance(tree.value, dict):
         found = "empty" if tree.value is None else f"a {type(tree.value).__name__}"
