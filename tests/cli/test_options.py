@@ -58,6 +58,7 @@ class Probe(Settings):
     share: float | None = Field(None, gt=0, le=1, description="Share of the words (default: all).")
     norm: Literal["l1", "l2"] = Field("l2", description="Norm of the distances.")
     texts: list[str] = Field(default_factory=list, description="A text to show.")
+    top: list[int] = Field([1, 5], description="Ranks that are counted.")
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field((1, 2), description="Layers to probe.")
     tokens: int | Literal["auto"] = Field("auto", description="Tokens computed at once.")
     exact: bool = Field(False, description="Compute without rounding.")
@@ -166,6 +167,7 @@ def test_all_shared_options_may_be_left_out() -> None:
         (["--rank", "3", "--share", "0.5", "--norm", "l1"], Probe(rank=3, share=0.5, norm="l1")),
         (["--text", "a", "--text", "b"], Probe(texts=["a", "b"])),
         (["--layers", "3, 5,3"], Probe(layers=(3, 5))),
+        (["--top", "2"], Probe(top=[2])),
         (["--tokens", "512"], Probe(tokens=512)),
         (["--exact", "--cased"], Probe(exact=True, lowercase=False)),
         (["--max-epochs", "9"], Probe(training=Fit(max_epochs=9))),
@@ -188,6 +190,7 @@ def test_help_default_range_and_choices_are_the_fields_own() -> None:
         "--share X [x<=1] Share of the words (default: all).",
         "--norm <l1|l2> Norm of the distances. [default: l2]",
         "--text TEXT A text to show. Repeatable.",
+        "--top N Ranks that are counted. Repeatable. [default: (1 5)]",
         "--layers L,L Layers to probe. [default: 1,2]",
         "--max-epochs N [1<=x<=99] Epochs of each probe. [default: 40]",
     ):
