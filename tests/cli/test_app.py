@@ -264,3 +264,6 @@ def test_the_shell_completes_commands_options_and_recipes(bertkit_process) -> No
     assert complete("bertkit rec").split() == ["recipes"]
     assert complete("bertkit recipes l").split() == ["list"]
     assert "--json" in complete("bertkit recipes list --j")
+    assert complete("bertkit eval bli").split() == ["blimp"]
+    assert complete("bertkit eval blimp --onl").split() == ["--only"]
+    assert complete("bertkit eval mlm --pseudo").split() == ["--pseudo-sequences"]

@@ -25,7 +25,7 @@ from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layer_choice import layer_map
 from bertkit.objectives.base import Objective
-from bertkit.objectives.forward import read
+from bertkit.objectives.forward import encode
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
 from bertkit.training.step import losses
@@ -147,7 +147,7 @@ def test_states_are_compared_layer_by_layer(
         objective("patience", layers="uniform"),
         objective("feature_maps", layers=pairs, mean_weight=0.0, variance_weight=0.0),
     ]
-    compared = read(student, terms, batch, guide_of(student, teacher, terms))["hidden_states"].compared
+    compared = encode(student, terms, batch, guide_of(student, teacher, terms))["hidden_states"].compared
     assert compared is not None
     mine, theirs = compared.seen.states, compared.teacher_seen.states
     assert (sorted(mine), sorted(theirs)) == ([0, 1, 2], [0, 2, 4])
@@ -234,13 +234,13 @@ def test_the_teacher_is_read_once_without_dropout_or_gradients_and_only_where_it
         return forward(self, *arguments)  # type: ignore[arg-type]  # as it was called
 
     monkeypatch.setattr(HeadedModel, "forward", counted)
-    reading = read(student, terms, batches[0], guide)["cosine"]
+    reading = encode(student, terms, batches[0], guide)["cosine"]
     assert [each is dropping for each in passes] == [False, True]
     assert reading.compared is not None
     assert not reading.compared.teacher_hidden_TD.requires_grad
     passes.clear()
     masked: list[Objective] = [MaskedLM(), objective("soft_targets", positions="masked")]
-    narrow = read(student, masked, batches[0], guide_of(student, dropping, masked))["soft_targets"].compared
+    narrow = encode(student, masked, batches[0], guide_of(student, dropping, masked))["soft_targets"].compared
     assert not passes  # both last layers are computed at the predicted tokens alone
     assert narrow is not None
     index_M = batches[0].targets["masked_lm"].index_M
