@@ -154,7 +154,12 @@ def train(arm: str, seed: int, data: Sequence[str], out: Path) -> None:
         overrides = [*COMMON, *ARMS[arm], f"seed={seed}"]
         overrides.append(f"optimisation.steps={steps_within_budget(overrides, data)}")
         request = PretrainRequest(
-            "quickstart", overrides, sources=data, run_dir=run, cache=cache_root(), command=command
+            "quickstart",
+            [Override.parse(text) for text in overrides],
+            sources=data,
+            run_dir=run,
+            cache=cache_root(),
+            command=command,
         )
     run_pretraining(request, progress=silent_progress)
     minutes = resource.getrusage(resource.RUSAGE_SELF).ru_utime / 60

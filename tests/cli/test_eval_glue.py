@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.overrides import parsed
 from tests.tasks.tiny_glue import TEST_ROWS, small_test_sets, write_glue
 from tests.tasks.tiny_task import write_model
 from tests.training.stopping import stopping_at
@@ -43,7 +44,7 @@ class Place:
     def evaluation(self, *tasks: str, **fields: Any) -> TaskEvaluation:
         root = fields.pop("runs", self.runs)
         request = EvalRequest(str(fields.pop("model", self.model)), device="cpu", runs_root=root)
-        given = {"suite": tasks[0], "data_dir": self.data, "overrides": ("optimisation.max_steps=1",), **fields}
+        given = {"suite": tasks[0], "data_dir": self.data, "overrides": parsed(("optimisation.max_steps=1",)), **fields}
         return TaskEvaluation(tasks=tuple(find_task(name) for name in tasks), request=request, **given)
 
     @property
@@ -173,7 +174,7 @@ def test_what_is_finished_is_not_repeated_and_a_seed_more_is_one_run(place: Plac
 
 
 def test_a_stopped_evaluation_goes_on_where_it_stood(place: Place) -> None:
-    settings = {"overrides": ("optimisation.max_steps=2", "batch=7"), "seeds": (1,)}
+    settings = {"overrides": parsed(("optimisation.max_steps=2", "batch=7")), "seeds": (1,)}
     wanted = place.evaluation("rte", runs=place.directory / "stopped", **settings)
     with stopping_at(1), pytest.raises(StoppedError, match=r"at step 1 of 2.*give the same command again"):
         evaluate_tasks(wanted)

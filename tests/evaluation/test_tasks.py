@@ -49,7 +49,7 @@ def conll(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluated(task: str, data: Path, model: Path, root: Path, **fields: Any) -> Evaluated:
     request = EvalRequest(str(model), device="cpu", runs_root=root)
-    given = {"data_dir": data, "overrides": SETTINGS, **fields}
+    given = {"data_dir": data, "overrides": parsed(SETTINGS), **fields}
     return evaluate_tasks(TaskEvaluation(task, (TASKS[task],), request, **given))
 
 

@@ -46,7 +46,7 @@ def request(home: Path, run: str, **more: Any) -> PretrainRequest:
     languages = {name: [str(home / f"{name}.txt")] for name in ("en", "de")}
     defaults: dict[str, Any] = {
         "recipe": "mbert",
-        "overrides": [*SMALL, f"data.languages={json.dumps(languages)}"],
+        "overrides": parsed([*SMALL, f"data.languages={json.dumps(languages)}"]),
         "run_dir": home / run,
         "cache": home / "cache",
         "max_steps": 4,

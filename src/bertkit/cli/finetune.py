@@ -88,7 +88,11 @@ class Tasks(Options):
         Raises:
             UsageError: seeds or a grid have another form.
         """
-        return {"data_dir": self.data_dir, "seeds": seed_numbers(self.seeds), "grid": grid_values(self.grid or ())}
+        return {
+            "data_dir": self.data_dir,
+            "seeds": seed_numbers(self.seeds or None),
+            "grid": grid_values(self.grid or ()),
+        }
 
 
 @dataclass(frozen=True)

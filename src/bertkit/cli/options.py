@@ -375,7 +375,7 @@ def seed_numbers(text: str | None) -> list[int]:
         UsageError: it is neither.
     """
     found: list[int] = []
-    for part in () if not text else text.split(","):
+    for part in () if text is None else text.split(","):
         first, dash, last = (each.strip() for each in part.partition("-"))
         if not first.isdecimal() or (dash and (not last.isdecimal() or int(last) < int(first))):
             raise UsageError(f"--seeds {text}: expected numbers and ranges, such as 0-4 or 1,7,9")
