@@ -44,7 +44,9 @@ class FinetuneData(Settings):
     directory: str | None = Field(
         None, description="Folder of the task's official files, such as DIR/MRPC/train.tsv (default: the Hub's copy)."
     )
-    max_length: int | None = Field(None, ge=8, description="Tokens of the longest sequence, special tokens included.")
+    max_length: int | None = Field(
+        None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the task's own)."
+    )
     train_examples: int | None = Field(
         None, ge=1, description="Learn from so many examples only, drawn by the seed; null: from all."
     )
