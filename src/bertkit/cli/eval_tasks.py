@@ -67,7 +67,7 @@ class TaskEvaluating(Measuring):
         from bertkit.evaluation.plan import TaskEvaluation
         from bertkit.recipe.resolve import overrides_of
 
-        steps = {} if self.max_steps is None else {"optimisation.max_steps": self.max_steps}
+        steps = {} if self.max_steps is None else {"optimisation.steps": self.max_steps}
         return TaskEvaluation(
             suite=suite,
             tasks=tasks,

@@ -31,8 +31,8 @@ from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
     from bertkit.finetuning.inputs import OwnTask
-    from bertkit.finetuning.run import FinetuneOutcome
     from bertkit.recipe.resolve import Override
+    from bertkit.training.run import FinishedRun
 
 RecipeOrNone = Annotated[
     str, typer.Argument(metavar="[RECIPE]", help="A recipe of kind finetune: a file, or the name of a shipped one.")
@@ -159,13 +159,13 @@ def finetune(
     --text review --label stars --model M`, `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`,
     `bertkit finetune --task rte,mrpc,stsb --data-dir glue`, `bertkit finetune --task rte --model MNLI-RUN`.
     """
-    from bertkit.finetuning.arguments import FinetuneRequest
+    from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune as run_finetuning
     from bertkit.recipe.resolve import Override
 
     head = [] if new_head is None else [Override("new_head", new_head)]
-    request = FinetuneRequest(
+    request = FinetuneArguments(
         recipe=recipe or None,
         task=own.task_or(tasks.names),
         model=model,
@@ -192,7 +192,7 @@ def task_overrides(own: OwnData, common: Training) -> list[Override]:
     from bertkit.recipe.resolve import overrides_of
 
     values = {
-        "optimisation.max_steps": common.max_steps,
+        "optimisation.steps": common.max_steps,
         "data.predict": ["test"] if own.test else None,
     }
     return [*overrides_of({key: value for key, value in values.items() if value is not None}), *common.overrides]
@@ -216,7 +216,7 @@ def grid_values(options: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     return grid
 
 
-def print_scores(outcome: FinetuneOutcome) -> None:
+def print_scores(outcome: FinishedRun) -> None:
     """A table of the tasks' scores, and what to know before trusting them."""
     results = outcome.results
     seconds = sum(float(run.record.get("seconds") or 0.0) for run in outcome.runs)

@@ -453,7 +453,7 @@ RunDir = Annotated[
         help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/).",
     ),
 ]
-Seed = Annotated[int | None, FromField("bertkit.recipe.base:RecipeBase", "seed", panel=COMMON_PANEL)]
+Seed = Annotated[int | None, FromField("bertkit.recipe.header:RecipeHeader", "seed", panel=COMMON_PANEL)]
 _ENGINE = "bertkit.training.engine_config:EngineConfig"
 DataDir = Annotated[str | None, FromField("bertkit.finetuning.inputs:FinetuneData", "data.directory", "--data-dir DIR")]
 Device = Annotated[Literal["auto", "cpu", "cuda"] | None, FromField(_ENGINE, "engine.device", panel=COMMON_PANEL)]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from bertkit.recipe.base import RecipeBase
+from bertkit.recipe.header import RecipeHeader
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.readers import Columns
@@ -56,7 +56,7 @@ class FinetuneData(Settings):
 TaskEntry = str | OwnTask
 
 
-class FinetuneInputs(RecipeBase):
+class FinetuneInputs(RecipeHeader):
     """The part of a recipe that says what is learnt from what."""
 
     kind: Literal["finetune"] = Field("finetune", description="The command that runs the recipe: `bertkit finetune`.")
