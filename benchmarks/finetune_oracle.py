@@ -22,12 +22,13 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
 from numpy.typing import NDArray
 
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
-from bertkit.finetuning.steps import EpochOrder
+from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -79,11 +80,13 @@ def compare(task: str, tasks: Path, *, batch: int, max_length: int, steps: int, 
     rate = 5e-5
     settings = (f"lr={rate}", f"batch={batch}", f"max_length={max_length}", f"optimisation.max_steps={steps}")
     engine = ("engine.device=cpu", "engine.precision=fp32", "engine.log_every_steps=1", "epochs=1000")
-    request = FinetuneRequest(
+    request = FinetuneArguments(
         task=task,
         model=str(start),
         data_dir=str(tasks),
-        overrides=[*settings, *engine, "optimisation.evaluations_per_epoch=1", "warmup=0.1"],
+        overrides=[
+            Override.parse(text) for text in [*settings, *engine, "optimisation.evaluations_per_epoch=1", "warmup=0.1"]
+        ],
         run_dir=directory / "run",
     )
     ours = finetune(request, progress=silent_progress).run

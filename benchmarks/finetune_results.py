@@ -32,11 +32,12 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, PeerSpan, PeerTagging, PeerTask, minilm
 
 from bertkit.files import write_json
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import OwnTask, own_spec
 from bertkit.finetuning.run import finetune
 from bertkit.metrics.base import Scores
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import Columns, label_names, load_split, read_own
 from bertkit.tasks.spec import TaskSpec
@@ -128,13 +129,13 @@ def bertkit_scores(unit: Unit) -> tuple[Scores, bool]:
     ]
     begun = (run_dir / "run.json").exists()
     if begun:
-        request = FinetuneRequest(resume=str(run_dir))
+        request = FinetuneArguments(resume=str(run_dir))
     else:
-        request = FinetuneRequest(
+        request = FinetuneArguments(
             task=unit.given,
             model=str(minilm()),
             data_dir=unit.data_dir,
-            overrides=overrides,
+            overrides=[Override.parse(text) for text in overrides],
             seeds=(unit.seed,),
             run_dir=run_dir,
         )

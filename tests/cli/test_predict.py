@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.overrides import parsed
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
 from bertkit.evaluation.run import MeasureRequest
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import FIRST_WINDOW, Predictor, windows_of
 from bertkit.progress import silent_progress
@@ -46,11 +47,11 @@ class Trained:
         if kind not in self._made:
             task, inputs = write_kind(self.directory, kind)
             extra = EXTRA.get(kind, [])
-            request = FinetuneRequest(
+            request = FinetuneArguments(
                 task=task,
                 model=str(self.base),
                 run_dir=self.directory / f"run-{kind}",
-                overrides=["lr=6e-3", "batch=7", "optimisation.max_steps=5", "engine.device=cpu", *extra],
+                overrides=parsed(["lr=6e-3", "batch=7", "optimisation.max_steps=5", "engine.device=cpu", *extra]),
             )
             self._made[kind] = finetune(request, progress=silent_progress).run.path, inputs
         return self._made[kind]
@@ -130,7 +131,7 @@ def test_a_blank_line_is_answered_by_null_so_that_lines_stay_together(trained: T
     assert "2 of 4 lines are blank" in outcome.stderr
     empty = piped("", "--model", trained.of("classification")[0])
     assert (empty.code, empty.stdout) == (0, "")
-    assert "stdin holds nothing to predict" in empty.stderr
+    assert "stdin has nothing to predict" in empty.stderr
 
 
 def test_top_keeps_the_greatest_scores_first(trained: Trained, piped: Bertkit) -> None:

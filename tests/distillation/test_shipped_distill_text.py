@@ -16,12 +16,13 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.objectives.forward import pretraining_model
-from bertkit.objectives.masking import RarePieces
+from bertkit.objectives.masking import RareTokens
 from bertkit.pretraining.stages import stages_of
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import load_as, resolve_recipe, shipped_headers
 from bertkit.training.cost import count_parameters
+from tests.overrides import parsed
 from tests.pretraining import test_shipped
 from tests.training.tiny_run import write_model, write_text
 
@@ -122,7 +123,7 @@ def test_distilbert_has_the_values_of_its_code() -> None:
     ]
     assert words.model_dump() == {"weight": 5.0, "positions": "all", "temperature": 2.0}
     assert masked.model_dump()["rate"] == 0.15
-    assert masked.units == RarePieces(exponent=0.7)  # type: ignore[attr-defined]  # the masked LM
+    assert masked.units == RareTokens(exponent=0.7)  # type: ignore[attr-defined]  # the masked LM
     assert direction.model_dump()["layers"] == "top"
     assert recipe.student is not None
     assert (recipe.student.layers, recipe.frozen) == ((0, 2, 4, 7, 9, 11), ("embeddings.position",))
@@ -169,7 +170,7 @@ def test_mobilebert_has_24_phases_and_then_half_the_teachers_words() -> None:
 @pytest.mark.parametrize("width", [48, 96, 192])
 def test_students_with_a_small_vocabulary_have_the_papers_widths_and_depth(width: int) -> None:
     overrides = [f"model.hidden_size={width}", f"model.intermediate_size={4 * width}"]
-    recipe = load_as(DistillTextRecipe, "small-vocabulary", overrides)
+    recipe = load_as(DistillTextRecipe, "small-vocabulary", parsed(overrides))
     words, layers, inner, norm = 4928, 12, 4 * width, 2 * width
     assert recipe.tokenizer.vocab_size == words
     tables = (words + 512 + 2) * width + norm

@@ -16,8 +16,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
-from bertkit.recipe.load import load_any
-from bertkit.recipe.resolve import shipped_headers
+from bertkit.recipe.resolve import load_any, shipped_headers
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import GOOD, reviews, tiny_tokenizer
 
@@ -136,7 +135,8 @@ def test_rte_with_freelb_has_the_values_of_the_authors_script() -> None:
     method, optimisation = recipe.method, recipe.optimisation
     assert isinstance(method, FreeLb)
     assert (method.ascent_steps, method.step_size, method.epsilon, method.start_bound) == (3, 0.06, 0.14, 0.16)
-    assert (optimisation.learning_rate, optimisation.batch_sequences, optimisation.epochs) == (1e-5, 16, 10)
-    assert optimisation.warmup_share == pytest.approx(122 / 2036, abs=1e-4)
-    assert (optimisation.optimizer_config().weight_decay, optimisation.optimizer_config().clip_norm) == (0.1, None)
+    assert (optimisation.schedule.peak, optimisation.batch_sequences, optimisation.epochs) == (1e-5, 16, 10)
+    assert optimisation.schedule.warmup_share == pytest.approx(122 / 2036, abs=1e-4)
+    assert optimisation.optimizer is not None
+    assert (optimisation.optimizer.weight_decay, optimisation.optimizer.clip_norm) == (0.1, None)
     assert optimisation.keeps_best

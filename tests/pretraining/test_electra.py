@@ -15,11 +15,13 @@ from safetensors.torch import load_file
 from bertkit.errors import StoppedError, UsageError
 from bertkit.models.hub import load_model
 from bertkit.pretraining import trainer as pretrain
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.plan import pretraining_plan
-from bertkit.pretraining.run import Finished, run_pretraining
+from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_text
 
@@ -66,7 +68,7 @@ def write_recipe(directory: Path) -> tuple[Path, Path]:
     return recipe, write_text(directory / "text.txt")
 
 
-def request_of(directory: Path, run: str, **changes: Any) -> PretrainRequest:
+def request_of(directory: Path, run: str, **changes: Any) -> PretrainArguments:
     asked = {
         "recipe": str(directory / "electra.yaml"),
         "sources": [str(directory / "text.txt")],
@@ -74,10 +76,10 @@ def request_of(directory: Path, run: str, **changes: Any) -> PretrainRequest:
         "cache": directory / "cache",
         "command": ["test"],
     }
-    return PretrainRequest(**{**asked, **changes})
+    return PretrainArguments(**{**asked, **changes})
 
 
-def trained(request: PretrainRequest) -> Finished:
+def trained(request: PretrainArguments) -> FinishedRun:
     return run_pretraining(request, progress=silent_progress)
 
 
@@ -138,14 +140,14 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes_and_ties(
     with stopping_at(STOPPED_AT), pytest.raises(StoppedError, match=f"at step {STOPPED_AT}"):
         trained(request_of(directory, "stopped"))
 
-    made: list[pretrain.Pretraining] = []
-    restore = pretrain.Pretraining._restore
+    made: list[pretrain.Pretrainer] = []
+    restore = pretrain.Pretrainer.restore
 
-    def noted(self: pretrain.Pretraining, *arguments: Any) -> None:
+    def noted(self: pretrain.Pretrainer, *arguments: Any) -> None:
         restore(self, *arguments)
         made.append(self)
 
-    monkeypatch.setattr(pretrain.Pretraining, "_restore", noted)
+    monkeypatch.setattr(pretrain.Pretrainer, "restore", noted)
     again = trained(request_of(directory, "stopped", recipe=None, sources=[], resume=str(directory / "stopped")))
     assert hashes(directory / "stopped") == hashes(directory / "run")
     assert again.results == results
@@ -154,7 +156,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes_and_ties(
     generator = model.companion("generator")
     assert generator is not None
     assert generator.encoder.word_embedding.weight is model.encoder.word_embedding.weight
-    optimised = [parameter for group in made[0].optimizer.param_groups for parameter in group["params"]]
+    optimised = [parameter for group in made[0].training_step.optimizer.param_groups for parameter in group["params"]]
     assert len(optimised) == len(set(optimised)) == len(last_weights(directory / "run"))
 
 
@@ -213,7 +215,7 @@ def test_a_stage_can_train_the_generator_alone(finished: tuple[Path, dict[str, A
     request = request_of(
         directory,
         "staged",
-        overrides=[f"optimisation.stages=[{alone}, {{share: 0.5}}]", f"engine.save_every_steps={STEPS // 2}"],
+        overrides=parsed([f"optimisation.stages=[{alone}, {{share: 0.5}}]", f"engine.save_every_steps={STEPS // 2}"]),
         max_steps=STEPS,
     )
     trained(request)
@@ -226,7 +228,7 @@ def test_a_stage_can_train_the_generator_alone(finished: tuple[Path, dict[str, A
     assert not torch.equal(end.get_parameter(layer), start[layer])
 
 
-def first_weights(request: PretrainRequest) -> dict[str, torch.Tensor]:
+def first_weights(request: PretrainArguments) -> dict[str, torch.Tensor]:
     """The first weights of a run."""
     from bertkit.objectives.forward import pretraining_model
 
@@ -241,14 +243,14 @@ def first_weights(request: PretrainRequest) -> dict[str, torch.Tensor]:
 def test_a_model_cannot_grow_beside_its_generator(finished: tuple[Path, dict[str, Any]]) -> None:
     stages = "[{share: 0.5, set: {model.num_hidden_layers: 1}}, {share: 0.5}]"
     with pytest.raises(UsageError, match=r"cannot grow beside objective\.replaced_token"):
-        trained(request_of(finished[0], "grown", overrides=[f"optimisation.stages={stages}"]))
+        trained(request_of(finished[0], "grown", overrides=parsed([f"optimisation.stages={stages}"])))
 
 
 def test_the_plan_counts_both_models(finished: tuple[Path, dict[str, Any]]) -> None:
     directory, _ = finished
     names = last_weights(directory / "run")
     words = next(iter(names[WORDS].shape))
-    request = request_of(directory, "planned", overrides=[f"tokenizer.vocab_size={words}"])
+    request = request_of(directory, "planned", overrides=parsed([f"tokenizer.vocab_size={words}"]))
     plan = pretraining_plan(request.requested())
     assert plan["parameters"]["total"] == sum(tensor.numel() for tensor in names.values())
     assert plan["parameters"]["backbone"] == sum(
@@ -258,7 +260,7 @@ def test_the_plan_counts_both_models(finished: tuple[Path, dict[str, Any]]) -> N
         request_of(
             directory,
             "planned",
-            overrides=[f"tokenizer.vocab_size={words}", "objective.replaced_token.generator_size=0.25"],
+            overrides=parsed([f"tokenizer.vocab_size={words}", "objective.replaced_token.generator_size=0.25"]),
         ).requested()
     )
     assert smaller["flops"] < plan["flops"]

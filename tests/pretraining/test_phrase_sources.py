@@ -11,13 +11,14 @@ import pytest
 
 from bertkit.errors import DataError, StoppedError
 from bertkit.files import sha256_of
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.file_hashes import with_contents
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.recipe.hashing import what_hash
+from tests.overrides import parsed
 from tests.training.tiny_run import NOUNS, VERBS, write_text
 
 Bertkit = Callable[..., Any]
@@ -44,7 +45,7 @@ def lexicon(tmp_path: Path) -> Path:
     return path
 
 
-def request(home: Path, **changes: Any) -> PretrainRequest:
+def request(home: Path, **changes: Any) -> PretrainArguments:
     asked = {
         "recipe": str(home / "recipe.yaml"),
         "sources": [str(home / "text.txt")],
@@ -52,7 +53,7 @@ def request(home: Path, **changes: Any) -> PretrainRequest:
         "cache": home / "cache",
         "command": ["test"],
     }
-    return PretrainRequest(**{**asked, **changes})
+    return PretrainArguments(**{**asked, **changes})
 
 
 def test_a_changed_lexicon_is_refused_under_resume_and_named(lexicon: Path, tmp_path: Path, bertkit: Bertkit) -> None:
@@ -87,7 +88,7 @@ def test_the_content_of_a_lexicon_decides_the_hash_and_its_path_is_checked_again
     assert with_contents(first, anew=True) == second
     pinned = f"{KEY}={sha256_of(tmp_path / 'text.txt')}"
     with pytest.raises(DataError, match=r"names\.txt: the lexicon is not the recipe's.*set lexicon_sha256 to null"):
-        run_pretraining(request(tmp_path, overrides=[pinned]), progress=silent_progress)
+        run_pretraining(request(tmp_path, overrides=parsed([pinned])), progress=silent_progress)
 
 
 def test_a_stage_s_lexicon_has_its_hash_too(lexicon: Path, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_stage_s_lexicon_has_its_hash_too(lexicon: Path, tmp_path: Path) -> No
     dotted = f"{{share: 0.4, set: {{objective.masked_lm.units.lexicon: {other}}}}}"
     whole = f"{{share: 0.3, set: {{objective.masked_lm.units: {{name: phrases, lexicon: {other}}}}}}}"
     none = "{share: 0.3, set: {objective.masked_lm.units: {name: words}}}"
-    recipe = request(tmp_path, overrides=[f"optimisation.stages=[{dotted}, {whole}, {none}]"]).requested()
+    recipe = request(tmp_path, overrides=parsed([f"optimisation.stages=[{dotted}, {whole}, {none}]"])).requested()
     units = [stage.recipe.objectives[0].model_dump()["units"] for stage in stages_of(recipe)]
     assert [each.get("lexicon_sha256") for each in units] == [sha256_of(other), sha256_of(other), None]
     assert recipe.objectives[0].model_dump()["units"]["lexicon_sha256"] == sha256_of(lexicon)
@@ -136,7 +137,7 @@ def test_a_run_hides_annotated_spans_and_a_changed_annotation_is_noticed(
     corpus.write_text(first.replace('"verbs": [[', '"verbs": [[0, 3], [', 1), encoding="utf-8")
     done = bertkit("pretrain", "--resume", tmp_path / "run", "-q")
     assert done.code == 3, done.stderr
-    assert "the text has changed since the run began" in done.stderr
+    assert "the data has changed since the run began" in done.stderr
     corpus.write_text(first, encoding="utf-8")
     done = bertkit("pretrain", "--resume", tmp_path / "run", "-q")
     assert done.code == 0, done.stderr

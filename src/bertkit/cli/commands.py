@@ -111,6 +111,7 @@ def built(command: Callable[..., None] | type[CommandGroup], name: str) -> Any:
         app = typer.Typer(add_completion=False)
         app.command(name, cls=RenamedOptions)(typer_signature(command))
         found = typer.main.get_command(app)
+        assert isinstance(found, RenamedOptions)
         found.renamed = old_spellings(command)
     found.name = name
     return found

@@ -122,11 +122,11 @@ def _is_on_text(recipe: str) -> bool:
 
 def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: Training) -> None:
     from bertkit.cli.pretrain import print_held_out
-    from bertkit.distillation.text_arguments import DistillTextRequest
+    from bertkit.distillation.text_arguments import DistillTextArguments
     from bertkit.distillation.text_plan import distill_text_plan
     from bertkit.pretraining.run import run_pretraining
 
-    request = DistillTextRequest(**shared, sources=sources, overrides=common.overrides, max_steps=common.max_steps)
+    request = DistillTextArguments(**shared, sources=sources, overrides=common.overrides, max_steps=common.max_steps)
     if common.plan:
         common.finish_plan(distill_text_plan(request))
         return
@@ -136,12 +136,12 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: T
 
 
 def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, common: Training) -> None:
-    from bertkit.distillation.task_arguments import DistillRequest
+    from bertkit.distillation.task_arguments import DistillArguments
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune
 
     overrides = task_overrides(own, common)
-    request = DistillRequest(**shared, task=own.task_or(tasks.names), overrides=overrides, progress=console.progress)
+    request = DistillArguments(**shared, task=own.task_or(tasks.names), overrides=overrides, progress=console.progress)
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return

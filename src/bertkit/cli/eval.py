@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from bertkit.cli.commands import CommandGroup
+from bertkit.tasks.catalogue import TASKS
 
 SUITES = {
     "glue": "bertkit.cli.eval_tasks:glue",
@@ -26,40 +27,15 @@ WITHOUT_MODEL = {
 }
 """Commands that read saved predictions."""
 
-TASK_TITLES = {
-    "cola": "Corpus of Linguistic Acceptability",
-    "sst2": "Stanford Sentiment Treebank",
-    "mrpc": "Microsoft Research Paraphrase Corpus",
-    "stsb": "Semantic Textual Similarity Benchmark",
-    "qqp": "Quora Question Pairs",
-    "mnli": "Multi-Genre Natural Language Inference",
-    "qnli": "Question-answering Natural Language Inference (the split of January 2019)",
-    "rte": "Recognizing Textual Entailment",
-    "wnli": "Winograd Natural Language Inference",
-    "snli": "Stanford Natural Language Inference",
-    "sick-e": "Sentences Involving Compositional Knowledge: entailment",
-    "sick-r": "Sentences Involving Compositional Knowledge: relatedness from 1 to 5",
-    "imdb": "Large Movie Review Dataset",
-    "squad": "SQuAD 1.1",
-    "squad2": "SQuAD 2.0",
-    "swag": "Situations With Adversarial Generations",
-    "hellaswag": "HellaSwag",
-    "codah": "CODAH",
-    "race": "RACE",
-    "conll2003": "CoNLL-2003 named entities, English",
-    "wnut17": "WNUT-17 emerging entities",
-    "conll2000": "CoNLL-2000 chunking",
-    "ud-pos": "Universal Dependencies, universal parts of speech (English Web Treebank)",
-}
-"""The tasks of the catalogue that can be evaluated alone; listed here without importing it."""
-
 ALIASES = {"sts": "stsb"}
+PUBLISHED = [name for name, task in TASKS.items() if "train" in task.splits]
+"""The published tasks that a model can be fine-tuned for."""
 
 
 class Suites(CommandGroup):
     """Evaluate a model; each suite has options of its own: `bertkit eval SUITE --help`."""
 
-    table: ClassVar = {**SUITES, **WITHOUT_MODEL, **dict.fromkeys(TASK_TITLES, "")}
+    table: ClassVar = {**SUITES, **WITHOUT_MODEL, **dict.fromkeys(PUBLISHED, "")}
     noun = "suite"
     path = "bertkit eval"
 
@@ -67,15 +43,15 @@ class Suites(CommandGroup):
         """Published tasks in any spelling: SST-2 is sst2."""
         if name in self.table:
             return name
-        plain = {"".join(filter(str.isalnum, task)): task for task in TASK_TITLES} | ALIASES
+        plain = {"".join(filter(str.isalnum, task)): task for task in PUBLISHED} | ALIASES
         return plain.get("".join(filter(str.isalnum, name.lower())))
 
     def load(self, name: str) -> Callable[..., None] | type[CommandGroup]:
-        if name not in TASK_TITLES:
+        if name not in PUBLISHED:
             return super().load(name)
         from bertkit.cli.eval_tasks import task_command
 
-        return task_command(name, TASK_TITLES[name])
+        return task_command(TASKS[name])
 
     def summary(self, name: str) -> str:
-        return TASK_TITLES.get(name) or super().summary(name)
+        return TASKS[name].title if name in PUBLISHED else super().summary(name)

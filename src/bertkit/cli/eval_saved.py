@@ -53,12 +53,12 @@ def check(
     """Validate a GLUE submission made by any tool; exit code 5 and every error with file and line if it is invalid."""
     from bertkit.tasks.submission import GLUE_FILES, check_submission
 
-    faults = check_submission(archive)
+    errors = check_submission(archive)
     if common.as_json:
-        result({"zip": archive, "ok": not faults, "faults": [fault._asdict() for fault in faults]}, as_json=True)
-    if faults:
-        lines = "".join(f"\n  {fault}" for fault in faults)
-        raise CheckError(f"{archive}: {len(faults)} {'error' if len(faults) == 1 else 'errors'}:{lines}")
+        result({"zip": archive, "ok": not errors, "faults": [each._asdict() for each in errors]}, as_json=True)
+    if errors:
+        lines = "".join(f"\n  {each}" for each in errors)
+        raise CheckError(f"{archive}: {len(errors)} {'error' if len(errors) == 1 else 'errors'}:{lines}")
     if not common.as_json:
         result(f"{archive}: a complete submission of {len(GLUE_FILES)} files")
 

@@ -97,8 +97,8 @@ def _print(results: Mapping[str, Any]) -> None:
     outputs = {model["asked"] for model in results["models"]}
     if len(outputs) > 1:
         console.warn(
-            f"the models compute different outputs ({', '.join(sorted(outputs))}): a head that reads one token skips most"
-            " of the last layer"
+            f"the models compute different outputs ({', '.join(sorted(outputs))}): a head that reads one token skips"
+            " most of the last layer"
         )
 
 

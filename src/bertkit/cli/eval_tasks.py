@@ -45,8 +45,8 @@ class TaskEvaluating(Measuring):
         Literal["auto", "own", "new"],
         typer.Option(
             "--head",
-            help="own: evaluate the model's own head; new: fine-tune a new one; auto: the model's own where it is one of"
-            " the task, by its run or by the names of its labels.",
+            help="own: evaluate the model's own head; new: fine-tune a new one; auto: the model's own where it fits the"
+            " task, by its run or by the names of its labels.",
         ),
     ] = "auto"
     published: Annotated[
@@ -67,7 +67,7 @@ class TaskEvaluating(Measuring):
         from bertkit.evaluation.plan import TaskEvaluation
         from bertkit.recipe.resolve import overrides_of
 
-        steps = {} if self.max_steps is None else {"optimisation.max_steps": self.max_steps}
+        steps = {} if self.max_steps is None else {"optimisation.steps": self.max_steps}
         return TaskEvaluation(
             suite=suite,
             tasks=tasks,
@@ -103,18 +103,17 @@ def glue(
     _finish(evaluated, common)
 
 
-def task_command(name: str, title: str) -> Callable[..., None]:
+def task_command(task: TaskSpec) -> Callable[..., None]:
     """The command of one published task."""
 
     def command(*, common: TaskEvaluating) -> None:
         from bertkit.evaluation.tasks import evaluate_tasks
-        from bertkit.tasks.catalogue import find_task
 
-        evaluated = evaluate_tasks(common.evaluation(name, (find_task(name),)), progress=console.progress)
+        evaluated = evaluate_tasks(common.evaluation(task.name, (task,)), progress=console.progress)
         _print(evaluated)
         _finish(evaluated, common)
 
-    command.__doc__ = f"{title}.\n\nFine-tunes first where the model has no head for the task."
+    command.__doc__ = f"{task.title}.\n\nFine-tunes first where the model has no head for the task."
     return command
 
 

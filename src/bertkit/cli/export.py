@@ -21,16 +21,14 @@ def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a model or a run directory.")],
     to: Annotated[
         Path,
-        typer.Option(
-            "--to", metavar="DIR", show_default=False, help="Directory to write; an earlier export there is replaced."
-        ),
+        typer.Option("--to", metavar="DIR", show_default=False, help="Directory to write; replaces an earlier export."),
     ],
     kind: Annotated[
         Literal["hf", "int8", "onnx"],
         typer.Option(
             "--format",
-            help="hf: a Hugging Face directory; int8: a quarter of its size and faster on a CPU, for bertkit alone; onnx:"
-            " an ONNX graph (needs the extra `onnx`).",
+            help="hf: a Hugging Face directory; int8: a quarter of its size and faster on a CPU, for bertkit alone;"
+            " onnx: an ONNX graph (needs the extra `onnx`).",
         ),
     ] = "hf",
     int8: Annotated[bool, typer.Option("--int8", help="With --format onnx: a graph of int8 weights.")] = False,

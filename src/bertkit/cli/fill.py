@@ -1,6 +1,6 @@
 """`bertkit fill`: the most probable words at each [MASK].
 
-Nothing here follows a paper. The quickest look at what a pretrained model knows.
+Nothing here follows a paper.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from bertkit.cli.options import Common, Model, model_or_default
 
 
 def fill(
-    texts: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="Texts with [MASK] where a word is to be filled in.")
-    ],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts with [MASK] in place of words.")],
     model: Model = None,
     top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Words for each mask.")] = 5,
     *,

@@ -31,8 +31,8 @@ from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
     from bertkit.finetuning.inputs import OwnTask
-    from bertkit.finetuning.run import FinetuneOutcome
     from bertkit.recipe.resolve import Override
+    from bertkit.training.run import FinishedRun
 
 RecipeOrNone = Annotated[
     str, typer.Argument(metavar="[RECIPE]", help="A recipe of kind finetune: a file, or the name of a shipped one.")
@@ -88,7 +88,11 @@ class Tasks(Options):
         Raises:
             UsageError: seeds or a grid have another form.
         """
-        return {"data_dir": self.data_dir, "seeds": seed_numbers(self.seeds), "grid": grid_values(self.grid or ())}
+        return {
+            "data_dir": self.data_dir,
+            "seeds": seed_numbers(self.seeds or None),
+            "grid": grid_values(self.grid or ()),
+        }
 
 
 @dataclass(frozen=True)
@@ -98,11 +102,11 @@ class OwnData(Options):
     train: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "train", "--train F", _PANEL)] = None
     dev: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "dev", "--dev F", _PANEL)] = None
     test: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "test", "--test F", _PANEL)] = None
-    text: Annotated[str | None, FromField(_COLUMNS, "columns.text", "--text COL", _PANEL)] = None
+    text: Annotated[str | None, FromField(_COLUMNS, "columns.text", "--text COL", _PANEL, True)] = None
     text_pair: Annotated[str | None, FromField(_COLUMNS, "columns.text_pair", "--text-pair COL", _PANEL)] = None
-    label: Annotated[str | None, FromField(_COLUMNS, "columns.label", "--label COL", _PANEL)] = None
+    label: Annotated[str | None, FromField(_COLUMNS, "columns.label", "--label COL", _PANEL, True)] = None
     endings: Annotated[list[str] | None, FromField(_COLUMNS, "columns.endings", "--endings COL,COL", _PANEL)] = None
-    kind: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "kind", panel=_PANEL)] = None
+    kind: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "kind", panel=_PANEL, shows_default=True)] = None
 
     def task_or(self, names: list[str]) -> OwnTask | list[str] | None:
         """The task that these options make, or the published ones of these names; None where there is neither.
@@ -155,13 +159,13 @@ def finetune(
     --text review --label stars --model M`, `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`,
     `bertkit finetune --task rte,mrpc,stsb --data-dir glue`, `bertkit finetune --task rte --model MNLI-RUN`.
     """
-    from bertkit.finetuning.arguments import FinetuneRequest
+    from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune as run_finetuning
     from bertkit.recipe.resolve import Override
 
     head = [] if new_head is None else [Override("new_head", new_head)]
-    request = FinetuneRequest(
+    request = FinetuneArguments(
         recipe=recipe or None,
         task=own.task_or(tasks.names),
         model=model,
@@ -188,7 +192,7 @@ def task_overrides(own: OwnData, common: Training) -> list[Override]:
     from bertkit.recipe.resolve import overrides_of
 
     values = {
-        "optimisation.max_steps": common.max_steps,
+        "optimisation.steps": common.max_steps,
         "data.predict": ["test"] if own.test else None,
     }
     return [*overrides_of({key: value for key, value in values.items() if value is not None}), *common.overrides]
@@ -212,7 +216,7 @@ def grid_values(options: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     return grid
 
 
-def print_scores(outcome: FinetuneOutcome) -> None:
+def print_scores(outcome: FinishedRun) -> None:
     """A table of the tasks' scores, and what to know before trusting them."""
     results = outcome.results
     seconds = sum(float(run.record.get("seconds") or 0.0) for run in outcome.runs)
@@ -236,7 +240,6 @@ def print_scores(outcome: FinetuneOutcome) -> None:
             if each["degenerate"]:
                 console.warn(f"{each['run']} has learnt nothing: {each['degenerate']}")
     elif results["degenerate"]:
-        console.warn(
-            f"the model has learnt nothing: {results['degenerate']}; try another seed, a lower learning rate or a longer warm-up"
-        )
+        remedy = "try another seed, a lower learning rate or a longer warm-up"
+        console.warn(f"the model has learnt nothing: {results['degenerate']}; {remedy}")
     console.line(f"{duration(seconds)} in {len(outcome.runs)} {'run' if len(outcome.runs) == 1 else 'runs'}")

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
@@ -99,19 +99,22 @@ class FromField:
         key: the recipe's dotted key that it overrides; the last part is the field.
         spelling: `--option METAVAR` where the field's name does not say it.
         panel: heading on the help page.
+        shows_default: whether the help page shows the field's default; that of a recipe's field, the recipe may change.
     """
 
     schema: str
     key: str
     spelling: str = ""
     panel: str | None = None
+    shows_default: bool = False
 
     def generated(self) -> _GeneratedOption:
         """The option."""
         module, _, name = self.schema.partition(":")
         leaf = self.key.rpartition(".")[2]
         info = getattr(import_module(module), name).model_fields[leaf]
-        return _GeneratedOption((leaf,), info, self.spelling, self.panel, has_default=False)
+        shown = info.default if self.shows_default else None
+        return _GeneratedOption((leaf,), info, self.spelling, self.panel, shown, has_default=False)
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class _GeneratedOption:
         info: the field.
         spelling: `--option METAVAR`; empty for the field's name.
         panel: heading on the help page.
+        shown_default: what the help page shows where the option's default is None.
         has_default: whether the field's default is the option's; else it is None, and no option is required.
     """
 
@@ -130,6 +134,7 @@ class _GeneratedOption:
     info: FieldInfo
     spelling: str
     panel: str | None
+    shown_default: str | None
     has_default: bool = True
 
     @property
@@ -171,16 +176,16 @@ class _GeneratedOption:
             bounds |= {"ge": bounds["gt"] + 1} if "gt" in bounds else {}
             bounds |= {"le": bounds["lt"] - 1} if "lt" in bounds else {}
         if self.in_one_value or kind not in (int, float):
-            bounds = {}
+            bounds = {}  # of items of a list in one value, pydantic checks them
         default, repeats = self.default, self.is_list and not self.in_one_value
-        is_shown = default is not None and default is not inspect.Parameter.empty and default not in ("", False)
+        is_number_or_text = isinstance(default, int | float | str) and not isinstance(default, bool)
         option = typer.Option(
             self.flag,
             help=_escaped(f"{self.info.description or ''}{' Repeatable.' if repeats else ''}"),
             metavar="" if kind is bool else self.metavar or _METAVARS.get(kind),
             min=bounds.get("ge"),
             max=bounds.get("le"),
-            show_default=is_shown or (default == 0 and default is not False),
+            show_default=(is_number_or_text and default != "") or self.shown_default or False,
             rich_help_panel=self.panel,
         )
         typed: Any = str if self.in_one_value or _is_union(kind) else kind
@@ -198,7 +203,7 @@ class _GeneratedOption:
         if given is None:
             return None
         if self.in_one_value:
-            parts = [part.strip() for part in given.split(",")]
+            parts = list(dict.fromkeys(part.strip() for part in given.split(",")))
             return parts if kind is str else [plain_scalar(part) for part in parts]
         if _is_union(kind):
             return plain_scalar(given)
@@ -247,7 +252,9 @@ def _generated_options(
         if _is_settings(kind):
             yield from _generated_options(kind, spelling, (*outer, name))
         else:
-            yield _GeneratedOption((*outer, name), info, spelling.options.get(name, ""), spelling.panel)
+            several = info.get_default(call_default_factory=True) if get_origin(kind) in (list, tuple) else None
+            shown = " ".join(map(str, several)) if isinstance(several, list | tuple) else None
+            yield _GeneratedOption((*outer, name), info, spelling.options.get(name, ""), spelling.panel, shown)
 
 
 def _settings(schema: type[Settings], options: Mapping[str, _GeneratedOption], given: Mapping[str, Any]) -> Settings:
@@ -297,25 +304,26 @@ def _spread(declared: Iterable[inspect.Parameter]) -> tuple[list[inspect.Paramet
     parameters: list[inspect.Parameter] = []
     makers: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
     for parameter in declared:
-        name, kind, *metadata = parameter.name, *_parts(parameter.annotation)
-        field = next((each for each in metadata if isinstance(each, FromField)), None)
-        if isinstance(kind, type) and issubclass(kind, Options):
-            inner, gather = _spread(_fields_of(kind))
-            parameters += inner
-            makers[name] = functools.partial(_made, kind, gather)
-        elif _is_settings(kind):
-            spelling = next((each for each in metadata if isinstance(each, Spelling)), Spelling())
-            options = {f"{name}__{'__'.join(each.path)}": each for each in _generated_options(kind, spelling)}
-            parameters += [option.parameter(key) for key, option in options.items()]
-            makers[name] = functools.partial(_settings, kind, options)
-        elif field is not None:
-            option = field.generated()
-            parameters.append(option.parameter(name))
-            makers[name] = functools.partial(_value, option.value, name)
-        else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            makers[name] = operator.itemgetter(name)
+        options, makers[parameter.name] = _options_of(parameter)
+        parameters += options
     return parameters, lambda given: {name: make(given) for name, make in makers.items()}
+
+
+def _options_of(parameter: inspect.Parameter) -> tuple[list[inspect.Parameter], Callable[[Mapping[str, Any]], Any]]:
+    """The options of one parameter, and what makes its value of theirs."""
+    name, (kind, *metadata) = parameter.name, _parts(parameter.annotation)
+    if isinstance(kind, type) and issubclass(kind, Options):
+        parameters, gather = _spread(_fields_of(kind))
+        return parameters, lambda given: kind(**gather(given))
+    if _is_settings(kind):
+        spelling = next((each for each in metadata if isinstance(each, Spelling)), Spelling())
+        options = {f"{name}__{'__'.join(each.path)}": each for each in _generated_options(kind, spelling)}
+        parameters = [option.parameter(key) for key, option in options.items()]
+        return parameters, lambda given: _settings(kind, options, given)
+    if from_field := next((each for each in metadata if isinstance(each, FromField)), None):
+        option = from_field.generated()
+        return [option.parameter(name)], lambda given: option.value(given[name])
+    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)], operator.itemgetter(name)
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
@@ -329,14 +337,6 @@ def _is_settings(kind: Any) -> bool:
     from bertkit.settings import Settings
 
     return isinstance(kind, type) and issubclass(kind, Settings)
-
-
-def _made(kind: type[Options], gather: _Gather, given: Mapping[str, Any]) -> Options:
-    return kind(**gather(given))
-
-
-def _value(convert: Callable[[Any], Any], name: str, given: Mapping[str, Any]) -> Any:
-    return convert(given[name])
 
 
 def _fields_of(kind: type[Options]) -> list[inspect.Parameter]:
@@ -374,7 +374,7 @@ def seed_numbers(text: str | None) -> list[int]:
         UsageError: it is neither.
     """
     found: list[int] = []
-    for part in () if not text else text.split(","):
+    for part in () if text is None else text.split(","):
         first, dash, last = (each.strip() for each in part.partition("-"))
         if not first.isdecimal() or (dash and (not last.isdecimal() or int(last) < int(first))):
             raise UsageError(f"--seeds {text}: expected numbers and ranges, such as 0-4 or 1,7,9")
@@ -452,7 +452,7 @@ RunDir = Annotated[
         help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/).",
     ),
 ]
-Seed = Annotated[int | None, FromField("bertkit.recipe.base:RecipeBase", "seed", panel=COMMON_PANEL)]
+Seed = Annotated[int | None, FromField("bertkit.recipe.header:RecipeHeader", "seed", panel=COMMON_PANEL)]
 _ENGINE = "bertkit.training.engine_config:EngineConfig"
 DataDir = Annotated[str | None, FromField("bertkit.finetuning.inputs:FinetuneData", "data.directory", "--data-dir DIR")]
 Device = Annotated[Literal["auto", "cpu", "cuda"] | None, FromField(_ENGINE, "engine.device", panel=COMMON_PANEL)]
@@ -513,18 +513,6 @@ class Common(Output):
     offline: Annotated[bool, _flag("--offline", help="Never access the network.", callback=_offline)] = False
 
 
-class MeasurementFields(TypedDict):
-    """What the arguments of `eval` and `probe` have in common; see `bertkit.evaluation.run.MeasureRequest`."""
-
-    device: Literal["auto", "cpu", "cuda"]
-    batch_tokens: int | None
-    runs_root: Path
-    run_dir: Path | None
-    offline: bool
-    command: Sequence[str]
-    begun: Callable[[RunDirectory], None]
-
-
 @dataclass(frozen=True)
 class Measuring(Common):
     """Of commands that measure a model and write a run directory."""
@@ -533,7 +521,7 @@ class Measuring(Common):
     run_dir: RunDir = None
     device: Device = None
 
-    def request_fields(self) -> MeasurementFields:
+    def request_fields(self) -> dict[str, Any]:
         """These options as arguments of a measurement: `EvalRequest(model=..., **common.request_fields())`."""
         return {
             "device": self.device or "auto",

@@ -1,6 +1,6 @@
 """`bertkit pretrain`: a recipe and text in, a run directory out.
 
-Nothing here follows a paper. Sibling tokenize.py stops at the shards; this goes on to a model.
+Nothing here follows a paper. Sibling tokenize.py makes the shards alone.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def pretrain(
 
     Examples: `bertkit pretrain quickstart`, `bertkit pretrain bert-tiny --data my.txt`, `bertkit pretrain --resume`.
     """
-    from bertkit.pretraining.arguments import PretrainRequest
+    from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.plan import pretraining_plan
     from bertkit.pretraining.run import run_pretraining
 
-    request = PretrainRequest(
+    request = PretrainArguments(
         recipe=recipe or None,
         overrides=common.overrides,
         sources=data or (),

@@ -129,7 +129,7 @@ KINDS = {
 
 
 class Kinds(CommandGroup):
-    """Look into a model; each kind has options of its own: `bertkit probe KIND --help`."""
+    """Probe a model; each kind has options of its own: `bertkit probe KIND --help`."""
 
     table: ClassVar = {"points": f"{__name__}:points", **{name: kind.settings for name, kind in KINDS.items()}}
     noun = "kind of probe"

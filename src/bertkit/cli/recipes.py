@@ -1,6 +1,6 @@
 """`bertkit recipes`: what ships, and what a recipe comes to once `extends` and `--set` are applied.
 
-Nothing here follows a paper. Sibling runs.py looks at what was run; this looks at what can be.
+Nothing here follows a paper. Sibling runs.py does the same for runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def show_recipe(
     """Show a recipe resolved: every setting, defaults included, as YAML (or JSON)."""
     from bertkit.recipe.dump import dump_recipe
     from bertkit.recipe.hashing import what_hash
-    from bertkit.recipe.load import load_any
+    from bertkit.recipe.resolve import load_any
 
     resolved = load_any(recipe, set_overrides(settings))
     result(resolved.model_dump(mode="json") if common.as_json else dump_recipe(resolved), as_json=common.as_json)

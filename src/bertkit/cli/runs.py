@@ -1,6 +1,6 @@
-"""`bertkit runs`: look at runs and check that they are still what they were.
+"""`bertkit runs`: list, show, compare and verify runs.
 
-Nothing here follows a paper. Sibling recipes.py shows what can be run; this shows what was.
+Nothing here follows a paper. Sibling recipes.py does the same for recipes.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ def diff(
     metric: Annotated[
         str | None, option("--metric", metavar="NAME", help="In place of the task's primary metric.")
     ] = None,
-    resamples: Annotated[
-        int, typer.Option("--resamples", metavar="N", min=1, help="Resamples of the bootstrap.")
-    ] = 10_000,
+    resamples: Annotated[int, typer.Option("--resamples", metavar="N", min=1, help="Of the bootstrap.")] = 10_000,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the bootstrap.")] = 0,
     *,
     common: Common,

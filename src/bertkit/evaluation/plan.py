@@ -17,7 +17,7 @@ from bertkit.errors import DataError
 from bertkit.evaluation.arguments import EvalRequest
 from bertkit.evaluation.own_head import HeadChoice, HeadUse, head_use
 from bertkit.files import sha256_of
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.models.hub import read_config
@@ -45,7 +45,7 @@ class TaskEvaluation:
         request: the model, and where to compute and write.
         data_dir: where the official files lie; the Hub's copies where None.
         seeds: one fine-tuning run for each.
-        overrides: KEY=VALUE of every task's recipe; keys may be short (`lr`).
+        overrides: of every task's recipe; keys may be short (`lr`).
         head: what to do with a head that the model has.
         predict: splits without labels that the best seed predicts where they are there.
         published: whose rows to set beside; the model's own where None.
@@ -58,7 +58,7 @@ class TaskEvaluation:
     request: EvalRequest
     data_dir: Path | None = None
     seeds: tuple[int, ...] = (0,)
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
     head: HeadChoice = "auto"
     predict: tuple[str, ...] = ()
     published: str | None = None
@@ -186,9 +186,9 @@ def _files(wanted: TaskEvaluation, spec: TaskSpec, splits: Sequence[str]) -> dic
     return {str(part): sha256_of(part) for part in parts if part.is_file()}
 
 
-def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneRequest:
+def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneArguments:
     """What `bertkit finetune` would be asked for one task, whichever the seeds."""
-    return FinetuneRequest(
+    return FinetuneArguments(
         task=spec.name,
         model=wanted.request.model,
         data_dir=None if wanted.data_dir is None else str(wanted.data_dir),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from bertkit.recipe.base import RecipeBase
+from bertkit.recipe.header import RecipeHeader
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.readers import Columns
@@ -27,10 +27,10 @@ class OwnTask(Settings):
     )
     kind: Kind = Field("classification", description="Kind of task: what is predicted.")
     train: str = Field(
-        description="File of the training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
+        description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
     )
-    dev: str = Field(description="File of the examples that the model is evaluated on.")
-    test: str | None = Field(None, description="File of further examples to predict; they need no labels.")
+    dev: str = Field(description="Examples that the model is evaluated on.")
+    test: str | None = Field(None, description="Further examples to predict; they need no labels.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
     labels: tuple[str, ...] | None = Field(
         None, description="Names of the labels in the order of the logits; those of the training file where left out."
@@ -44,7 +44,9 @@ class FinetuneData(Settings):
     directory: str | None = Field(
         None, description="Folder of the task's official files, such as DIR/MRPC/train.tsv (default: the Hub's copy)."
     )
-    max_length: int | None = Field(None, ge=8, description="Tokens of the longest sequence, special tokens included.")
+    max_length: int | None = Field(
+        None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the task's own)."
+    )
     train_examples: int | None = Field(
         None, ge=1, description="Learn from so many examples only, drawn by the seed; null: from all."
     )
@@ -54,7 +56,7 @@ class FinetuneData(Settings):
 TaskEntry = str | OwnTask
 
 
-class FinetuneInputs(RecipeBase):
+class FinetuneInputs(RecipeHeader):
     """The part of a recipe that says what is learnt from what."""
 
     kind: Literal["finetune"] = Field("finetune", description="The command that runs the recipe: `bertkit finetune`.")

@@ -1,7 +1,7 @@
-"""Check a tree against a pydantic class, and report every fault at once in the user's terms.
+"""Validation of a tree by a pydantic class, with every error reported at once in the user's terms.
 
-Nothing here follows a paper. Each fault is one line: file and line, dotted key, what was expected, the value found, and
-the nearest valid name. Sibling load.py builds the tree; this file knows nothing of what a recipe holds.
+Nothing here follows a paper. Each error is one line: file and line, dotted key, what was expected, the value found, and
+the nearest valid name. Sibling resolve.py builds the tree; nothing here depends on what a recipe holds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EXPECTED = {
     "none_required": "null",
     "finite_number": "a finite number",
 }
-_OF_ANOTHER_SORT = frozenset(
+_WITHOUT_EXPECTED = frozenset(
     {"extra_forbidden", "missing", "union_tag_invalid", "union_tag_not_found", "value_error", "assertion_error"}
 )
 _LONGEST_VALUE = 60
@@ -77,7 +77,7 @@ def validate(tree: Located, schema: type[Model], *, what: str = "the recipe", wi
 def _describe(
     path: Path, details: Sequence[ErrorDetails], tree: Located, schema: type[BaseModel], *, with_key: bool
 ) -> str:
-    """One line for all that is wrong at one place; a union's branches each report there that they are not met."""
+    """One line for all errors at one place; each branch of a union reports there that the value does not fit it."""
     data = tree.plain()
     value = _value_at(data, path)
     if len(details) > 1 and all(_expected(each) for each in details):
@@ -101,7 +101,7 @@ def _message(detail: ErrorDetails, path: Path, data: Any, schema: type[BaseModel
     if kind == "union_tag_invalid":
         return f"unknown {path[-1]} {_show(value)}{_nearest(str(value), _choices(detail))}"
     if kind == "union_tag_not_found":
-        return f"needs the key {context['discriminator']}, which says which kind it is"
+        return f"needs the key {context['discriminator']}, the name of its kind"
     if kind in ("value_error", "assertion_error"):
         return str(context["error"])
     if choices := _choices(detail):
@@ -117,8 +117,8 @@ def _choices(detail: ErrorDetails) -> list[str]:
 
 
 def _expected(detail: ErrorDetails) -> str:
-    """What a value should have been, as a noun; empty where the fault is of another sort."""
-    if detail["type"] in _OF_ANOTHER_SORT:
+    """What a value should have been, as a noun; empty where that is not the error."""
+    if detail["type"] in _WITHOUT_EXPECTED:
         return ""
     if detail["type"] in _EXPECTED:
         return _EXPECTED[detail["type"]]
@@ -141,7 +141,7 @@ def _remedy(kind: str, value: Any) -> str:
     if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
         return f"; write {int(value)}"
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
-        return "; take the quotes off" if not isinstance(plain_scalar(value), str | None) else ""
+        return "; remove the quotes" if not isinstance(plain_scalar(value), str | None) else ""
     return ""
 
 
@@ -176,7 +176,7 @@ def _path_in_data(location: Sequence[str | int], data: Any, *, keep_last: bool) 
 
 
 def _dotted(path: Path, data: Any) -> list[str | int]:
-    """The path as `--set` takes it: an item of a list of single-key mappings goes by its key, not its index."""
+    """The path as `--set` takes it: an item of a list of single-key mappings is written by its key, not its index."""
     parts: list[str | int] = []
     for index, part in enumerate(path):
         data = data[part] if _holds(data, part) else None
@@ -203,7 +203,7 @@ def _value_at(data: Any, path: Path) -> Any:
 
 
 def _field_names(schema: type[BaseModel], path: Path, data: Any) -> list[str]:
-    """The keys that are valid at `path`, by the classes that may stand there."""
+    """The keys that are valid at `path`, by the classes that are allowed there."""
     classes = _chosen([schema], data)
     for part in path:
         data = data[part]
@@ -220,7 +220,7 @@ def _classes_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _chosen(classes: list[type[BaseModel]], data: Any) -> list[type[BaseModel]]:
-    """Of a union's classes, those whose Literal fields (name, family, ...) hold what the data says."""
+    """Of a union's classes, those whose Literal fields (name, family, ...) match the data."""
 
     def fits(kind: type[BaseModel]) -> bool:
         literals = {
@@ -231,5 +231,5 @@ def _chosen(classes: list[type[BaseModel]], data: Any) -> list[type[BaseModel]]:
     if not isinstance(data, dict) or len(classes) < 2:
         return classes
     if VARIANT_KEY not in data and all(VARIANT_KEY in kind.model_fields for kind in classes):
-        return classes[:1]  # the variant that stands where none is named
+        return classes[:1]  # the default variant
     return [kind for kind in classes if fits(kind)] or classes

@@ -2,16 +2,18 @@
 
 Nothing here follows a paper. Mappings of a recipe and of the one it extends are merged key by key; lists and scalars
 replace. A mapping that picks another variant by `name` (optimizer, schedule) replaces the whole, since the other
-variant's settings mean nothing to it; `family` and `type` do not: a RoBERTa is a BERT but for what it says. Which kinds
-of recipe there are is known in load.py, above; writing one back is dump.py's.
+variant's settings mean nothing to it; `family` and `type` do not: a RoBERTa is a BERT except for its own settings.
+Sibling dump.py writes a recipe back.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,6 +22,7 @@ from pydantic import BaseModel
 from bertkit.errors import UsageError
 from bertkit.recipe.errors import validate
 from bertkit.recipe.find import find_recipe, recipe_names, shipped_directory
+from bertkit.recipe.renamed import is_bare_schedule, new_key, schedule_of_name, with_new_keys
 from bertkit.recipe.tree import VARIANT_KEY, Located, read_tree
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -29,9 +32,14 @@ _LONGEST_SHOWN = 60
 
 HEADER = ("name", "kind", "title", "paper", "arxiv")
 DEFAULT_KIND: Final = "pretrain"
-"""What a recipe is run by where it does not say."""
-KINDS = ("pretrain", "finetune", "distill")
-"""Commands that run recipes."""
+"""The kind of a recipe that names none."""
+KINDS = {
+    "pretrain": "bertkit.pretraining.recipe",
+    "finetune": "bertkit.finetuning.recipe",
+    "distill": "bertkit.distillation.recipe",
+}
+"""Commands that run recipes, and the module of each, whose `from_tree` makes the recipe of resolved settings; it brings
+torch along, and so is imported when the kind is known."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,10 @@ class Override:
             raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
         return cls(key.strip(), read_tree(value, place).plain(), place)
 
+    def __str__(self) -> str:
+        """As `--set` takes it."""
+        return f"{self.key}={json.dumps(self.value, ensure_ascii=False)}"
+
 
 def overrides_of(values: Mapping[str, Any]) -> list[Override]:
     """Values by their dotted keys, as overrides."""
@@ -71,7 +83,7 @@ def load_as(schema: type[Model], name: str, overrides: Sequence[Override] = ()) 
     """The recipe of that name or path as an object of this class, with overrides applied.
 
     Raises:
-        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or faults in the settings (all
+        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or errors in the settings (all
             of them at once).
     """
     tree = resolve_recipe(name, overrides)
@@ -81,8 +93,18 @@ def load_as(schema: type[Model], name: str, overrides: Sequence[Override] = ()) 
     return validate(tree, schema)
 
 
+def load_any(name: str, overrides: Sequence[Override] = ()) -> Any:
+    """The recipe of that name or path, of any kind; one on a task is completed where it names task and models.
+
+    Raises:
+        UsageError: no such recipe, or errors in the settings (all of them at once).
+    """
+    tree = resolve_recipe(name, overrides)
+    return import_module(KINDS.get(kind_of(tree), KINDS[DEFAULT_KIND])).from_tree(tree)
+
+
 def kind_of(tree: Located) -> Any:
-    """What a recipe says it is run by."""
+    """The command that runs a recipe."""
     kind = tree.child("kind")
     return DEFAULT_KIND if kind is None else kind.plain()
 
@@ -102,7 +124,7 @@ def with_overrides(recipe: Model, overrides: Sequence[Override]) -> Model:
     """A copy of a loaded recipe with overrides applied.
 
     Raises:
-        UsageError: faults in the result, all of them at once.
+        UsageError: errors in the result, all of them at once.
     """
     tree = Located.of(recipe.model_dump(mode="json"), "the recipe")
     return validate(with_values(tree, overrides), type(recipe))
@@ -120,8 +142,10 @@ def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
         UsageError: a key names an item that a list does not have.
     """
     for override in overrides:
-        keys = override.key.split(".")
-        tree = _replaced(tree, keys, Located.of(override.value, override.place), keys)
+        keys, value = new_key(override.key).split("."), Located.of(override.value, override.place)
+        if is_bare_schedule(override.key, override.value):
+            value = schedule_of_name(value, tree.child(keys[0]))
+        tree = _replaced(tree, keys, value, keys)
     return tree
 
 
@@ -133,7 +157,7 @@ def _named(path: Path) -> Located:
 
 
 def shipped_headers() -> list[dict[str, Any]]:
-    """What `recipes list` shows of each shipped recipe: name, kind, title, paper, arxiv; None where it says nothing."""
+    """What `recipes list` shows of each shipped recipe: name, kind, title, paper, arxiv; None where it has none."""
     return [_header(shipped_directory() / f"{name}.yaml") for name in recipe_names()]
 
 
@@ -147,10 +171,10 @@ def _read(path: Path) -> Located:
     shown = _shown(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as fault:
-        raise UsageError(f"{shown}: not UTF-8 text (byte {fault.start}); is it a recipe?") from None
-    except OSError as fault:
-        raise UsageError(f"{shown}: {fault.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{shown}: not UTF-8 text (byte {error.start}); is it a recipe?") from None
+    except OSError as error:
+        raise UsageError(f"{shown}: {error.strerror}") from None
     tree = read_tree(text, shown)
     if not isinstance(tree.value, dict):
         found = "empty" if tree.value is None else f"a {type(tree.value).__name__}"
@@ -168,13 +192,13 @@ def _with_bases(path: Path, chain: tuple[Path, ...]) -> Located:
     own = dict(tree.value)
     base_name = own.pop("extends", None)
     if base_name is None:
-        return Located(own, tree.place)
+        return Located(with_new_keys(own), tree.place)
     if not isinstance(base_name.value, str):
         raise UsageError(f"{base_name.place}: extends: expected the name of one recipe, got {base_name.plain()!r}")
     base = _with_bases(find_recipe(base_name.value, path), (*chain, real))
     assert isinstance(base.value, dict)
     inherited = {key: value for key, value in base.value.items() if key != "name"}
-    return Located(_merged(inherited, own), tree.place)
+    return Located(_merged(inherited, with_new_keys(own, base)), tree.place)
 
 
 def _merged(base: dict[str, Located], own: dict[str, Located]) -> dict[str, Located]:

@@ -41,9 +41,7 @@ class TokenizerConfig(Settings):
     strip_accents: bool | None = Field(
         None, description="Remove accents (default: where the text is lowercased, as BERT does)."
     )
-    min_frequency: int = Field(
-        2, gt=0, description="Least number of occurrences for a merge of two tokens (all but unigram)."
-    )
+    min_frequency: int = Field(2, gt=0, description="Least occurrences of a merge of two tokens (all but unigram).")
     character_coverage: float = Field(
         0.9999,
         gt=0,

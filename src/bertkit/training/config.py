@@ -1,19 +1,19 @@
-"""The optimisation noun of a recipe, and the engine.
+"""The optimisation noun of a recipe of any kind, and what the trainer reads of one.
 
-Optimisation decides the result and is hashed; the engine decides speed and what is reported, and is not. Shared by
-every recipe.
+Nothing here follows a paper. Optimisation decides the result and is hashed; the engine (engine_config.py) decides speed
+and what is reported, and is not.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from bertkit.settings import Settings
 from bertkit.training.engine_config import EngineConfig as EngineConfig
-from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
-from bertkit.training.schedules import AnySchedule, BertSchedule
+from bertkit.training.optimizers import OptimizerOrNone
+from bertkit.training.schedules import AnySchedule, LinearSchedule
 
 
 class StageConfig(Settings):
@@ -27,35 +27,92 @@ class StageConfig(Settings):
     )
 
 
-class OptimisationConfig(Settings):
-    """How the weights are found."""
+def _linear_unless_named(schedule: Any) -> Any:
+    return {"name": "linear", **schedule} if isinstance(schedule, dict) else schedule
 
-    optimizer: AnyOptimizerConfig = Field(default_factory=AdamWConfig, description="The update rule.")
-    schedule: AnySchedule = Field(
-        default_factory=lambda: BertSchedule(peak=1e-4, warmup_steps=10_000), description="The learning rate by step."
+
+class OptimisationConfig(Settings):
+    """How the weights are found. What is left out has the command's own value: in pretraining a fixed one, of a task
+    the published setting."""
+
+    optimizer: OptimizerOrNone = Field(None, description="The update rule: adamw where it is left out.")
+    schedule: Annotated[AnySchedule, BeforeValidator(_linear_unless_named)] = Field(
+        default_factory=LinearSchedule, description="The learning rate by step; linear where it gives no name."
     )
-    batch_sequences: int = Field(256, ge=1, description="Sequences per update, over all micro-batches and ranks.")
-    steps: int = Field(1_000_000, ge=1, description="Updates.")
+    batch_sequences: int | None = Field(
+        None, ge=1, description="Sequences, or examples of a task, per update, over all micro-batches and ranks."
+    )
+    steps: int | None = Field(
+        None, ge=1, description="Updates; of a task at most so many, and the schedule ends with them."
+    )
+    epochs: float | None = Field(None, gt=0, description="Of a task: passes over the training examples.")
     stages: list[StageConfig] = Field(default_factory=list, description="Parts of the run, in order; shares sum to 1.")
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Of a task: factor of the learning rate from one layer to the one below it, down from the head.",
+    )
+    evaluations_per_epoch: int = Field(1, ge=1, description="Of a task: evaluations on dev in each epoch.")
+    early_stopping: int | None = Field(
+        None,
+        ge=1,
+        description="Of a task: stop after so many evaluations on dev in a row without a better score; null: never.",
+    )
+    select: Literal["last", "best"] | None = Field(
+        None,
+        description="Of a task: which evaluation's weights are kept: the last, or the best on dev (with early"
+        " stopping).",
+    )
+    task_smoothing: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="S: several tasks have updates in proportion to (their batches)^S; 1: their own, 0: equally many.",
+    )
     max_nonfinite_steps: int = Field(
         3, ge=0, description="Updates in a row that may be skipped because loss or gradient was not finite."
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> OptimisationConfig:
-        if self.schedule.warmup_steps >= self.steps:
-            raise ValueError(f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be below steps ({self.steps})")
+    def _consistent(self) -> Self:
+        warmup = self.schedule.warmup_steps
+        if warmup is not None and self.steps is not None and warmup >= self.steps:
+            raise ValueError(f"schedule.warmup_steps ({warmup}) must be below steps ({self.steps})")
         total = sum(stage.share for stage in self.stages)
         if self.stages and abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of stages sum to {total:g}, not 1")
-        if len(self.stages) > self.steps:
+        if self.steps is not None and len(self.stages) > self.steps:
             raise ValueError(f"{len(self.stages)} stages in {self.steps} steps: a stage ends before it begins")
+        if self.early_stopping is not None and self.select == "last":
+            raise ValueError("early_stopping goes with select: best; the last evaluation is one that was no better")
         return self
 
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best evaluation's weights are the result."""
+        return self.select == "best" or (self.select is None and self.early_stopping is not None)
+
     def stage_ends(self) -> list[int]:
-        """The step behind each stage's last; every stage has at least one."""
+        """The step after each stage's last; every stage has at least one."""
+        assert self.steps is not None
         ends = [0]
         for number in range(1, len(self.stages)):
             end = round(sum(stage.share for stage in self.stages[:number]) * self.steps)
             ends.append(min(max(end, ends[-1] + 1), self.steps - len(self.stages) + number))
         return [*ends[1:], self.steps]
+
+
+class TrainingRecipe(Protocol):
+    """What the trainer reads of a recipe of any kind."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def optimisation(self) -> OptimisationConfig: ...
+    @property
+    def engine(self) -> EngineConfig: ...

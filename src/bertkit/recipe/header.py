@@ -1,6 +1,6 @@
 """What every recipe has: a header that describes it, and a seed.
 
-Nothing here follows a paper. Each capability's schema extends `RecipeBase` with the sections that it reads.
+Nothing here follows a paper. Each capability's schema extends `RecipeHeader` with the sections that it reads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pydantic import Field
 from bertkit.settings import Settings
 
 
-class RecipeBase(Settings):
+class RecipeHeader(Settings):
     """Header and seed."""
 
     name: str = Field(
