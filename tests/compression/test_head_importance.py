@@ -21,6 +21,7 @@ from bertkit.compression.head_importance import (
     without_each,
 )
 from bertkit.errors import DataError
+from bertkit.evaluation.run import MeasureRequest
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
@@ -34,11 +35,16 @@ from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, pa
 from bertkit.tasks.classification import Classification, TextSettings
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
+from bertkit.training.engine import Engine
 from tests.probing.tiny_models import BERT, GPT2, TEXTS, tiny_causal_model, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
 CPU = torch.device("cpu")
 SMALL = {key: BERT[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
+
+
+def cpu(batch_tokens: int) -> Engine:
+    return MeasureRequest(device="cpu", batch_tokens=batch_tokens).engine()
 
 
 def encoded(model: HeadedModel, count: int = 7) -> list[EncodedSentence]:
@@ -49,7 +55,7 @@ def encoded(model: HeadedModel, count: int = 7) -> list[EncodedSentence]:
 def words(model: HeadedModel, sentences: list[EncodedSentence] | None = None, *, batch: int = 90) -> WordLoss:
     rule = choose_rule(model)(tiny_tokenizer())
     sentences = encoded(model) if sentences is None else sentences
-    return WordLoss(model, sentences, rule, masking_rate=0.3, seed=1, max_batch_tokens=batch, device=CPU)
+    return WordLoss(model, sentences, rule, cpu(batch), masking_rate=0.3, seed=1)
 
 
 def answers(model: HeadedModel, *, batch: int = 60, count: int = 9) -> TaskScore:
@@ -58,7 +64,7 @@ def answers(model: HeadedModel, *, batch: int = 60, count: int = 9) -> TaskScore
     ]
     task = Classification(Labels(("no", "yes")), ("accuracy",), TextSettings())
     encoder = SequenceEncoder(tiny_tokenizer(), max_tokens=50)
-    return TaskScore(model, task, encoder, examples, metric="accuracy", tuned={}, max_batch_tokens=batch, device=CPU)
+    return TaskScore(model, task, encoder, examples, cpu(batch), metric="accuracy", tuned={})
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +78,7 @@ def classifier() -> HeadedModel:
 
 
 def found(model: HeadedModel, *, batch: int = 60) -> HalfRetrieval:
-    return HalfRetrieval(SentenceModel(model), encoded(model, 23), max_batch_tokens=batch, device=CPU)
+    return HalfRetrieval(SentenceModel(model), encoded(model, 23), cpu(batch))
 
 
 def without_columns(model: HeadedModel, layer: int, head: int) -> HeadedModel:

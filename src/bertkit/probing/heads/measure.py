@@ -32,6 +32,7 @@ from bertkit.models.sentence import SentenceModel, pool
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.tasks.base import Task
 from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.training.engine import Engine
 
 _POOL = 512
 _LEAST_WORDS = 8
@@ -57,17 +58,16 @@ class WordLoss(Measure):
         model: HeadedModel,
         sentences: Sequence[EncodedSentence],
         rule: ScoringRule,
+        engine: Engine,
         *,
         masking_rate: float,
         seed: int,
-        max_batch_tokens: int,
-        device: torch.device,
     ) -> None:
-        super().__init__(model, device)
+        super().__init__(model, engine.device)
         self.rule, self.masking_rate = rule, masking_rate
         self._draw = Draw(seed, "probe-heads")
         self.examples = len(sentences)
-        self._batches = [self._batch(some) for some in batches(sentences, max_batch_tokens, pool=_POOL)]
+        self._batches = [self._batch(some) for some in batches(sentences, engine.micro_batch_tokens, pool=_POOL)]
         self.predicted = sum(batch.content[1].numel() for batch in self._batches)
 
     def loss(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
@@ -126,24 +126,18 @@ class HalfRetrieval(Measure):
     metric = "mean reciprocal rank"
     higher_is_better = True
 
-    def __init__(
-        self,
-        sentence_model: SentenceModel,
-        sentences: Sequence[EncodedSentence],
-        *,
-        max_batch_tokens: int,
-        device: torch.device,
-    ) -> None:
-        super().__init__(sentence_model.model, device)
-        self._sentence_model = sentence_model.to(device).eval().requires_grad_(False)
+    def __init__(self, sentence_model: SentenceModel, sentences: Sequence[EncodedSentence], engine: Engine) -> None:
+        super().__init__(sentence_model.model, engine.device)
+        tokens = engine.micro_batch_tokens
+        self._sentence_model = sentence_model.to(engine.device).eval().requires_grad_(False)
         kept = [sentence for sentence in sentences if len(sentence.words) >= _LEAST_WORDS]
         self.examples, self.too_short = len(kept), len(sentences) - len(kept)
         place_of = {sentence.number: place for place, sentence in enumerate(kept)}
         first, second = ([halves(sentence)[which] for sentence in kept] for which in (0, 1))
-        self._batches = [self._batch(some, place_of) for some in batches(first, max_batch_tokens, pool=_POOL)]
+        self._batches = [self._batch(some, place_of) for some in batches(first, tokens, pool=_POOL)]
         vectors: dict[int, Tensor] = {}
         with torch.inference_mode():
-            for some in batches(second, max_batch_tokens, pool=_POOL):
+            for some in batches(second, tokens, pool=_POOL):
                 batch = self._batch(some, place_of)
                 found_BE = self._vectors(self.model(batch.packed), batch)
                 vectors.update(zip(batch.content.tolist(), found_BE, strict=True))
@@ -218,18 +212,17 @@ class TaskScore(Measure):
         task: Task,
         encoder: SequenceEncoder,
         examples: Sequence[Any],
+        engine: Engine,
         *,
         metric: str,
         tuned: dict[str, Any],
-        max_batch_tokens: int,
-        device: torch.device,
     ) -> None:
-        super().__init__(model, device)
+        super().__init__(model, engine.device)
         self.task, self.metric, self._given, self._tuned = task, metric, list(examples), tuned
         self._features = task.encode(self._given, encoder)
         self.examples = self._features.num_items
         self.cut = self._features.account.examples_cut
-        parts = self._features.cut(np.arange(self.examples), max_batch_tokens)
+        parts = self._features.cut(np.arange(self.examples), engine.micro_batch_tokens)
         self._batches = [self._batch(items) for items in parts]
 
     def _batch(self, items: Int64s) -> ExampleBatch:

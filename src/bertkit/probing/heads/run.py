@@ -148,10 +148,9 @@ def _words(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel)
             subject.model,
             sentences,
             rule(subject.tokenizer),
+            engine,
             masking_rate=settings.mask_rate,
             seed=settings.seed,
-            max_batch_tokens=engine.micro_batch_tokens,
-            device=engine.device,
         )
         for sentences in (parts.train, parts.test)
     )
@@ -165,10 +164,7 @@ def _halves(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel
     parts = _two_parts(request, settings, subject)
     sentence_model = load_sentence_model(subject.directory)
     engine = request.engine()
-    train, test = (
-        HalfRetrieval(sentence_model, sentences, max_batch_tokens=engine.micro_batch_tokens, device=engine.device)
-        for sentences in (parts.train, parts.test)
-    )
+    train, test = (HalfRetrieval(sentence_model, sentences, engine) for sentences in (parts.train, parts.test))
     short = {"sentences of fewer than 8 words (left out)": {"count": train.too_short + test.too_short}}
     own = replace(subject, model=sentence_model.model)
     summary = {"left_out": parts.left_out | short}
@@ -194,9 +190,8 @@ def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: ProbedMo
         raise DataError(
             f"{', '.join(request.data)}: holds {len(sentences)} sentence that the model reads; two are needed"
         )
-    order = (
-        Draw(settings.seed, settings.kind).permuted("halves", np.arange(len(sentences)), size=len(sentences)).tolist()
-    )
+    count = len(sentences)
+    order = Draw(settings.seed, settings.kind).permuted("halves", np.arange(count), size=count).tolist()
     # A short text is divided by the share of the two settings.
     share = settings.score_sentences / (settings.sentences + settings.score_sentences)
     cut = min(settings.score_sentences, max(1, min(len(sentences) - 1, round(share * len(sentences)))))
@@ -224,10 +219,9 @@ def _task(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) 
             predictor.task,
             predictor.encoder,
             split.examples,
+            predictor.engine,
             metric=spec.primary,
             tuned=tuned,
-            max_batch_tokens=predictor.engine.micro_batch_tokens,
-            device=predictor.engine.device,
         )
         for split in (for_importance, for_scores)
     )
