@@ -33,6 +33,7 @@ StoreGb = Annotated[
     float | None,
     option("--store-gb", metavar="GB", min=0, help="Disk for hidden states while the probe runs (default: 8)."),
 ]
+EXAMPLE = "The reader walks to the old house."
 TEXT = "Text: files, directories, globs, hub:ORG/NAME or builtin:pydocs; or treebanks (.conllu)."
 
 
@@ -174,9 +175,9 @@ def request(
         models=model or [model_or_default(None)],
         data=data or (),
         test_data=test_data or (),
-        store_gb=8.0 if store_gb is None else store_gb,
         data_dir=None if data_dir is None else Path(data_dir),
         progress=console.progress,
+        **({} if store_gb is None else {"store_gb": store_gb}),
         **common.request_fields(),
     )
 
@@ -184,8 +185,8 @@ def request(
 def points(
     model: Models = None,
     sentence: Annotated[
-        str, option("--sentence", metavar="TEXT", help="The sizes shown are those of this sentence.")
-    ] = "The reader walks to the old house.",
+        str, option("--sentence", metavar="TEXT", help=f"The sizes are those of this sentence (default: {EXAMPLE}).")
+    ] = EXAMPLE,
     *,
     common: Common,
 ) -> None:
