@@ -119,7 +119,7 @@ def test_people_see_scores_counts_and_what_the_recipes_do_otherwise(place: Place
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout.startswith("rte dev accuracy: ")
     assert "95% interval" in outcome.stdout
-    assert "optimisation.learning_rate" in outcome.stderr
+    assert "optimisation.schedule.peak" in outcome.stderr
     assert "seed" in outcome.stderr
     assert "both right" in outcome.stderr
 

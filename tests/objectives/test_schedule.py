@@ -82,4 +82,4 @@ def test_a_wrong_rate_is_one_clear_error(rate: str, message: str, tmp_path: Path
     with pytest.raises(UsageError) as error:
         load_recipe(str(recipe), parsed([f"objective=[masked_lm: {{rate: {rate}}}]", "optimisation.stages=[]"]))
     assert message in str(error.value)
-    assert "the recipe has a fault" in str(error.value)
+    assert "the recipe has an error" in str(error.value)
