@@ -28,7 +28,7 @@ from bertkit.probing.attention.head_syntax import (
     predicted_heads,
     word_attention,
 )
-from bertkit.probing.attention.measure import TARGETS, Columns, HeadSums, Maps, attention_maps, pattern_points
+from bertkit.probing.attention.measure import TARGETS, HeadSums, Maps, SpecialTokens, attention_maps, pattern_points
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers.common import Notes
@@ -107,7 +107,7 @@ def test_a_family_without_maps_is_refused() -> None:
 
 def test_the_profile_is_what_a_loop_over_tokens_gives(maps: list[Maps]) -> None:
     tokenizer = tiny_tokenizer()
-    sums = HeadSums(Columns.of(tokenizer))
+    sums = HeadSums(SpecialTokens.of(tokenizer))
     for each in maps:
         sums.add(each)
     profile = sums.profile()
@@ -146,7 +146,7 @@ def test_even_attention_is_the_profile_of_even_maps() -> None:
     for place, sentence in enumerate(sentences):
         n = sentence.ids_T.size
         even_BNSS[place, :, :n, :n] = 1 / n
-    sums = HeadSums(Columns.of(tiny_tokenizer()))
+    sums = HeadSums(SpecialTokens.of(tiny_tokenizer()))
     sums.add(Maps(sentences, (even_BNSS,)))
     profile = sums.profile()
     for name, values in profile.values.items():
@@ -155,7 +155,7 @@ def test_even_attention_is_the_profile_of_even_maps() -> None:
 
 def test_a_vocabulary_without_cls_and_sep_has_no_share_of_them() -> None:
     model, tokenizer = tiny_causal_model(tiny_tokenizer()), tiny_tokenizer()
-    sums = HeadSums(Columns(None, None))
+    sums = HeadSums(SpecialTokens(None, None))
     for each in attention_maps(model, TextEncoder.of(model, tokenizer).encode([Sentence("a", TEXTS[0])])):
         sums.add(each)
     profile = sums.profile()

@@ -169,15 +169,16 @@ def request(
     data_dir: str | None = None,
 ) -> ProbeRequest:
     """The arguments of a probe."""
+    from bertkit.probing import STORE_GB
     from bertkit.probing.run import ProbeRequest
 
     return ProbeRequest(
         models=model or [model_or_default(None)],
         data=data or (),
         test_data=test_data or (),
+        store_gb=STORE_GB if store_gb is None else store_gb,
         data_dir=None if data_dir is None else Path(data_dir),
         progress=console.progress,
-        **({} if store_gb is None else {"store_gb": store_gb}),
         **common.request_fields(),
     )
 

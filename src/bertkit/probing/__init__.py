@@ -16,6 +16,9 @@ from pydantic import Field
 
 from bertkit.settings import Settings
 
+STORE_GB = 8.0
+"""Disk that hidden states may take where nothing else is given."""
+
 
 class ProbeSettings(Settings):
     """What decides a probe's result beside models and data; each field is an option of the command line.

@@ -17,9 +17,9 @@ from typing import Any
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import ProbedModel, load_subjects
 from bertkit.evaluation.run import MeasureRequest, begin_measurement
-from bertkit.probing import ProbeSettings
+from bertkit.probing import STORE_GB, ProbeSettings
 from bertkit.probing.report import Report
-from bertkit.probing.sentence_sources import Texts, read_texts
+from bertkit.probing.sentence_sources import DrawnSentences, read_texts
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.readers.common import Notes
@@ -42,7 +42,7 @@ class ProbeRequest(MeasureRequest):
     data: Sequence[str] = ()
     test_data: Sequence[str] = ()
     data_dir: Path | None = None
-    store_gb: float = 8.0
+    store_gb: float = STORE_GB
     progress: Progress = silent_progress
 
     def subjects(self) -> list[ProbedModel]:
@@ -66,7 +66,7 @@ class ProbeRequest(MeasureRequest):
             raise UsageError(f"this probe looks at one model at a time, and --model names {names}")
         return subjects[0]
 
-    def texts(self, *, most: int | None = None, seed: int = 0, unique: bool = False) -> Texts:
+    def texts(self, *, most: int | None = None, seed: int = 0, unique: bool = False) -> DrawnSentences:
         """Sentences of the data, or a draw of them; see `read_texts`."""
         return read_texts(self.data, most=most, seed=seed, unique=unique, offline=self.offline)
 

@@ -29,7 +29,7 @@ _KEYS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class Texts:
+class DrawnSentences:
     """The sentences of a probe.
 
     Attributes:
@@ -47,7 +47,7 @@ class Texts:
 
 def read_texts(
     sources: Sequence[str], *, most: int | None = None, seed: int = 0, unique: bool = False, offline: bool = False
-) -> Texts:
+) -> DrawnSentences:
     """Sentences of all sources, or a random choice of them; no more than the choice is held in memory.
 
     Args:
@@ -77,7 +77,7 @@ def read_texts(
     drawn = _drawn(sentences, most, Draw(seed, "probe"))
     if not drawn:
         raise DataError(f"{', '.join(sources)}: holds no sentence")
-    return Texts(drawn, counter.count, counter.repeats, hashes)
+    return DrawnSentences(drawn, counter.count, counter.repeats, hashes)
 
 
 def existing(source: str, *, option: str = "--data") -> Path:

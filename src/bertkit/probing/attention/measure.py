@@ -115,7 +115,7 @@ def attention_maps(
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class SpecialTokens:
     """Finds the special tokens of a vocabulary in a sentence.
 
     Attributes:
@@ -126,7 +126,7 @@ class Columns:
     sep_id: int | None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Columns:
+    def of(cls, tokenizer: Tokenizer) -> SpecialTokens:
         has = tokenizer.roles
         return cls(tokenizer.cls_id if "cls" in has else None, tokenizer.sep_id if "sep" in has else None)
 
@@ -145,14 +145,14 @@ class HeadSums:
     """Sums over tokens of each head's attention; maps are added batch by batch, in any order.
 
     Args:
-        columns: finds the special tokens.
+        special: finds the special tokens.
 
     Attributes:
         sentences, tokens: how many were added.
     """
 
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
+    def __init__(self, special: SpecialTokens) -> None:
+        self.special = special
         self.sentences = self.tokens = 0
         self._marked_C = torch.zeros(len(_MARKED))
         self._layers = 0
@@ -166,7 +166,7 @@ class HeadSums:
         even_BNSS = torch.zeros(len(maps.sentences), 1, longest, longest, dtype=torch.float64)
         for place, sentence in enumerate(maps.sentences):
             size = sentence.ids_T.size
-            marks_BSC[place, :size] = torch.from_numpy(self.columns.marks(sentence)).float()
+            marks_BSC[place, :size] = torch.from_numpy(self.special.marks(sentence)).float()
             even_BNSS[place, :, :size, :size] = 1 / size
             self.tokens += size
         self.sentences += len(maps.sentences)

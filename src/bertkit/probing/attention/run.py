@@ -23,7 +23,7 @@ from bertkit.probing.attention import AttentionSettings
 from bertkit.probing.attention.head_distances import HeadDistances
 from bertkit.probing.attention.head_patterns import PATTERNS, classify, pairs
 from bertkit.probing.attention.head_syntax import DependencyScores, among_words
-from bertkit.probing.attention.measure import Columns, HeadSums, Maps, attention_maps, pattern_points
+from bertkit.probing.attention.measure import HeadSums, Maps, SpecialTokens, attention_maps, pattern_points
 from bertkit.probing.attention.report import DEFINITIONS, AttentionResults, PatternCounts, attention_report
 from bertkit.probing.attention.viewer import ViewedSentence, viewer_page
 from bertkit.probing.report import Report
@@ -40,7 +40,7 @@ _VIEWED_TOKENS = range(6, 33)
 
 
 @dataclass(frozen=True)
-class Corpus:
+class AttentionInput:
     """The sentences that are measured.
 
     Attributes:
@@ -67,16 +67,16 @@ def probe_attention(request: ProbeRequest, settings: AttentionSettings) -> Probe
     """
     subject = request.subject()
     layers = len(pattern_points(subject.model))
-    corpus = read_corpus(request, settings, subject)
-    if not corpus.sentences:
-        raise DataError(f"{', '.join(request.data)}: no sentence that the model can read ({corpus.notes})")
-    viewed = _viewed(settings, subject, corpus)
+    inputs = read_input(request, settings, subject)
+    if not inputs.sentences:
+        raise DataError(f"{', '.join(request.data)}: no sentence that the model can read ({inputs.notes})")
+    viewed = _viewed(settings, subject, inputs)
 
     def measure_all() -> Report:
         engine = request.engine()
-        results = measure(request, settings, subject, corpus, engine)
+        results = measure(request, settings, subject, inputs, engine)
         summary, findings = attention_report(subject.label, results)
-        summary |= {"sentences_in_data": corpus.available, "left_out": left_out(corpus.notes)}
+        summary |= {"sentences_in_data": inputs.available, "left_out": left_out(inputs.notes)}
         pages = []
         for sentence in viewed:
             (maps,) = _maps(subject.model, [sentence], engine)
@@ -86,51 +86,51 @@ def probe_attention(request: ProbeRequest, settings: AttentionSettings) -> Probe
         page = viewer_page(subject.label, layers, summary["heads"], pages)
         return Report(summary, DEFINITIONS, findings, {"viewer.html": lambda path: write_text(path, page)})
 
-    return run_probe(request, settings, [subject], measure_all, data=corpus.hashes)
+    return run_probe(request, settings, [subject], measure_all, data=inputs.hashes)
 
 
-def read_corpus(request: ProbeRequest, settings: AttentionSettings, subject: ProbedModel) -> Corpus:
+def read_input(request: ProbeRequest, settings: AttentionSettings, subject: ProbedModel) -> AttentionInput:
     """The sentences, with their trees where all sources are treebanks."""
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     if not request.data or not all(map(is_treebank, request.data)):
         texts = request.texts(most=settings.sentences, seed=settings.seed)
-        return Corpus(list(encoder.encode(texts.sentences)), texts.hashes, texts.available, encoder.notes)
+        return AttentionInput(list(encoder.encode(texts.sentences)), texts.hashes, texts.available, encoder.notes)
     paths = [existing(source) for source in request.data]
     every = [tree for path in paths for tree in read_trees(path)]
     trees = drawn(every, settings.sentences, Draw(settings.seed, "probe"), "sentence")
     sentences = list(encoder.encode(Sentence(tree.id, words=tree.words) for tree in trees))
-    return Corpus(sentences, hashes_of(paths), len(every), encoder.notes, trees)
+    return AttentionInput(sentences, hashes_of(paths), len(every), encoder.notes, trees)
 
 
 def measure(
-    request: ProbeRequest, settings: AttentionSettings, subject: ProbedModel, corpus: Corpus, engine: Engine
+    request: ProbeRequest, settings: AttentionSettings, subject: ProbedModel, inputs: AttentionInput, engine: Engine
 ) -> AttentionResults:
     """All passes over the sentences."""
-    tokens = sum(sentence.ids_T.size for sentence in corpus.sentences)
-    sums = HeadSums(Columns.of(subject.tokenizer))
+    tokens = sum(sentence.ids_T.size for sentence in inputs.sentences)
+    sums = HeadSums(SpecialTokens.of(subject.tokenizer))
     distances = HeadDistances(settings.divergence_tokens / tokens, Draw(settings.seed, settings.kind))
-    relations = sorted({_relation(name) for tree in corpus.trees for name in tree.relations})
+    relations = sorted({_relation(name) for tree in inputs.trees for name in tree.relations})
     parsed, random = DependencyScores(relations), DependencyScores(relations)
-    with request.progress("attention maps", len(corpus.sentences), "sentences") as meter:
-        for maps in _maps(subject.model, corpus.sentences, engine):
+    with request.progress("attention maps", len(inputs.sentences), "sentences") as meter:
+        for maps in _maps(subject.model, inputs.sentences, engine):
             sums.add(maps)
             distances.add(maps)
-            _add_trees(parsed, maps, corpus.trees)
+            _add_trees(parsed, maps, inputs.trees)
             meter.update(sums.sentences)
     if not distances.tokens:
         raise DataError("no token was drawn to compare heads by; raise --sentences")
-    if corpus.trees:
-        with request.progress("random weights", len(corpus.sentences), "sentences") as meter:
+    if inputs.trees:
+        with request.progress("random weights", len(inputs.sentences), "sentences") as meter:
             done = 0
-            for maps in _maps(subject.random_twin(settings.seed).model, corpus.sentences, engine):
-                _add_trees(random, maps, corpus.trees)
+            for maps in _maps(subject.random_twin(settings.seed).model, inputs.sentences, engine):
+                _add_trees(random, maps, inputs.trees)
                 done += len(maps.sentences)
                 meter.update(done)
     return AttentionResults(
         sums.profile(),
         distances.means(),
         distances.tokens,
-        _patterns(subject, settings, corpus, engine),
+        _patterns(subject, settings, inputs, engine),
         parsed.scores(least=settings.least_words),
         random.scores(least=settings.least_words),
     )
@@ -152,7 +152,7 @@ def _add_trees(scores: DependencyScores, maps: Maps, trees: Sequence[TreeExample
 
 
 def _patterns(
-    subject: ProbedModel, settings: AttentionSettings, corpus: Corpus, engine: Engine
+    subject: ProbedModel, settings: AttentionSettings, inputs: AttentionInput, engine: Engine
 ) -> PatternCounts | None:
     """How often each head's map has each shape; None where no pair fits."""
     config = subject.config
@@ -163,7 +163,7 @@ def _patterns(
         )
     except UsageError:
         return None
-    some = corpus.sentences[: 2 * settings.pattern_pairs]
+    some = inputs.sentences[: 2 * settings.pattern_pairs]
     first_words = {pair.number: (pair, words) for pair, words in pairs(some, sequences, notes)}
     if not first_words:
         return None
@@ -176,15 +176,15 @@ def _patterns(
     return PatternCounts(counts_AP, len(first_words), sum(notes.counts.values()))
 
 
-def _viewed(settings: AttentionSettings, subject: ProbedModel, corpus: Corpus) -> list[EncodedSentence]:
+def _viewed(settings: AttentionSettings, subject: ProbedModel, inputs: AttentionInput) -> list[EncodedSentence]:
     """The viewer's sentences.
 
     Raises:
         UsageError: one of `show` cannot be read.
     """
     if not settings.show:
-        fit = [each for each in corpus.sentences if each.ids_T.size in _VIEWED_TOKENS]
-        return (fit or corpus.sentences)[: settings.viewed]
+        fit = [each for each in inputs.sentences if each.ids_T.size in _VIEWED_TOKENS]
+        return (fit or inputs.sentences)[: settings.viewed]
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     found = list(encoder.encode(Sentence(text[:60], text) for text in settings.show))
     if len(found) < len(settings.show):

@@ -39,7 +39,7 @@ METHODS = (*GRADIENT_METHODS, ROLLOUT)
 
 
 @dataclass(frozen=True)
-class Text:
+class TokenisedText:
     """Token ids and segment types of one text."""
 
     ids: tuple[int, ...]
@@ -53,7 +53,7 @@ Score = Callable[[Tensor, PackedBatch], Tensor]
 """F: hidden states (T, D) of a batch of copies of the text to a number for each copy, (R,)."""
 
 
-def embeddings(model: HeadedModel, text: Text) -> Tensor:
+def embeddings(model: HeadedModel, text: TokenisedText) -> Tensor:
     """The word embeddings of a text, (n, E).
 
     Raises:
@@ -69,7 +69,7 @@ def embeddings(model: HeadedModel, text: Text) -> Tensor:
 
 
 def gradients(
-    model: HeadedModel, text: Text, points_RnE: Tensor, score: Score, *, max_batch_tokens: int = 4096
+    model: HeadedModel, text: TokenisedText, points_RnE: Tensor, score: Score, *, max_batch_tokens: int = 4096
 ) -> tuple[Tensor, Tensor]:
     """F and its gradient at given embeddings, (R,) and (R, n, E).
 
@@ -117,7 +117,7 @@ class Integrated:
 
 def integrated_gradients(
     model: HeadedModel,
-    text: Text,
+    text: TokenisedText,
     baseline_nE: Tensor,
     score: Score,
     *,
@@ -159,7 +159,7 @@ def rollout(maps_LAnn: Sequence[Tensor]) -> Tensor:
     return through_nn
 
 
-def text_maps(model: HeadedModel, text: Text) -> list[Tensor]:
+def text_maps(model: HeadedModel, text: TokenisedText) -> list[Tensor]:
     """Attention maps of a text, (A, n, n) a layer, float64 on the CPU.
 
     Raises:

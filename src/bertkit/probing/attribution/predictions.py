@@ -28,7 +28,7 @@ from bertkit.probing.attribution.explanations import (
     ROLLOUT,
     Floats,
     Score,
-    Text,
+    TokenisedText,
     embeddings,
     gradients,
     integrated_gradients,
@@ -57,7 +57,7 @@ class Question:
     """
 
     written: str
-    text: Text
+    text: TokenisedText
     tokens: tuple[str, ...]
     fixed_n: NDArray[np.bool_]
     head: str | None
@@ -133,7 +133,7 @@ def make_question(subject: ProbedModel, written: str, target: str | None) -> Que
         read = {"first": 0, "last": len(ids) - 1, "mean": None}[model.plans[head].summary]
     output = None if target is None or head is None else (_output(model, tokenizer, head, target), target)
     tokens = tuple(tokenizer.token(i) for i in ids)
-    return Question(written, Text(tuple(ids), tuple(types)), tokens, fixed_n, head, read, output)
+    return Question(written, TokenisedText(tuple(ids), tuple(types)), tokens, fixed_n, head, read, output)
 
 
 def _output(model: HeadedModel, tokenizer: Tokenizer, head: str, target: str) -> int:
@@ -248,4 +248,4 @@ def _baseline(subject: ProbedModel, question: Question, kind: Baseline, own_nE: 
         return own_nE * torch.from_numpy(question.fixed_n)[:, None].to(own_nE.device)
     token_id = subject.tokenizer.mask_id if kind == "mask" else subject.tokenizer.pad_id
     ids = np.where(question.fixed_n, np.array(question.text.ids), token_id)
-    return embeddings(subject.model, Text(tuple(ids.tolist()), question.text.types))
+    return embeddings(subject.model, TokenisedText(tuple(ids.tolist()), question.text.types))

@@ -38,7 +38,7 @@ _LEAST_SENTENCES = 10
 
 
 @dataclass(frozen=True)
-class Corpus:
+class AttributionInput:
     """The sentences whose Jacobians are computed, those for token identifiability, and the hashes of the sources."""
 
     jacobians: Sequence[EncodedSentence] = ()
@@ -61,7 +61,7 @@ def probe_attribution(request: ProbeRequest, settings: AttributionSettings) -> P
         raise UsageError(f"--target {settings.target}: give the --text whose prediction is explained")
     if not request.data and not questions:
         raise UsageError("nothing to look at: give --data SOURCE, or --text with a prediction to explain")
-    corpus = _read_corpus(request, settings, subject) if request.data else Corpus()
+    inputs = _read_input(request, settings, subject) if request.data else AttributionInput()
 
     def measure() -> Report:
         engine = request.engine()
@@ -69,19 +69,19 @@ def probe_attribution(request: ProbeRequest, settings: AttributionSettings) -> P
         findings: list[Finding] = []
         if request.data:
             summary["layers"] = list(range(len(layer_points(subject.model))))
-        if corpus.jacobians:
-            gathered = _jacobians(request, settings, subject, corpus.jacobians)
-            own, found = contribution_results(subject.label, gathered, len(corpus.jacobians), settings.directions)
+        if inputs.jacobians:
+            gathered = _jacobians(request, settings, subject, inputs.jacobians)
+            own, found = contribution_results(subject.label, gathered, len(inputs.jacobians), settings.directions)
             summary |= own
             findings += found
-        if corpus.identify:
+        if inputs.identify:
             shares, finding = identifiability_results(
-                subject.label, _identifiability(request, settings, subject, corpus.identify)
+                subject.label, _identifiability(request, settings, subject, inputs.identify)
             )
             summary["identifiability"] = shares
             findings.append(finding)
         if request.data:
-            summary["left_out"] = corpus.left_out
+            summary["left_out"] = inputs.left_out
         explained = [
             explain(subject, each, methods, baseline=settings.baseline, steps=settings.steps, engine=engine)
             for each in questions
@@ -90,10 +90,10 @@ def probe_attribution(request: ProbeRequest, settings: AttributionSettings) -> P
         findings += [prediction_finding(subject.label, number, each) for number, each in enumerate(explained, 1)]
         return Report(summary, DEFINITIONS, findings)
 
-    return run_probe(request, settings, [subject], measure, data=corpus.hashes or {})
+    return run_probe(request, settings, [subject], measure, data=inputs.hashes or {})
 
 
-def _read_corpus(request: ProbeRequest, settings: AttributionSettings, subject: ProbedModel) -> Corpus:
+def _read_input(request: ProbeRequest, settings: AttributionSettings, subject: ProbedModel) -> AttributionInput:
     layer_points(subject.model)  # refuses a family without layers before there is a run
     most = max(settings.sentences, settings.identify_sentences)
     if not most:
@@ -109,7 +109,7 @@ def _read_corpus(request: ProbeRequest, settings: AttributionSettings, subject: 
             f" {_LEAST_SENTENCES}; give more text, or --identify-sentences 0"
         )
     jacobians, identify = order[: settings.sentences], order[: settings.identify_sentences]
-    return Corpus(jacobians, identify, texts.hashes, left_out(encoder.notes))
+    return AttributionInput(jacobians, identify, texts.hashes, left_out(encoder.notes))
 
 
 def _jacobians(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertkit.evaluation.figures import heat_map, layer_ticks, lines, new_figure, plain
 from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.probing.attention.measure import Columns
+from bertkit.probing.attention.measure import SpecialTokens
 from bertkit.probing.effective_attention.measure import LayerAttention, correlations
 from bertkit.probing.report import Finding, Table, table_of
 from bertkit.probing.sentences import EncodedSentence
@@ -65,8 +65,10 @@ class TextResult:
     shares_2LK: Floats
 
     @classmethod
-    def of(cls, length: int, text: EncodedSentence, layers: Sequence[LayerAttention], columns: Columns) -> TextResult:
-        marks = columns.marks(text)
+    def of(
+        cls, length: int, text: EncodedSentence, layers: Sequence[LayerAttention], special: SpecialTokens
+    ) -> TextResult:
+        marks = special.marks(text)
         kinds_nK = torch.from_numpy(np.concatenate([marks, ~marks.any(1, keepdims=True)], axis=1)).double()
         shares = [
             torch.stack([(maps @ kinds_nK).mean((0, 1)) for maps in (each.raw_Nnn, each.effective_Nnn)])
@@ -81,7 +83,7 @@ class TextResult:
 
 
 @dataclass(frozen=True)
-class Example:
+class ExampleMaps:
     """The layer and head in which the raw and effective attention of a text differ most, and both maps."""
 
     tokens: Sequence[str]
@@ -93,7 +95,7 @@ class Example:
     @classmethod
     def of(
         cls, subject: ProbedModel, width: int, text: EncodedSentence, layers: Sequence[LayerAttention]
-    ) -> Example | None:
+    ) -> ExampleMaps | None:
         """None where the text is not longer than a head is wide, or too long for a figure."""
         if not width < text.ids_T.size <= max(_EXAMPLE_TOKENS, width + 16):
             return None
@@ -104,7 +106,7 @@ class Example:
 
 
 def effective_report(
-    label: str, width: int, results: Sequence[TextResult], example: Example | None
+    label: str, width: int, results: Sequence[TextResult], example: ExampleMaps | None
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Summary and findings.
 
@@ -219,7 +221,7 @@ def _draw_kinds(title: str, table: Table) -> Figure:
     return figure
 
 
-def _example(label: str, example: Example) -> Finding:
+def _example(label: str, example: ExampleMaps) -> Finding:
     tokens, raw_nn, effective_nn = example.tokens, example.raw_nn, example.effective_nn
     head = f"head {example.layer + 1}-{example.head + 1}"
     sentence = (

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.probing.attention.measure import Columns, pattern_points
+from bertkit.probing.attention.measure import SpecialTokens, pattern_points
 from bertkit.probing.effective_attention import EffectiveAttentionSettings
 from bertkit.probing.effective_attention.measure import layer_attention, output_maps
-from bertkit.probing.effective_attention.report import DEFINITIONS, Example, TextResult, effective_report
+from bertkit.probing.effective_attention.report import DEFINITIONS, ExampleMaps, TextResult, effective_report
 from bertkit.probing.report import Report
 from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
@@ -43,14 +43,14 @@ def probe_effective_attention(request: ProbeRequest, settings: EffectiveAttentio
         )
 
     def measure() -> Report:
-        columns = Columns.of(subject.tokenizer)
+        special = SpecialTokens.of(subject.tokenizer)
         results, example = [], None
         flat = [(length, text) for length, some in made.items() for text in some]
         with request.progress("effective attention", len(flat), "texts") as meter:
             stream = layer_attention(subject.model, [text for _, text in flat], device=request.engine().device)
             for (length, _), (text, found) in zip(flat, stream, strict=True):
-                results.append(TextResult.of(length, text, found, columns))
-                example = example or Example.of(subject, width, text, found)
+                results.append(TextResult.of(length, text, found, special))
+                example = example or ExampleMaps.of(subject, width, text, found)
                 meter.update(len(results))
         summary, findings = effective_report(subject.label, width, results, example)
         summary["lengths_without_enough_text"] = [length for length in lengths if length not in made]
