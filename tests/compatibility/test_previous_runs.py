@@ -63,6 +63,14 @@ def test_resumed_suite_keeps_the_run_that_the_previous_version_finished(folder: 
     assert record.read_text() == before
 
 
+def test_new_suite_does_not_repeat_a_run_that_the_previous_version_finished(folder: Path, bertkit: Bertkit) -> None:
+    (folder / "unfinished/reviews").rename(folder / "unfinished/before")
+    suite = ("finetune", "unfinished/before/recipe.yaml", "--seeds", "0-0", "--grid", "lr=5e-3", "--run-dir", "new")
+    assert bertkit(*suite).code == 0
+    results = json.loads((folder / "new/results.json").read_text())
+    assert results["chosen"]["run"] == str(folder / "unfinished/before/runs/seed=0")
+
+
 def test_unfinished_run_is_found_by_its_recipe(folder: Path, bertkit: Bertkit) -> None:
     outcome = bertkit("pretrain", "unfinished/bert/recipe.yaml", "--resume", "--plan", "--json")
     assert outcome.code == 0, outcome.stderr
@@ -117,7 +125,7 @@ def test_pretrained_model_fills_is_evaluated_and_is_exported(name: str, folder: 
     assert (folder / "exported/model.safetensors").exists()
 
 
-def test_checkpoint_is_a_model_to_go_on_from(folder: Path, bertkit: Bertkit) -> None:
+def test_new_run_starts_from_a_model_of_the_previous_version(folder: Path, bertkit: Bertkit) -> None:
     outcome = bertkit(
         "finetune", "--model", "finished/distilbert", "--train", "reviews-train.csv", "--dev", "reviews-dev.csv",
         "--text", "review", "--label", "stars", "--max-steps", "1", "--set", "max_length=32",

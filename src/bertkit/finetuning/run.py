@@ -25,7 +25,8 @@ from bertkit.finetuning.sweep import SweepRun, suite_results, sweep_runs
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
-from bertkit.run.directory import RunDirectory
+from bertkit.recipe.resolve import load_any
+from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.training.run import (
     Begun,
     Deadline,
@@ -195,11 +196,22 @@ def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str
     inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
     places = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
     for place in sorted(places):
-        record = read_json(place)
-        same = record.get("what_hash") == digest and record.get("fingerprints") == dict(fingerprints)
-        if same and record.get("status") == "done" and (place.parent / "model").exists():
-            return RunDirectory.open(place.parent)
+        record, run = read_json(place), place.parent
+        is_done = record.get("status") == "done" and (run / "model").exists()
+        if is_done and record.get("fingerprints") == dict(fingerprints):
+            if digest in (record.get("what_hash"), _what_hash_today(run)):
+                return RunDirectory.open(run)
     return None
+
+
+def _what_hash_today(run: Path) -> str | None:
+    """Of a run's recorded recipe: a version whose keys had other names recorded another. None of a suite."""
+    if (run / SUITE_FILE).exists():
+        return None
+    try:
+        return what_hash(load_any(str(run / RECIPE)))
+    except UsageError:
+        return None
 
 
 def _link(link: Path, target: Path) -> None:
