@@ -197,10 +197,11 @@ def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str
     places = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
     for place in sorted(places):
         record, run = read_json(place), place.parent
-        is_done = record.get("status") == "done" and (run / "model").exists()
-        if is_done and record.get("fingerprints") == dict(fingerprints):
-            if digest in (record.get("what_hash"), _what_hash_today(run)):
-                return RunDirectory.open(run)
+        on_the_same = record.get("fingerprints") == dict(fingerprints)
+        if not on_the_same or record.get("status") != "done" or not (run / "model").exists():
+            continue
+        if digest in (record.get("what_hash"), _what_hash_today(run)):
+            return RunDirectory.open(run)
     return None
 
 
