@@ -40,8 +40,9 @@ from sklearn.preprocessing import StandardScaler
 from bertkit.cli.options import cache_root
 from bertkit.data.batch import PackedBatch
 from bertkit.evaluation.arguments import EvalRequest, Evaluated
-from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
-from bertkit.evaluation.mlm import MlmSettings, evaluate_mlm
+from bertkit.evaluation.blimp import evaluate_blimp
+from bertkit.evaluation.mlm import evaluate_mlm
+from bertkit.evaluation.settings import BlimpSettings, MlmSettings
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.models.hub import find_model, load_model

@@ -27,6 +27,7 @@ from bertkit.cli.options import cache_root
 from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 
 COMMON = [
     # A model without a family is the teacher's with fewer layers; a recipe's list gives way to a name of layers.
@@ -84,7 +85,7 @@ def train(options: argparse.Namespace) -> None:
         length = [f"optimisation.steps={options.steps}", f"optimisation.schedule.warmup_steps={options.steps // 20}"]
         request = DistillTextArguments(
             "distilbert",
-            [*COMMON, *length, *ARMS[options.arm], f"seed={options.seed}"],
+            [Override.parse(each) for each in (*COMMON, *length, *ARMS[options.arm], f"seed={options.seed}")],
             sources=options.data,
             teachers=[options.teacher],
             run_dir=run,

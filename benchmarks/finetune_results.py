@@ -33,7 +33,8 @@ from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, Pee
 
 from bertkit.files import write_json
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.recipe import OwnTask, own_spec
+from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.recipe import own_spec
 from bertkit.finetuning.run import finetune
 from bertkit.metrics.base import Scores
 from bertkit.progress import silent_progress

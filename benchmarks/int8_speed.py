@@ -137,7 +137,7 @@ def main() -> None:
     source = find_model(given.model)
     with tempfile.TemporaryDirectory() as scratch:
         for kind in ("int8", "onnx", "onnx-int8"):
-            export_model(given.model, Path(scratch) / kind, kind=kind)  # type: ignore[arg-type]
+            export_model(given.model, Path(scratch) / kind, kind=kind)
         files = {
             "bertkit fp32": source / "model.safetensors",
             "bertkit int8": Path(scratch) / "int8" / "model.safetensors",
