@@ -48,10 +48,10 @@ from bertkit.models.hub import find_model, load_model
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.arguments import PretrainArguments
-from bertkit.pretraining.batches import stage_batches
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import open_shards, run_pretraining
 from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers import load_split
@@ -165,7 +165,7 @@ def steps_within_budget(overrides: Sequence[str], data: Sequence[str], *, sample
     recipe = load_recipe("quickstart", [*overrides, f"data.sources={sources}"])
     shards = open_shards(recipe, cache=cache_root(), offline=True, progress=silent_progress)
     tokenizer = load_tokenizer(shards.directory)
-    batches = stage_batches(stages_of(recipe)[0], shards, tokenizer, cache=cache_root())
+    batches = StageRun(stages_of(recipe)[0], shards, tokenizer, cache=cache_root()).batches
     model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size, pad_id=tokenizer.pad_id)
     costs = (training_flops(model, batches[step], recipe.objectives) for step in range(sample))
     return round(BUDGET_FLOPS / statistics.mean(costs))

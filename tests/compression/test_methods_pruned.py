@@ -14,12 +14,11 @@ import torch
 
 from bertkit.compression import pruned as method
 from bertkit.compression.head_importance import Heads, Measure, head_importance, least_first, normalised_by_layer
-from bertkit.compression.least_worth import TrainingLoss, least_worth
-from bertkit.compression.pruned import RECORD
+from bertkit.compression.pruned import RECORD, Pruned
+from bertkit.compression.pruning_order import TrainingLoss, heads_to_prune
 from bertkit.errors import UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import prepare
-from bertkit.finetuning.methods import Pruned, Scratch, TrainingData
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
@@ -31,6 +30,7 @@ from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
+from bertkit.training.method import TrainingData
 from bertkit.training.run import FinishedRun
 from tests.finetuning.test_finetune import DEV, TRAIN, Place, stopped, weights
 from tests.finetuning.test_multitask import MOODS
@@ -88,19 +88,19 @@ def test_importance_is_that_of_the_probes_on_the_same_examples(task_trainer: Tas
     found, wanted = importance(ours), importance(theirs)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     order = least_first(normalised_by_layer(wanted)).tolist()
-    model = Pruned(heads=2).prepare_on(task_trainer.model, 0, data_of(task_trainer))
+    model = Pruned(heads=2).prepare(task_trainer.model, 0, data_of(task_trainer))
     gone = [3 * layer + head for layer, heads in pruned_heads(model.encoder).items() for head in heads]
     assert sorted(gone) == sorted(order[:2])
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_the_best_head_of_a_layer_stays_whatever_the_others_are_worth() -> None:
-    worth_LN = np.asarray([[0.1, 0.2, 0.3, 0.0], [0.9, 0.8, 0.7, 0.6]])
+    importance_LN = np.asarray([[0.1, 0.2, 0.3, 0.0], [0.9, 0.8, 0.7, 0.6]])
     present_LN = np.ones((2, 4))
-    assert least_worth(worth_LN, present_LN, 3) == {0: [0, 1, 3]}
-    assert least_worth(worth_LN, present_LN, 4) == {0: [0, 1, 3], 1: [3]}
+    assert heads_to_prune(importance_LN, present_LN, 3) == {0: [0, 1, 3]}
+    assert heads_to_prune(importance_LN, present_LN, 4) == {0: [0, 1, 3], 1: [3]}
     present_LN[0, [0, 3]] = 0
-    assert least_worth(worth_LN, present_LN, 2) == {0: [1], 1: [3]}
+    assert heads_to_prune(importance_LN, present_LN, 2) == {0: [1], 1: [3]}
 
 
 def test_a_run_says_what_it_took_out_and_its_model_lacks_it(finished: FinishedRun, place: Place) -> None:
@@ -196,13 +196,13 @@ def test_heads_have_the_numbers_of_the_layers_before_any_is_taken_out(task_train
 def test_zeros_stay_zeros_however_the_optimiser_moves(task_trainer: TaskTrainer, tmp_path: Path) -> None:
     """Momentum of before would move a weight that has become 0; its gradient is 0 from then on."""
     settings = Pruned(magnitude=0.5, magnitude_ramp=1.0, magnitude_every_steps=2)
-    model = settings.prepare_on(task_trainer.model, 0, data_of(task_trainer))
+    model = settings.prepare(task_trainer.model, 0, data_of(task_trainer))
     maps = prunable_maps(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
     batch = task_trainer.prepared.train.features.batch(np.arange(7))
     seen: list[int] = []
     gone = {name: torch.zeros_like(part.weight, dtype=torch.bool) for name, part in maps.items()}
-    with settings.session(model, [], ENGINE, Scratch(tmp_path, 0.0)):
+    with settings.session(model, [], ENGINE, tmp_path, max_bytes=0.0):
         for step in range(1, 7):
             optimizer.zero_grad()
             hidden_TD = model.states(task_trainer.task.head, batch.packed)

@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from bertkit.compression.q8bert import FakeEmbedding, FakeLinear, last_maps
+from bertkit.compression.q8bert import FakeEmbedding, FakeLinear, Q8Bert, last_maps
 from bertkit.errors import DataError, UsageError
-from bertkit.finetuning.methods import Q8Bert
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
@@ -65,13 +64,13 @@ def test_a_threshold_is_the_moving_average_of_the_largest_value() -> None:
     for peaks, expected in (((2.0,), 2.0), ((1.0, 4.0), 0.9 * 2.0 + 0.1 * 4.0), ((0.5,), 0.9 * 2.2 + 0.1 * 0.5)):
         for peak in peaks:
             made(torch.tensor([[0.1, -peak, 0.0]]))
-        made.move(0.9, begun=True)
+        made.update_thresholds(0.9, active=True)
         assert float(made.input_threshold) == pytest.approx(expected, rel=1e-6)
     made(torch.full((1, 3), float("nan")))
-    made.move(0.9, begun=True)
+    made.update_thresholds(0.9, active=True)
     assert float(made.input_threshold) == pytest.approx(2.03, rel=1e-6)
     made.eval()(torch.full((1, 3), 100.0))
-    made.move(0.9, begun=True)
+    made.update_thresholds(0.9, active=True)
     assert float(made.input_threshold) == pytest.approx(2.03, rel=1e-6)
 
 
@@ -80,8 +79,8 @@ def test_before_it_begins_a_map_is_plain_and_what_it_sees_is_forgotten() -> None
     made = FakeLinear(linear, 8, requantised=True).train()
     rows = torch.randn(5, 4)
     assert torch.equal(made(rows), linear(rows))
-    made.move(0.9, begun=False)
-    made.move(0.9, begun=True)
+    made.update_thresholds(0.9, active=False)
+    made.update_thresholds(0.9, active=True)
     assert (float(made.input_threshold), float(made.output_threshold or 0)) == (0, 0)
 
 
@@ -108,7 +107,7 @@ def test_rows_of_a_table_are_rounded_and_their_gradient_is_sparse_where_it_is_as
     made.sparse = True
     ids = torch.tensor([3, 0, 3])
     assert torch.equal(made(ids), table(ids))
-    made.move(0.9, begun=True)
+    made.update_thresholds(0.9, active=True)
     assert float(made.threshold) == float(table.weight.detach().abs().max())
     found = made(ids)
     torch.testing.assert_close(found, round_to(table(ids).detach(), float(made.threshold), 127))

@@ -11,11 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bertkit.compression.qbert import FakeGroupLinear, groups_of, layer_maps, top_eigenvalues
+from bertkit.compression.qbert import FakeGroupLinear, QBert, groups_of, layer_maps, top_eigenvalues
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.files import read_json
-from bertkit.finetuning.methods import QBert
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.models.low_bit import LowBitLinear, row_groups

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.finetuning.methods import FeatureBased, Full
 from bertkit.finetuning.methods.feature_store import FeatureStore, fill
+from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice, LayerMix
@@ -25,6 +25,7 @@ from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.tasks.base import Account, Features, FeatureWriter
 from bertkit.training.engine import Engine
+from bertkit.training.method import Full
 from tests.models.oracle import VOCABULARY, Case, all_cases
 
 SIZES = {

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.loss_terms import TaskTerms
-from bertkit.finetuning.methods import FreeLb
-from bertkit.finetuning.methods.freelb import FreeLbGradient, Perturbation
+from bertkit.finetuning.methods.freelb import FreeLb, FreeLbGradient, Perturbation
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels

@@ -1,4 +1,4 @@
-"""What fine-tuning would cost, task by task and for every run of a suite: the parts of `--plan` (training/plan.py).
+"""The cost of fine-tuning, over all tasks and runs of a suite: the parts of `--plan` (training/plan.py).
 
 Nothing here follows a paper. Tokens and FLOPs are those of the examples as they are read.
 """
@@ -15,7 +15,7 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joined
 from bertkit.finetuning.sweep import sweep_runs
-from bertkit.finetuning.task_order import EpochOrder, TaskOrder
+from bertkit.finetuning.task_order import TaskOrder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
@@ -31,7 +31,8 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     own epochs and batch make of the same sequences.
     """
     recipe = arguments.requested()
-    parts = [_Part.of(arguments.prepare(each)) for each in recipe.alone]
+    prepared = [arguments.prepare(each) for each in recipe.alone]
+    parts = [_Part.of(each) for each in prepared]
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
@@ -41,12 +42,10 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     for each_recipe in recipes:
         optimisation = each_recipe.optimisation
         assert optimisation.epochs is not None
-        assert optimisation.batch_sequences is not None
-        orders = [EpochOrder(part.num_items, optimisation.batch_sequences, each_recipe.seed) for part in parts]
-        order = TaskOrder(tuple(orders), each_recipe.seed, optimisation.task_smoothing)
+        order = TaskOrder.of(each_recipe, prepared)
         own = order.steps(optimisation.epochs, optimisation.steps)
         steps += own
-        for part, each, count in zip(parts, orders, order.steps_by_task, strict=True):
+        for part, each, count in zip(parts, order.orders, order.steps_by_task, strict=True):
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
@@ -65,10 +64,9 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one task brings: its model without weights, and what an epoch of its examples amounts to."""
+    """One task: its model without weights, and the cost of an epoch of its examples."""
 
     model: HeadedModel
-    num_items: int
     tokens: int
     epoch_flops: float
 
@@ -88,4 +86,4 @@ class _Part:
             predictions=0,
             sequences=lengths.size,
         )
-        return cls(model, features.num_items, int(lengths.sum()), flops)
+        return cls(model, int(lengths.sum()), flops)

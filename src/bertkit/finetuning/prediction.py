@@ -1,7 +1,6 @@
 """A pass of prediction over encoded examples.
 
-Nothing here follows a paper. Sequences are sorted by length, so that few are gathered with longer ones; the order of
-the outputs is that of the items.
+Nothing here follows a paper. Sequences of similar length are computed together; outputs are in the order of the items.
 
 Shapes: I items.
 """
@@ -40,10 +39,9 @@ def predict(
     progress: Progress = silent_progress,
     label: str = "predictions",
 ) -> list[NDArray[Any]]:
-    """What the head gives for each item, in their order, without dropout; `label` names them on the display.
+    """The head's outputs for each item, without dropout; `label` names the pass on the display.
 
-    In single precision even where training is not: what a run saves of its dev set is then what `predict` and `eval`
-    give.
+    In single precision even where training is not, so that a run's predictions equal those of `predict` and `eval`.
     """
     model.eval()
     outputs: dict[int, NDArray[Any]] = {}

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from bertkit.errors import UsageError
-from bertkit.finetuning.methods import AnyMethod, Full
+from bertkit.finetuning.methods import AnyMethod
 from bertkit.recipe.faults import validate
 from bertkit.recipe.resolve import AnyOverride, Override, load_as, parsed, with_overrides
 from bertkit.recipe.tree import Located
@@ -31,6 +31,7 @@ from bertkit.tasks.readers import Columns
 from bertkit.tasks.span import SpanSettings
 from bertkit.tasks.tagging import TaggingSettings
 from bertkit.training.config import EngineConfig, OptimisationConfig, RecipeHeader
+from bertkit.training.method import Full
 from bertkit.training.optimizers import AdamWConfig
 
 SHORT_KEYS = {
