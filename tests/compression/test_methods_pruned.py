@@ -181,7 +181,7 @@ def test_layers_are_those_of_the_model_that_it_starts_from(
         found = Pruned(layers="last", keep=1).prepare(task_trainer.model, seed=0)
     assert found.state_dict().keys() == wanted.keys()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.state_dict().items())
-    assert "layers taken out: 0; kept: 1" in caplog.text
+    assert "layers removed: 0; kept: 1" in caplog.text
     halved = Pruned(layers="first").prepare(task_trainer.model, seed=0)
     assert halved.encoder.config.num_hidden_layers == 1  # type: ignore[attr-defined]  # BERT's
 
@@ -237,10 +237,10 @@ def test_zeros_that_are_there_at_once_stay_where_they_are(place: Place) -> None:
 def test_a_best_look_of_before_the_share_had_grown_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     grows = "method={name: pruned, magnitude: 0.9, magnitude_ramp: 1.0}"
     outcome = place.run(grows, "epochs=4", "optimisation.select=best", "optimisation.early_stopping=4")
-    told = "the look that was kept is of before the share had grown" in caplog.text
+    warned = "the best evaluation came before the share had grown" in caplog.text
     share = outcome.results["pruned"]["magnitude"]["share"]
-    assert told == (share < 0.899)
-    assert outcome.results["selected"]["step"] == 28 or told
+    assert warned == (share < 0.899)
+    assert outcome.results["selected"]["step"] == 28 or warned
 
 
 def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None:
@@ -252,12 +252,12 @@ def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "warned"),
     [
-        ("{name: pruned}", "nothing is taken away; give heads, layers or magnitude"),
+        ("{name: pruned}", "nothing is pruned; give heads, layers or magnitude"),
         ("{name: pruned, heads: 1.5}", "a share is above 0 and below 1"),
         ("{name: pruned, heads: 0}", "expected at least one head"),
-        ("{name: pruned, heads: 5}", "method.heads: 5 of 6 heads are 5; one stays in each of 2 layers, so at most 4"),
+        ("{name: pruned, heads: 5}", "method.heads: 5 of 6 heads are 5; each of 2 layers keeps one, so at most 4"),
         ("{name: pruned, heads: 0.9}", "method.heads: 0.9 of 6 heads are 5"),
         ("{name: pruned, heads: {0: [0, 1, 2]}}", "layer 0 would have none of its 3 heads left"),
         ("{name: pruned, heads: {0: [7]}}", "layer 0 has no head 7"),
@@ -271,7 +271,7 @@ def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None
     ],
 )
 def test_what_cannot_be_taken_out_is_told_with_exit_code_2(
-    bertkit: Bertkit, place: Place, tmp_path: Path, settings: str, told: str
+    bertkit: Bertkit, place: Place, tmp_path: Path, settings: str, warned: str
 ) -> None:
     data = ("--train", place.train, "--dev", place.dev, "--text", "review", "--label", "stars")
     done = bertkit(
@@ -279,7 +279,7 @@ def test_what_cannot_be_taken_out_is_told_with_exit_code_2(
         *("--set", f"method={settings}"),
     )
     assert done.code == 2, done.stderr
-    assert told in " ".join(done.stderr.split())
+    assert warned in " ".join(done.stderr.split())
 
 
 def test_importance_without_data_is_refused(task_trainer: TaskTrainer) -> None:
