@@ -1,9 +1,8 @@
-"""From a command line to fine-tuning runs: one, or several seeds and settings with a choice among them.
+"""Run `bertkit finetune`: one run, or a suite of several seeds and settings with a choice among them.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (several restarts, the learning rate chosen on dev) and appendix
-A.3 (the grid). A suite is a run directory that holds one for each seed and setting; the setting with the best mean on
-dev is chosen, and its best run's model stands for the suite. A run that is finished already, here or in another suite,
-is not repeated.
+A.3 (the grid). A suite is a run directory with a run for each seed and setting; the setting with the best mean on dev
+is chosen, and its best run's model is the suite's. A finished run, of this suite or another, is not repeated.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from bertkit.recipe.hashing import what_hash
 from bertkit.run.directory import RunDirectory
 from bertkit.training.run import (
     Begun,
-    Deadline,
     FinishedRun,
+    deadline_after,
     identity_of,
     require_unchanged,
     resumed_recipe,
@@ -42,10 +41,10 @@ _READ = {
     *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice"),
     *("teacher", "student", "transfer", "augmentation"),
 }
-"""Parts of a recipe that decide how the data are read; the last ones are of distillation."""
+"""Keys of a recipe that decide how the data are read; the last ones are of distillation."""
 _RUNS = "runs"
 BEFORE = "before"
-"""The name of a run that goes before another, in whose directory it lies."""
+"""The name of a run whose model another starts from, in whose directory it lies."""
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +58,11 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
         begun: called with each run's directory before its training starts.
 
     Raises:
-        UsageError: a faulty recipe, or a resume whose recipe decides on another result.
-        DataError: data, model or checkpoints at fault.
+        UsageError: errors in the recipe, or a resume under a recipe with another result.
+        DataError: data, model or checkpoints cannot be used.
         StoppedError, DivergedError: see `Trainer.train`.
     """
-    runs = _Runs(arguments, progress, begun, Deadline.after(arguments.max_minutes))
+    runs = _Runs(arguments, progress, begun, deadline_after(arguments.max_minutes))
     if arguments.resume is None:
         recipe = arguments.requested()
         if len(arguments.seeds) > 1 or arguments.grid:
@@ -83,9 +82,9 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
 
 
 class _Runs:
-    """The runs of one command, which share its arguments, its deadline and the data last prepared."""
+    """The runs of one command; they share its arguments, its deadline and the data last prepared."""
 
-    def __init__(self, arguments: FinetuneArguments, progress: Progress, begun: Begun, deadline: Deadline) -> None:
+    def __init__(self, arguments: FinetuneArguments, progress: Progress, begun: Begun, deadline: float | None) -> None:
         self.arguments = arguments
         self.progress = progress
         self.begun = begun
@@ -94,7 +93,7 @@ class _Runs:
         self._prepared: tuple[Prepared, ...] = ()
 
     def data(self, recipe: FinetuneRecipe) -> tuple[Prepared, ...]:
-        """What each of the recipe's tasks reads; kept as long as the next run reads the same."""
+        """The data of each of the recipe's tasks, prepared again only where they differ from the last run's."""
         parts = recipe.model_dump(mode="json", include=_READ)
         key = json.dumps([parts, recipe.seed if self.arguments.draws_data(recipe) else None], sort_keys=True)
         if key != self._data_key:
@@ -107,7 +106,7 @@ class _Runs:
         return joint_fingerprints(self.data(recipe))
 
     def train(self, recipe: FinetuneRecipe, run: RunDirectory) -> FinishedRun:
-        """Train one run to its end, after the one that goes before it, if any."""
+        """Train one run to its end, after the one whose model it starts from, if any."""
         require_unchanged(run, self.fingerprints(recipe))
 
         def trainer() -> Finetuner:
@@ -127,7 +126,7 @@ class _Runs:
         )
 
     def finished(self, recipe: FinetuneRecipe, name: str, whole: RunDirectory) -> RunDirectory:
-        """A run that belongs to another one or to a suite, finished: an earlier one, one begun here, or a new one."""
+        """A finished run of a suite, or of the run that needs it: an earlier one, else it is resumed or started."""
         arguments, fingerprints = self.arguments, self.fingerprints(recipe)
         path = whole.path / _RUNS / name
         done = finished_run(arguments.runs_root, whole.path, what_hash(recipe), fingerprints)
@@ -169,22 +168,23 @@ class _Runs:
             )
 
     def resume_suite(self, suite: RunDirectory, recipe: FinetuneRecipe) -> FinishedRun:
-        """What is left of a suite, and the choice among its runs."""
+        """Finish the runs of a suite, and choose among them."""
         plan = read_json(suite.path / SUITE_FILE)
-        wanted = sweep_runs(recipe, plan["seeds"], plan["grid"])
-        log.info("%s: %d runs in %s", recipe.name, len(wanted), suite.path)
+        runs = sweep_runs(recipe, plan["seeds"], plan["grid"])
+        log.info("%s: %d runs in %s", recipe.name, len(runs), suite.path)
         with suite.recording(self.arguments.command):
             suite.write_environment()
             finished: list[tuple[SweepRun, RunDirectory]] = []
-            for number, each in enumerate(wanted, start=1):
-                log.info("run %d of %d: %s", number, len(wanted), each.name)
+            for number, each in enumerate(runs, start=1):
+                log.info("run %d of %d: %s", number, len(runs), each.name)
                 finished.append((each, self.finished(each.recipe, each.name, suite)))
             prepared = self.data(recipe)
             primary = {each.spec.name: each.spec.primary for each in prepared}
             results = suite_results(finished, primary, prepared[0].selecting)
             chosen = [run.results or {} for each, run in finished if each.setting == results["chosen"]["setting"]]
             results |= self.arguments.summary(chosen)
-            _link(suite.model, Path(results["chosen"]["run"]) / "model")
+            suite.model.unlink(missing_ok=True)
+            suite.model.symlink_to((Path(results["chosen"]["run"]) / "model").resolve(), target_is_directory=True)
             suite.write_results(results)
             suite.update(**{key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")})
         return FinishedRun(suite, results, tuple(run for _, run in finished))
@@ -193,16 +193,10 @@ class _Runs:
 def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str]) -> RunDirectory | None:
     """A finished run of this what-hash on the same data and model, under `root` or in a suite there."""
     inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
-    places = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
-    for place in sorted(places):
-        record = read_json(place)
+    paths = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
+    for path in sorted(paths):
+        record = read_json(path)
         same = record.get("what_hash") == digest and record.get("fingerprints") == dict(fingerprints)
-        if same and record.get("status") == "done" and (place.parent / "model").exists():
-            return RunDirectory.open(place.parent)
+        if same and record.get("status") == "done" and (path.parent / "model").exists():
+            return RunDirectory.open(path.parent)
     return None
-
-
-def _link(link: Path, target: Path) -> None:
-    """Let the suite's model be the chosen run's."""
-    link.unlink(missing_ok=True)
-    link.symlink_to(target.resolve(), target_is_directory=True)
