@@ -94,7 +94,7 @@ def test_importance_is_that_of_the_probes_on_the_same_examples(task_trainer: Tas
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_the_best_head_of_a_layer_stays_whatever_the_others_are_worth() -> None:
+def test_the_best_head_of_a_layer_is_kept_whatever_the_others_importance() -> None:
     importance_LN = np.asarray([[0.1, 0.2, 0.3, 0.0], [0.9, 0.8, 0.7, 0.6]])
     present_LN = np.ones((2, 4))
     assert heads_to_prune(importance_LN, present_LN, 3) == {0: [0, 1, 3]}
@@ -103,7 +103,7 @@ def test_the_best_head_of_a_layer_stays_whatever_the_others_are_worth() -> None:
     assert heads_to_prune(importance_LN, present_LN, 2) == {0: [1], 1: [3]}
 
 
-def test_a_run_says_what_it_took_out_and_its_model_lacks_it(finished: FinishedRun, place: Place) -> None:
+def test_results_name_the_removed_heads_and_the_model_lacks_them(finished: FinishedRun, place: Place) -> None:
     results = finished.results
     found = results["pruned"]
     assert found == json.loads((finished.run.path / RECORD).read_text()) | {"magnitude": found["magnitude"]}
@@ -128,8 +128,8 @@ def test_a_run_says_what_it_took_out_and_its_model_lacks_it(finished: FinishedRu
 def test_its_model_is_read_again_and_predicts_the_same(finished: FinishedRun) -> None:
     predictor = Predictor.load(str(finished.run.path), ENGINE)
     examples = [TextExample(str(i), text, None, None) for i, (text, _) in enumerate(reviews(DEV, 2))]
-    said = json_lines(finished.run.path / "predictions" / "stars-dev.jsonl")
-    assert [each.prediction for each in predictor(examples)] == [each["prediction"] for each in said]
+    predicted = json_lines(finished.run.path / "predictions" / "stars-dev.jsonl")
+    assert [each.prediction for each in predictor(examples)] == [each["prediction"] for each in predicted]
 
 
 @pytest.mark.parametrize("step", [2, 24])
@@ -156,7 +156,7 @@ def test_a_pruned_model_is_pruned_further_and_heads_keep_their_numbers(place: Pl
     assert again.results["pruned"]["parameters_before"] - again.results["pruned"]["parameters"] == A_HEAD
 
 
-def test_it_goes_on_with_another_method(place: Place, finished: FinishedRun) -> None:
+def test_its_model_is_trained_further_by_another_method(place: Place, finished: FinishedRun) -> None:
     again = place.run("optimisation.max_steps=1", model=str(finished.run.path))
     encoders = [load_model(each.run.model)[0].encoder for each in (finished, again)]
     assert pruned_heads(encoders[0]) == pruned_heads(encoders[1]) != {}
@@ -234,7 +234,7 @@ def test_zeros_that_are_there_at_once_stay_where_they_are(place: Place) -> None:
     assert outcome.results["pruned"]["magnitude"]["share"] == pytest.approx(0.6, abs=1e-3)
 
 
-def test_a_best_look_of_before_the_share_had_grown_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_best_evaluation_before_the_share_had_grown_is_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     grows = "method={name: pruned, magnitude: 0.9, magnitude_ramp: 1.0}"
     outcome = place.run(grows, "epochs=4", "optimisation.select=best", "optimisation.early_stopping=4")
     warned = "the best evaluation came before the share had grown" in caplog.text
@@ -270,7 +270,7 @@ def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None
         ("{name: pruned, magnitude: 1.0}", "less than 1"),
     ],
 )
-def test_what_cannot_be_taken_out_is_told_with_exit_code_2(
+def test_what_cannot_be_removed_is_refused_with_exit_code_2(
     bertkit: Bertkit, place: Place, tmp_path: Path, settings: str, warned: str
 ) -> None:
     data = ("--train", place.train, "--dev", place.dev, "--text", "review", "--label", "stars")

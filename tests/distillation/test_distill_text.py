@@ -81,7 +81,7 @@ def test_steps_are_those_of_a_plain_loop_over_transformers(classroom: Classroom,
         plain.zero_grad()
         loss.backward()
         for group in plain.param_groups:
-            group["lr"] = stage_run.stage.rate(step)
+            group["lr"] = stage_run.stage.learning_rate(step)
         plain.step()
         outcome = ours.take_step(stage_run.batches[step])
         found = sum(each.weight * outcome.terms[each.term].mean for each in stage_run.objectives)

@@ -200,7 +200,7 @@ def test_no_perturbation_leaves_its_ball(epsilon: float) -> None:
         found.climb()
 
 
-def test_without_a_bound_each_step_is_as_long_as_it_says() -> None:
+def test_without_a_bound_each_step_has_its_length() -> None:
     batch = features().batch(np.asarray([1, 0])).packed
     found = Perturbation(FreeLb(epsilon=None, step_size=0.25), batch, seed=0, step=0)
     gradient_TE = torch.zeros(batch.num_tokens, 4)
@@ -211,7 +211,7 @@ def test_without_a_bound_each_step_is_as_long_as_it_says() -> None:
     assert [float(part.norm()) for part in found.delta_TE.detach().split((9, 5))] == pytest.approx([0.25, 0.0])
 
 
-def test_words_that_cannot_be_perturbed_are_told(model: HeadedModel) -> None:
+def test_words_that_cannot_be_perturbed_are_refused(model: HeadedModel) -> None:
     batch = features().batch(np.asarray([0, 2]))
     weight = next(model.parameters())
 

@@ -64,7 +64,7 @@ def test_stopped_and_resumed_a_run_over_languages_ends_with_the_same_model(home:
     resumed = run_pretraining(again, progress=silent_progress).run
     weights = [(run.model / "model.safetensors").read_bytes() for run in (straight, resumed)]
     assert weights[0] == weights[1]
-    # Whoever looks at the batches sees those of the training.
+    # The batches that are shown are those of the training.
     recipe = load_recipe(str(straight.path / "recipe.yaml"))
     (stage,) = stages_of(recipe)
     tokenizer = load_tokenizer(shards.directory)

@@ -44,14 +44,14 @@ def lexicon(tmp_path: Path) -> Path:
 
 
 def request(home: Path, **changes: Any) -> PretrainArguments:
-    asked = {
+    defaults = {
         "recipe": str(home / "recipe.yaml"),
         "sources": [str(home / "text.txt")],
         "run_dir": home / "run",
         "cache": home / "cache",
         "command": ["test"],
     }
-    return PretrainArguments(**{**asked, **changes})
+    return PretrainArguments(**{**defaults, **changes})
 
 
 def test_a_changed_lexicon_is_refused_under_resume_and_named(lexicon: Path, tmp_path: Path, bertkit: Bertkit) -> None:

@@ -1,4 +1,4 @@
-"""Runs that are asked to stop at a step of theirs, without a signal or a clock."""
+"""Runs that stop at a given step, without a signal or a clock."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bertkit.training.interrupt import StopRequest
 class _StopAt(StopRequest):
     """Asks to stop when it has been looked at so often."""
 
-    def __init__(self, looks: int) -> None:
+    def __init__(self, steps: int) -> None:
         super().__init__(None)
-        self.left = looks
+        self.left = steps
 
     @property
     def reason(self) -> str | None:

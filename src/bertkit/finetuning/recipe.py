@@ -1,11 +1,11 @@
-"""What a recipe of kind `finetune` may hold: a task and its data, a model to start from, a method, an optimisation.
+"""The schema of a recipe of kind `finetune`: a task and its data, a model to start from, a method, an optimisation.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Sibling of schema.py, whose recipes pretrain: of the five nouns
-the model brings its tokenizer along, and the task takes the place of the objective. What a recipe leaves out is the
-task's own setting as the catalogue has it; `resolved` writes it in, so that a run's recipe is complete.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Unlike in pretraining/recipe.py the tokenizer is the model's, and
+a task replaces the objective. Settings that a recipe leaves out are the task's own in the catalogue; `resolved` adds
+them, so that a run's recipe is complete.
 
-A list of tasks is learnt with one encoder and a head each (Liu et al. 2019, MT-DNN, arXiv:1901.11504); `alone` says
-what such a recipe is to each of its tasks.
+A list of tasks is learnt with one encoder and a head each (Liu et al. 2019, MT-DNN, arXiv:1901.11504); `alone` are the
+recipes of each of them.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class FinetuneRecipe(RecipeHeader):
 
     @property
     def alone(self) -> tuple[FinetuneRecipe, ...]:
-        """What the recipe is to each of its tasks: itself, where there is one."""
+        """A recipe for each of its tasks; the recipe itself, where there is one."""
         if not isinstance(self.task, tuple):
             return (self,)
         found = []

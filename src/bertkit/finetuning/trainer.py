@@ -115,7 +115,7 @@ class Finetuner(Trainer[TaskBatch]):
         return self.terms[self.order.task(step)]
 
     def learning_rate(self, step: int) -> float:
-        return self.recipe.optimisation.schedule.rate(step, self.steps)
+        return self.recipe.optimisation.schedule.learning_rate(step, self.steps)
 
     def batch(self, task_trainer: TaskTrainer, items: NDArray[np.int64]) -> TaskBatch:
         """What an update reads of these training items."""

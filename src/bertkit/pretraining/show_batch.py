@@ -92,7 +92,7 @@ def show_batch(request: PretrainArguments, *, step: int, sequences: int, progres
 
     Raises:
         UsageError: no such recipe, or a step that the run does not have.
-        DataError: text at fault.
+        DataError: the text cannot be read.
     """
     recipe, shards = _recipe_and_shards(request, progress)
     steps = recipe.optimisation.steps

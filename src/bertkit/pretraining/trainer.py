@@ -176,7 +176,7 @@ class Pretrainer(Trainer[PackedBatch]):
         return self.terms(self.current)
 
     def learning_rate(self, step: int) -> float:
-        return self.current.stage.rate(step)
+        return self.current.stage.learning_rate(step)
 
     def _use(self, model: PretrainingModel) -> None:
         """Train this model from now on, with a new optimiser."""

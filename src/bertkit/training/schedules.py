@@ -44,7 +44,7 @@ class Schedule(Settings):
             raise ValueError("warmup_steps and warmup_share exclude each other; leave one of them out, or null")
         return self
 
-    def rate(self, step: int, steps: int) -> float:
+    def learning_rate(self, step: int, steps: int) -> float:
         """The learning rate of update number `step` (from 0) of `steps`."""
         assert self.peak is not None
         return self.at(step, steps, self.peak, self.warmup(steps))
