@@ -74,6 +74,7 @@ def test_it_learns_what_the_words_say(finished: FinishedRun) -> None:
     assert results["degenerate"] is None
     assert results["tasks"]["stars"]["accuracy"]["seeds"] == [results["splits"]["dev"]["accuracy"]]
     assert [each["epoch"] for each in results["evaluations"]] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert results["looks"] == results["evaluations"], "the key's name up to version 0.1"
     assert results["examples"] == {"train": TRAIN, "dev": DEV}
     assert finished.run.record["steps"] == 35
     lines = [json.loads(line) for line in finished.run.metrics.read_text().splitlines()]

@@ -52,7 +52,8 @@ def test_pseudo_perplexity_masks_one_token_at_a_time_and_64_of_a_long_sequence(m
         chosen = [ordinary[number * len(ordinary) // count] for number in range(count)]
         assert len(set(chosen)) == count
         masked_in_turn += [(one.ids_T.tolist(), position) for position in chosen]
-    expected = math.exp(-sum(log_likelihood(model, ids, position) for ids, position in masked_in_turn) / len(asked))
+    total = sum(log_likelihood(model, ids, position) for ids, position in masked_in_turn)
+    expected = math.exp(-total / len(masked_in_turn))
     assert found == pytest.approx(expected, rel=1e-5)
 
 

@@ -19,11 +19,12 @@ class StopRequest:
         max_minutes: time limit from the opening of the context; None for none.
     """
 
+    signal: str | None = None
+    """The name of the signal that came."""
+
     def __init__(self, max_minutes: float | None = None) -> None:
         self._limit_seconds = None if max_minutes is None else max_minutes * 60
         self._opened = time.monotonic()
-        self.signal: str | None = None
-        """The name of the signal that came."""
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
