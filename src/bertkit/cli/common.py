@@ -25,6 +25,7 @@ __all__ = [
     "Device",
     "MaxMinutes",
     "MaxSteps",
+    "Metrics",
     "Model",
     "Offline",
     "Plan",
@@ -144,6 +145,15 @@ RecipeName = Annotated[
         metavar="RECIPE",
         help="A recipe: a YAML file, or the name of a shipped one (`bertkit recipes list`).",
         autocompletion=_complete_recipe,
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    option(
+        "--metric",
+        metavar="NAME-OR-PATH",
+        help="Report this `evaluate` metric too: a script's path, a cached metric, or hub:NAME, which is fetched and"
+        " run. Repeatable.",
     ),
 ]
 SetOption = Annotated[

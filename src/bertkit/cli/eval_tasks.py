@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from bertkit.cli.common import MaxMinutes, MaxSteps, Model, SetOption, model_or_default, option, seed_numbers, story
+from bertkit.cli.common import (
+    MaxMinutes,
+    MaxSteps,
+    Metrics,
+    Model,
+    SetOption,
+    model_or_default,
+    option,
+    seed_numbers,
+    story,
+)
 from bertkit.cli.shared import Computing, with_options
 
 if TYPE_CHECKING:
@@ -87,6 +97,7 @@ class Judging(Computing):
 
     head: Head = "auto"
     published: Published = None
+    metric: Metrics = None
     overrides: SetOption = None
     max_steps: MaxSteps = None
     max_minutes: MaxMinutes = None
@@ -108,6 +119,7 @@ class Judging(Computing):
             head=self.head,
             published=self.published,
             max_minutes=self.max_minutes,
+            metrics=tuple(self.metric or ()),
         )
 
 

@@ -13,6 +13,7 @@ import typer
 
 from bertkit.cli.common import (
     DEFAULT_MODEL,
+    Metrics,
     Resume,
     command_app,
     duration,
@@ -155,6 +156,7 @@ def finetune(
     seeds: Seeds = None,
     grid: Grid = None,
     new_head: NewHead = False,
+    metric: Metrics = None,
     *,
     own: OwnData,
     resume: Resume = None,
@@ -169,6 +171,7 @@ def finetune(
     from bertkit.finetuning.arguments import FinetuneRequest
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune as run_finetuning
+    from bertkit.recipe.resolve import Override
 
     shorthand = {
         "seed": common.seed,
@@ -183,7 +186,11 @@ def finetune(
         task=own.task_or(task_names(task)),
         model=model,
         data_dir=data_dir,
-        overrides=[*as_overrides(shorthand), *(common.overrides or ())],
+        overrides=[
+            *as_overrides(shorthand),
+            *([Override("metrics", metric)] if metric else []),
+            *(common.overrides or ()),
+        ],
         seeds=seed_numbers(seeds or None),
         grid=grid_values(grid or ()),
         resume=resume,

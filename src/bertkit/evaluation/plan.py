@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.metrics.modules import AdditionalMetric, load_metric
 from bertkit.models.hub import read_config
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import Override
@@ -51,6 +53,7 @@ class TaskEvaluation:
         published: whose rows to set beside; the model's own where None.
         may_lack: whether a task without data is left out; else it is an error.
         max_minutes: stop after so long, with a checkpoint.
+        metrics: reported beside the tasks' own, see `bertkit.metrics.modules.load_metric`.
     """
 
     suite: str
@@ -64,6 +67,16 @@ class TaskEvaluation:
     published: str | None = None
     may_lack: bool = False
     max_minutes: float | None = None
+    metrics: tuple[str, ...] = ()
+
+    @cached_property
+    def additional(self) -> tuple[AdditionalMetric, ...]:
+        """The modules of `metrics`.
+
+        Raises:
+            DataError: one cannot be loaded.
+        """
+        return tuple(load_metric(name, offline=self.request.offline) for name in self.metrics)
 
 
 @dataclass(frozen=True)
@@ -200,6 +213,7 @@ def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> Fi
                 else []
             ),
             *([Override("new_head", True)] if use == "new" else []),
+            *([Override("metrics", list(wanted.metrics))] if wanted.metrics else []),
             *wanted.overrides,
         ],
         runs_root=wanted.request.runs_root,

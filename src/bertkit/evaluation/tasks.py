@@ -176,6 +176,7 @@ def _identity(wanted: TaskEvaluation, planned: Sequence[PlannedTask], fingerprin
         "suite": wanted.suite,
         "tasks": {task.spec.name: task.deciding for task in planned},
         "fingerprints": dict(fingerprints),
+        **({"metrics": {each.name: each.fingerprint for each in wanted.additional}} if wanted.metrics else {}),
     }
     recipe = {
         "kind": "eval",
@@ -186,6 +187,7 @@ def _identity(wanted: TaskEvaluation, planned: Sequence[PlannedTask], fingerprin
         "seeds": list(wanted.seeds),
         "overrides": list(wanted.overrides),
         "head": wanted.head,
+        **({"metrics": list(wanted.metrics)} if wanted.metrics else {}),
     }
     return RunIdentity(
         kind="eval",
@@ -244,6 +246,7 @@ def _predict_later(
             predictor = Predictor.load(
                 str(model), wanted.request.engine(), spec=task.spec, offline=wanted.request.offline
             )
+            predictor.task.additional = wanted.additional
         examples = load_split(task.spec, split, wanted.data_dir, offline=wanted.request.offline).examples
         log.info("%s: predicting %s, %s examples", task.spec.name, split, f"{len(examples):,}")
         predictions = predictor(examples, progress=progress, label=f"{task.spec.name}, {split}")
@@ -269,6 +272,8 @@ def _as_it_is(wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory, prog
     predictor = Predictor.load(
         request.model, request.engine(), spec=spec, examples=splits[main], offline=request.offline
     )
+    predictor.task.additional = wanted.additional
+    predictor.task.check_additional(splits[main])
     log.info("%s: %s has a head for it and is evaluated as it is", spec.name, request.model)
     predictions = {
         name: predictor(examples, progress=progress, label=f"{spec.name}, {name}") for name, examples in splits.items()
@@ -315,7 +320,8 @@ def _done_elsewhere(wanted: TaskEvaluation, recipe: FinetuneRecipe) -> RunDirect
     records = [*root.glob(f"*/{RECORD}"), *root.glob(f"*/{_RUNS}/*/{RECORD}")]
     if not any(wanted_hash in record.read_text(encoding="utf-8") for record in records):
         return None  # the data need not be read to know that there is none
-    return finished_run(root, root, wanted_hash, prepare(recipe, offline=wanted.request.offline).fingerprints)
+    fingerprints = prepare(recipe, offline=wanted.request.offline).fingerprints
+    return finished_run(root, root, wanted_hash, fingerprints, recipe.metrics)
 
 
 def _seed_scores(results: Mapping[str, Any]) -> Scores:

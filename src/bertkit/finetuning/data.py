@@ -20,6 +20,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask
 from bertkit.finetuning.warm_start import head_directory, with_start
+from bertkit.metrics.modules import load_metric
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory
 from bertkit.models.hub import find_model, read_config, refuse_quantised
@@ -167,6 +168,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     names_of_labels = preparation.labels(names_of_labels)
     recipe = with_start(recipe, names_of_labels, directory)
     task = build_task(recipe, train.examples, names_of_labels, config, contents, directory)
+    task.additional = tuple(load_metric(name, offline=offline) for name in recipe.metrics)
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
     train = preparation.learnt_from(train)
     labelled = (*(("train",) if preparation.needs_labels else ()), *watched)
@@ -174,6 +176,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         name: encode_split(task, name, split, encoder, must_be_scored=name in labelled)
         for name, split in {"train": train, **splits}.items()
     }
+    task.check_additional(splits[watched[0]].examples)
     return Prepared(
         spec=spec,
         task=task,
@@ -232,11 +235,15 @@ def build_task(
         return Choice(spec.metrics, settings)
     assert names is not None
     labels = Labels(_in_order(recipe, names, config, contents, directory), _PROBLEM_TYPES.get(spec.kind))
+    task: Task
     if spec.kind == "tagging":
-        return Tagging(labels, spec.metrics, settings)
-    weight_K = class_weights(settings.class_weights, examples, labels.names)
-    kind = {"classification": Classification, "multi_label": MultiLabelClassification}[spec.kind]
-    return kind(labels, spec.metrics, settings, positive=spec.positive, class_weight_K=weight_K)
+        task = Tagging(labels, spec.metrics, settings)
+    else:
+        weight_K = class_weights(settings.class_weights, examples, labels.names)
+        kind = {"classification": Classification, "multi_label": MultiLabelClassification}[spec.kind]
+        task = kind(labels, spec.metrics, settings, positive=spec.positive, class_weight_K=weight_K)
+    task.label_order = spec.labels or names
+    return task
 
 
 _NEW_HEAD = "give --new-head (new_head: true) to draw a new one in its place"

@@ -21,6 +21,7 @@ from pydantic import Field, field_validator, model_validator
 from bertkit.errors import UsageError
 from bertkit.finetuning.methods import AnyMethod, Full
 from bertkit.finetuning.steps import FinetuneEngine, FinetuneOptimisation
+from bertkit.metrics import METRICS
 from bertkit.recipe.faults import validate
 from bertkit.recipe.resolve import AnyOverride, Override, load_as, parsed, with_overrides
 from bertkit.recipe.tree import Located
@@ -118,6 +119,11 @@ class FinetuneRecipe(Settings):
     tagging: TaggingSettings | None = Field(None, description="Of tagging.")
     span: SpanSettings | None = Field(None, description="Of questions that a span answers.")
     choice: ChoiceSettings | None = Field(None, description="Of a choice among endings.")
+    metrics: tuple[str, ...] = Field(
+        (),
+        description="Metrics of `evaluate` that are reported beside the task's own: names, or paths of scripts. They do"
+        " not decide the result.",
+    )
     method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
     optimisation: FinetuneOptimisation = Field(
         default_factory=FinetuneOptimisation, description="How they are trained."
@@ -132,6 +138,15 @@ class FinetuneRecipe(Settings):
         if not task:
             raise ValueError("expected at least one task")
         return task[0] if len(task) == 1 else task
+
+    @field_validator("metrics", mode="after")
+    @classmethod
+    def _with_full_paths(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        """Scripts by their full paths, so that the recorded recipe runs from anywhere."""
+        paths = {name: Path(name).expanduser() for name in metrics if name not in METRICS}
+        return tuple(
+            str(paths[name].absolute()) if name in paths and paths[name].exists() else name for name in metrics
+        )
 
     @model_validator(mode="after")
     def _sections_fit(self) -> FinetuneRecipe:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.arguments import FinetuneRequest
@@ -28,7 +30,7 @@ from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.recipe.resolve import Override
-from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
 
 SUITE_FILE = "suite.json"
@@ -171,7 +173,7 @@ class _Parts:
         whole, request = self.whole.path, self.request
         fingerprints = joint_fingerprints(self.data.of(recipe))
         path = whole / _RUNS / name
-        done = finished_run(request.runs_root, whole, what_hash(recipe), fingerprints)
+        done = finished_run(request.runs_root, whole, what_hash(recipe), fingerprints, recipe.metrics)
         if done is not None:
             log.info("finished already: %s", done.path)
             return done
@@ -263,16 +265,30 @@ class _Suite:
         return FinetuneOutcome(suite, results, tuple(run for _, run in finished))
 
 
-def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str]) -> RunDirectory | None:
-    """A finished run of this what-hash on the same data and model, under `root` or in a suite there."""
+def finished_run(
+    root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str], metrics: Sequence[str] = ()
+) -> RunDirectory | None:
+    """A finished run of this what-hash on the same data and model, under `root` or in a suite there.
+
+    One that did not report all of the additional `metrics` is passed over.
+    """
     inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
     places = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
     for place in sorted(places):
         record = read_json(place)
         same = record.get("what_hash") == digest and record.get("fingerprints") == dict(fingerprints)
         if same and record.get("status") == "done" and (place.parent / "model").exists():
-            return RunDirectory.open(place.parent)
+            run = RunDirectory.open(place.parent)
+            if not metrics or _reported(run, metrics):
+                return run
     return None
+
+
+def _reported(run: RunDirectory, metrics: Sequence[str]) -> bool:
+    """Whether a run's results have these additional metrics, by scripts that did not change since."""
+    measured = (run.path / RECORD).stat().st_mtime
+    changed_since = any(Path(each).is_file() and Path(each).stat().st_mtime > measured for each in metrics)
+    return not changed_since and set(metrics) <= set(yaml.safe_load(run.recipe_yaml).get("metrics", ()))
 
 
 def _link(link: Path, target: Path) -> None:
@@ -306,7 +322,7 @@ def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneReci
         wanted = request.requested()
         wanted = changed(wanted, [Override("seed", seed) for seed in request.seeds[:1]])
     require_same_result(recorded, wanted, run.path)
-    return recorded.model_copy(update={"engine": wanted.engine})
+    return recorded.model_copy(update={"engine": wanted.engine, "metrics": wanted.metrics})
 
 
 def _run_to_resume(request: FinetuneRequest) -> RunDirectory:

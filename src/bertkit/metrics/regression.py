@@ -1,4 +1,4 @@
-"""Pearson and Spearman correlation.
+"""Pearson and Spearman correlation, and the mean squared error.
 
 STS-B's two scores: Cer et al. 2017, arXiv:1708.00055, and GLUE (Wang et al. 2018, arXiv:1804.07461). A correlation
 with a constant does not exist: such a score is None with a warning, where scipy gives NaN, which JSON cannot hold and
@@ -101,3 +101,14 @@ def spearman(predictions: Numbers, references: Numbers) -> Scores:
         DataError: the lists are empty, of unequal length or not numbers.
     """
     return {"spearman": defined(spearman_value(predictions, references), "spearman", _CONSTANT)}
+
+
+def mean_squared_error(predictions: Numbers, references: Numbers) -> Scores:
+    """`{"mean_squared_error"}`; less is better.
+
+    Raises:
+        DataError: the lists are empty, of unequal length or not numbers.
+    """
+    check_aligned(predictions, references)
+    difference_N = _numbers(predictions, "predictions") - _numbers(references, "references")
+    return {"mean_squared_error": float(np.mean(difference_N**2))}

@@ -1,8 +1,8 @@
 """Exact match and token F1 of answers to questions, as SQuAD's official scripts define them, and the null threshold.
 
 Rajpurkar et al. 2016, SQuAD 1.1, arXiv:1606.05250, and 2018, SQuAD 2.0, arXiv:1806.03822. The two scripts differ where
-nothing is left of an answer: of two empty ones the F1 is 0 in 1.1 and 1 in 2.0. Scores here are fractions;
-`official_json` gives the scripts' percentages under the scripts' keys. Answers are text by question id.
+nothing is left of an answer: of two empty ones the F1 is 0 in 1.1 and 1 in 2.0. Scores here are fractions
+under the scripts' keys, which print percentages. Answers are text by question id.
 
 Shapes: Q questions.
 """
@@ -168,12 +168,6 @@ def squad_v2(
             best, best_threshold = _official_threshold(score_Q, odds_Q, answerable_Q, empty_Q)
             scores[f"best_{name}"], scores[f"best_{name}_thresh"] = best, best_threshold
     return scores
-
-
-def official_json(scores: Scores) -> dict[str, Any]:
-    """The scores as the official scripts write them: percentages; counts and thresholds as they are."""
-    plain = ("total", "thresh")
-    return {name: value if value is None or name.endswith(plain) else 100.0 * value for name, value in scores.items()}
 
 
 def apply_null_threshold(predictions: Texts, null_odds: Mapping[str, float], threshold: float) -> dict[str, str]:

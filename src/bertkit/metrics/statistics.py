@@ -10,7 +10,6 @@ Shapes: N examples, K and L numbers per example of model A and B, M = K + L, U d
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,15 +69,6 @@ def summarise(scores: Mapping[int, float | None]) -> SeedSummary:
 
 def _absent(values: Mapping[int, Any], known: Floats) -> tuple[int, int]:
     return len(values) - len(known), len(values)
-
-
-def majority_baseline(
-    references: Sequence[Any], metric: Callable[[Sequence[Any], Sequence[Any]], float | None]
-) -> float | None:
-    """The metric's score of always predicting the commonest reference (of equally common ones, the one seen first)."""
-    check_aligned(references, references)
-    commonest = Counter(references).most_common(1)[0][0]
-    return metric([commonest] * len(references), references)
 
 
 def degenerate(

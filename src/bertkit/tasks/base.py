@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.errors import UsageError
+from bertkit.metrics.modules import AdditionalMetric, local_metric
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -209,12 +211,12 @@ class FeatureWriter:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is said of one example.
+    """What a model predicts for one example.
 
     Attributes:
         id: the example's.
         prediction: a label, a number, labels, tags, a text or an index, as the task has it.
-        scores: what it rests on, such as a probability by label.
+        scores: what it is based on, such as a probability by label.
     """
 
     id: str
@@ -232,15 +234,34 @@ class Task(ABC):
 
     Args:
         labels: names of the head's outputs in their order.
-        metrics: names of the scores that are reported.
+        metrics: names of the scores that are reported, of those in `metric_of`.
+
+    Attributes:
+        label_order: the labels in the task's own order, by which metrics that take label ids number them.
+        additional: metrics that are reported beside the task's own.
+
+    Raises:
+        UsageError: a score that this kind of task does not have.
     """
 
     head: ClassVar[str]
     """The head's name in `bertkit.models.heads.HEAD_KINDS`."""
+    metric_of: ClassVar[Mapping[str, str]]
+    """Each score that this kind of task can report, and the metric (of `bertkit.metrics.METRICS`) that computes it."""
+    gold_scores: ClassVar[Mapping[str, Any] | None] = None
+    """The `scores` of a prediction that is final, such as a gold one."""
 
     def __init__(self, labels: Labels, metrics: Sequence[str]) -> None:
+        for name in metrics:
+            if name not in self.metric_of:
+                raise UsageError(
+                    f"metrics: {name}: a task of this kind reports {', '.join(self.metric_of)}; any other metric is"
+                    " added by --metric NAME-OR-PATH"
+                )
         self.labels = labels
         self.metrics = tuple(metrics)
+        self.label_order = labels.names
+        self.additional: tuple[AdditionalMetric, ...] = ()
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], encoder: SequenceEncoder) -> Features:
@@ -298,18 +319,65 @@ class Task(ABC):
             outputs: of `decode`, one an item.
         """
 
-    @abstractmethod
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> Scores:
-        """The task's metrics as fractions; examples without a label count for nothing."""
+        """The task's metrics as fractions, then the additional ones; examples without a label do not count.
 
-    def comparable(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        A score of an additional metric whose name is taken has the metric's name in front: `my_metric_accuracy`.
+
+        Raises:
+            DataError: an additional metric fails.
+        """
+        inputs = self.metric_inputs(predictions, examples)
+        scores = self.own_scores(*inputs)
+        for metric in self.additional:
+            fitting = [self.numbered(side) for side in inputs] if metric.takes_numbers else inputs
+            for name, value in metric.compute(*fitting).items():
+                scores[f"{metric.stem}_{name}" if name in scores else name] = value
+        return scores
+
+    def own_scores(self, predictions: list[Any], references: list[Any]) -> Scores:
+        """The task's own metrics, of `metric_inputs`."""
+        found: Scores = {}
+        for name in self.metrics:
+            if name not in found:
+                metric = self.metric_of[name]
+                options = self.metric_options(metric)
+                found |= local_metric(metric).compute(predictions=predictions, references=references, **options)
+        return {name: found[name] for name in self.metrics}
+
+    def metric_options(self, metric: str) -> dict[str, Any]:
+        """What a metric is told besides predictions and references."""
+        return {}
+
+    def metric_inputs(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Predictions and references of the examples with a label, as the metrics take them."""
         pairs = [
-            (prediction.prediction, example.label)
+            (prediction.prediction, gold)
             for prediction, example in zip(predictions, examples, strict=True)
-            if example.label is not None
+            if (gold := self.gold(example)) is not None
         ]
-        return [guess for guess, _ in pairs], [label for _, label in pairs]
+        return [guess for guess, _ in pairs], [gold for _, gold in pairs]
+
+    def gold(self, example: Any) -> Any:
+        """What a right prediction of the example is; None where that is not known."""
+        return example.label
+
+    def numbered(self, labels: list[Any]) -> list[Any]:
+        """Predictions or references for metrics that take label ids."""
+        return labels
+
+    def check_additional(self, examples: Sequence[Any]) -> None:
+        """Compute the additional metrics on the gold labels, so that one that fails does so before anything is trained.
+
+        Raises:
+            DataError: one fails.
+        """
+        if self.additional:
+            self.score([Prediction(each.id, self.gold(each), self.gold_scores) for each in examples], examples)
+
+    def comparable(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """One prediction and one reference for each label."""
+        return self.metric_inputs(predictions, examples)
 
     def majority_score(self, metric: str, predictions: Sequence[Prediction], examples: Sequence[Any]) -> float | None:
         """The metric's score of always predicting the commonest label; None where that says nothing."""

@@ -9,7 +9,7 @@ Shapes: T packed tokens, B sequences, I items (examples), C endings, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,12 +19,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.metrics.classification import accuracy
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import ChoiceExample
 
@@ -42,6 +41,7 @@ class Choice(Task):
     """One of an example's endings; examples may have different numbers of them."""
 
     head: ClassVar[str] = "multiple_choice"
+    metric_of: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
 
     def __init__(self, metrics: Sequence[str], settings: ChoiceSettings) -> None:
         super().__init__(Labels.unnamed(), metrics)
@@ -106,9 +106,6 @@ class Choice(Task):
             Prediction(example.id, int(logits_C.argmax()), torch.softmax(torch.from_numpy(logits_C), 0).tolist())
             for example, logits_C in zip(examples, outputs, strict=True)
         ]
-
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[ChoiceExample]) -> Scores:
-        return accuracy(*self.comparable(predictions, examples))
 
 
 def completed(question: str, ending: str) -> str:

@@ -24,18 +24,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.errors import DataError
-from bertkit.metrics import find_metric
-from bertkit.metrics.classification import multi_label
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import Ids, SequenceEncoder, cut_longer, windows
 from bertkit.tasks.examples import TextExample
 
 LABEL = "label"
-MEAN_SQUARED_ERROR = "mean_squared_error"
 _THRESHOLD = 0.5
 
 
@@ -185,6 +182,10 @@ class Classification(TextTask):
     labels happen to be in a batch together (torch's mean divides by their weights).
     """
 
+    metric_of: ClassVar[Mapping[str, str]] = {
+        name: name for name in ("accuracy", "f1", "macro_f1", "micro_f1", "matthews_correlation")
+    }
+
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.int64]:
         return label_ids([(example.id, str(example.label)) for example in examples], self.labels.names)
 
@@ -205,25 +206,24 @@ class Classification(TextTask):
         scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
         return Prediction(example.id, self.labels.names[int(logits_K.argmax())], scores)
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> Scores:
-        guessed, gold = self.comparable(predictions, examples)
-        found: Scores = {}
-        for name in self.metrics:
-            positive = {"positive": self.positive} if name == "f1" and self.positive is not None else {}
-            found |= find_metric(name)(guessed, gold, **positive)
-        return found
+    def metric_options(self, metric: str) -> dict[str, Any]:
+        return {"positive": self.positive} if metric == "f1" and self.positive is not None else {}
+
+    def numbered(self, labels: list[Any]) -> list[Any]:
+        return list(label_ids([("", label) for label in labels], self.label_order).tolist())
 
     def majority_score(
         self, metric: str, predictions: Sequence[Prediction], examples: Sequence[TextExample]
     ) -> float | None:
         _, gold = self.comparable(predictions, examples)
         commonest = Counter(gold).most_common(1)[0][0]
-        constant = [Prediction(each.id, commonest) for each in predictions]
-        return self.score(constant, examples)[metric]
+        return self.own_scores([commonest] * len(gold), gold)[metric]
 
 
 class MultiLabelClassification(TextTask):
     """Any number of K labels: one sigmoid each, a label holds from one half on; the loss is the labels' mean."""
+
+    metric_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("micro_f1", "macro_f1", "subset_accuracy"), "multi_label")
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """Two classes for each label of each example, that it does not hold and that it does, (I K, 2): a softmax over
@@ -258,14 +258,21 @@ class MultiLabelClassification(TextTask):
         scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
         return Prediction(example.id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> Scores:
-        guessed, gold = self.comparable(predictions, examples)
-        found = multi_label(guessed, gold, self.labels.names)
-        return {name: found[name] for name in self.metrics}
+    def metric_options(self, metric: str) -> dict[str, Any]:
+        return {"labels": list(self.labels.names)}
+
+    def gold(self, example: TextExample) -> Any:
+        return list(example.label) if isinstance(example.label, tuple) else None
+
+    def numbered(self, labels: list[Any]) -> list[Any]:
+        """A one for each label that holds, else a zero."""
+        return [[int(name in own) for name in self.label_order] for own in labels]
 
 
 class Regression(TextTask):
     """A number, by squared error on the scale of the data."""
+
+    metric_of: ClassVar[Mapping[str, str]] = {name: name for name in ("pearson", "spearman", "mean_squared_error")}
 
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
         return np.asarray([_number(example) for example in examples], dtype=np.float32)
@@ -279,16 +286,6 @@ class Regression(TextTask):
 
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
         return Prediction(example.id, float(logits_K[0]))
-
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> Scores:
-        guessed, gold = self.comparable(predictions, examples)
-        found: Scores = {}
-        for name in self.metrics:
-            if name == MEAN_SQUARED_ERROR:
-                found[name] = float(np.mean((np.asarray(guessed) - np.asarray(gold)) ** 2))
-            else:
-                found |= find_metric(name)(guessed, gold)
-        return found
 
 
 def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.errors import UsageError
-from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold, squad, squad_v2
+from bertkit.metrics.modules import local_metric
+from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -34,6 +35,7 @@ from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.tasks.examples import QuestionExample
 
 START, END = "start", "end"
+_ITEM_FIELDS = ("id", "prediction_text")
 THRESHOLD = "null_score_threshold"
 """The key of config.json that keeps the tuned threshold."""
 
@@ -76,6 +78,8 @@ class Span(Task):
     """
 
     head: ClassVar[str] = "span"
+    metric_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("f1", "exact_match", "exact"), "squad")
+    gold_scores: ClassVar[Mapping[str, Any] | None] = {THRESHOLD: 0.0}
 
     def __init__(self, metrics: Sequence[str], settings: SpanSettings, *, may_be_impossible: bool) -> None:
         super().__init__(Labels.unnamed(), metrics)
@@ -200,27 +204,46 @@ class Span(Task):
         row, column = np.unravel_index(int(score.argmax()), score.shape)
         return float(score[row, column]), (int(starts[row]), int(ends[column]))
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]) -> Scores:
-        """SQuAD's scores; where questions may have no answer, at the threshold that is best on these examples unless
-        the predictions carry a tuned one."""
-        references = references_of(examples)
-        texts = {each.id: each.prediction for each in predictions if each.id in references}
+    def own_scores(self, predictions: list[Any], references: list[Any]) -> Scores:
+        metric, fields = "squad_v2", [*_ITEM_FIELDS, "no_answer_probability"]
         if not self.may_be_impossible:
-            found = squad(texts, references)
-        else:
-            if not all(THRESHOLD in each.scores for each in predictions):
-                texts = self._thresholded(predictions, self.tune(predictions, examples)[THRESHOLD])
-            v2 = squad_v2({name: text for name, text in texts.items() if name in references}, references)
-            # The script of version 2.0 has another name for the same metric, and so has its task.
-            found = {"f1": v2["f1"], "exact": v2["exact"], "exact_match": v2["exact"]}
-        return {name: found[name] for name in self.metrics}
+            metric, fields = "squad", [*_ITEM_FIELDS]
+        items = [{field: item[field] for field in fields} for item in predictions]
+        found = local_metric(metric).compute(predictions=items, references=references)
+        # The script of version 2.0 has another name for the same metric, and so has its task.
+        exact = found["exact" if self.may_be_impossible else "exact_match"]
+        own = {"f1": found["f1"], "exact": exact, "exact_match": exact}
+        return {name: own[name] for name in self.metrics}
+
+    def metric_inputs(
+        self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]
+    ) -> tuple[list[Any], list[Any]]:
+        """Items as SQuAD's metrics take them; where questions may have no answer, at the threshold that is best on
+        these examples unless the predictions carry a tuned one."""
+        texts = {each.id: each.prediction for each in predictions}
+        if self.may_be_impossible and not all(THRESHOLD in each.scores for each in predictions):
+            texts = self._thresholded(predictions, self.tune(predictions, examples)[THRESHOLD])
+        known = [example for example in examples if self.gold(example) is not None]
+        # Which texts are empty is decided: no probability turns another one into "no answer".
+        items = [{"id": each.id, "prediction_text": texts[each.id], "no_answer_probability": 0.0} for each in known]
+        answers = [
+            {
+                "text": [answer.text for answer in each.answers],
+                "answer_start": [answer.start for answer in each.answers],
+            }
+            for each in known
+        ]
+        return items, [{"id": each.id, "answers": own} for each, own in zip(known, answers, strict=True)]
+
+    def gold(self, example: QuestionExample) -> Any:
+        if example.answers:
+            return example.answers[0].text
+        return "" if example.impossible else None
 
     def comparable(
         self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]
     ) -> tuple[list[Any], list[Any]]:
-        references = references_of(examples)
-        guesses = [each.prediction for each in predictions if each.id in references]
-        return guesses, [answers[0] if answers else "" for answers in references.values()]
+        return super().metric_inputs(predictions, examples)
 
     def tune(self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]) -> dict[str, Any]:
         """The threshold on the odds of no answer with the best F1."""

@@ -12,7 +12,7 @@ Shapes: T packed tokens, I items (sequences), W tagged words of one, K tags, D w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -24,12 +24,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.metrics.tagging import conlleval, strict_iob2
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import label_ids
 from bertkit.tasks.encoding import Ids, SequenceEncoder
 from bertkit.tasks.examples import TaggedExample
@@ -39,7 +38,6 @@ FIRST = "first"
 _NO_TAG = -100
 _DIGITS = 6
 """Of saved probabilities: there is one for each word and tag."""
-_CHUNK_METRICS = ("precision", "recall", "f1")
 
 
 class TaggingSettings(Settings):
@@ -66,6 +64,11 @@ class Tagging(Task):
     """One of K tags for every word."""
 
     head: ClassVar[str] = "token_classification"
+    metric_of: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("f1", "precision", "recall"), "conlleval"),
+        **dict.fromkeys(("strict_f1", "strict_precision", "strict_recall"), "strict_iob2"),
+        "accuracy": "tag_accuracy",
+    }
 
     def __init__(self, labels: Labels, metrics: Sequence[str], settings: TaggingSettings) -> None:
         super().__init__(labels, metrics)
@@ -210,34 +213,18 @@ class Tagging(Task):
             for example, own, share in zip(examples, tags, shares, strict=True)
         ]
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[TaggedExample]) -> Scores:
-        guessed, gold = self._sentences(predictions, examples)
-        found: Scores = {}
-        if any(name in _CHUNK_METRICS for name in self.metrics):
-            found |= conlleval(guessed, gold)
-        if any(name.startswith("strict_") for name in self.metrics):
-            found |= strict_iob2(guessed, gold)
-        right = [a == b for own, true in zip(guessed, gold, strict=True) for a, b in zip(own, true, strict=True)]
-        found["accuracy"] = sum(right) / len(right)
-        return {name: found[name] for name in self.metrics}
+    def gold(self, example: TaggedExample) -> Any:
+        return None if example.tags is None else list(example.tags)
+
+    def numbered(self, labels: list[Any]) -> list[Any]:
+        return [label_ids([("", tag) for tag in tags], self.label_order).tolist() for tags in labels]
 
     def comparable(
         self, predictions: Sequence[Prediction], examples: Sequence[TaggedExample]
     ) -> tuple[list[Any], list[Any]]:
         """The tags of all words in one list."""
-        guessed, gold = self._sentences(predictions, examples)
-        return [tag for own in guessed for tag in own], [tag for own in gold for tag in own]
-
-    @staticmethod
-    def _sentences(
-        predictions: Sequence[Prediction], examples: Sequence[TaggedExample]
-    ) -> tuple[list[list[str]], list[list[str]]]:
-        pairs = [
-            (list(prediction.prediction), list(example.tags))
-            for prediction, example in zip(predictions, examples, strict=True)
-            if example.tags is not None
-        ]
-        return [guess for guess, _ in pairs], [tags for _, tags in pairs]
+        predicted, gold = self.metric_inputs(predictions, examples)
+        return [tag for own in predicted for tag in own], [tag for own in gold for tag in own]
 
 
 def _first(batch: TaskBatch) -> Tensor:
