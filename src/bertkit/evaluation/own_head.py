@@ -17,7 +17,6 @@ from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.models.hub import read_config
 from bertkit.models.labels import Labels
 from bertkit.tasks.catalogue import TASKS, TaskSpec, find_task
-from bertkit.tasks.readers.hub import HUB_LAYOUTS
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +95,7 @@ def _by_labels(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> HeadUs
 
 def _names_of(spec: TaskSpec) -> list[set[str]]:
     """The names that a task's labels have in its own files, and those in its copy on the Hub."""
-    layout = HUB_LAYOUTS.get(spec.name)
-    found = [spec.labels or (), tuple(layout.names) if layout else ()]
+    found = [spec.labels or (), tuple(spec.hub.names) if spec.hub else ()]
     return [_folded(names) for names in found if names]
 
 

@@ -31,8 +31,6 @@ from bertkit.tasks.base import Account, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Example, TaggedExample
-from bertkit.tasks.readers.glue import GLUE_COLUMNS
-from bertkit.tasks.readers.hub import HUB_LAYOUTS
 from bertkit.tasks.span import THRESHOLD, Span
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import Engine
@@ -242,8 +240,7 @@ def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tu
         raise DataError(f"{name}: its head has {labels.count} outputs, {spec.name} needs 1; {_NEW_HEAD}")
     if spec.labels is None:
         return labels.names
-    layout = HUB_LAYOUTS.get(spec.name)
-    official = {theirs.casefold(): ours for theirs, ours in layout.names.items()} if layout else {}
+    official = {theirs.casefold(): ours for theirs, ours in spec.hub.names.items()} if spec.hub else {}
     here = labels.names if not labels.are_named else tuple(official.get(n.casefold(), n) for n in labels.names)
     try:
         order = Labels(here).order_of(spec.labels, source=name)
@@ -286,15 +283,15 @@ def columns_of(recipe: FinetuneRecipe) -> InputColumns:
         own = recipe.task.columns
         own_pairs = () if own.text_pair is None else (own.text_pair,)
         return InputColumns(texts=(own.text,), text_pairs=own_pairs, endings=own.endings)
-    name = recipe.spec.name
-    if recipe.spec.head != "sequence_classification":
+    spec = recipe.spec
+    if spec.head != "sequence_classification":
         return InputColumns()
     texts: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
-    if name in GLUE_COLUMNS:
-        texts, pairs = GLUE_COLUMNS[name].text, GLUE_COLUMNS[name].text_pair
-    if name in HUB_LAYOUTS:
-        first, *second = HUB_LAYOUTS[name].columns
+    if spec.columns is not None:
+        texts, pairs = spec.columns.text, spec.columns.text_pair
+    if spec.hub is not None:
+        first, *second = spec.hub.columns
         texts, pairs = (*texts, first), (*pairs, *second)
     return InputColumns(texts=texts, text_pairs=pairs)
 
