@@ -207,6 +207,6 @@ def write_submission(run: Path) -> dict[str, Any]:
     if not predictions:
         return {"zip": None, "files": [], "missing": missing}
     path = write_glue_submission(run / SUBMISSION, predictions)
-    faults = [fault for fault in check_submission(path) if fault.file.removesuffix(".tsv") not in missing]
-    assert not faults, faults
+    errors = [error for error in check_submission(path) if error.file.removesuffix(".tsv") not in missing]
+    assert not errors, errors
     return {"zip": str(path.relative_to(run)), "files": list(predictions), "missing": missing}
