@@ -17,7 +17,7 @@ import torch
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import FIRST_WINDOW, Predictor, windows_of
@@ -160,7 +160,7 @@ def test_a_reader_who_leaves_ends_it_without_a_word(trained: Trained) -> None:
 
 def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
     """A stream without an end is answered, in windows that grow and stay bounded."""
-    predictor = Predictor.load(str(trained.of("classification")[0]), MeasureRequest(device="cpu").engine())
+    predictor = Predictor.load(str(trained.of("classification")[0]), MeasurementArguments(device="cpu").engine())
     read: list[int] = []
 
     def endless() -> Iterator[TextExample]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import EvalRequest
 from bertkit.evaluation.plan import TaskEvaluation
+from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask
@@ -120,7 +120,7 @@ def test_an_evaluation_reports_them_for_a_trained_head_and_one_that_is_there(bas
     data, metric = write_glue(tmp_path / "glue"), script(tmp_path / "errors.py", "int32")
 
     def evaluated(model: str, metrics: tuple[str, ...] = (metric,)) -> Any:
-        request = EvalRequest(model, device="cpu", runs_root=tmp_path / "runs")
+        request = EvalArguments(model, device="cpu", runs_root=tmp_path / "runs")
         overrides = ("optimisation.max_steps=2",)
         return evaluate_tasks(
             TaskEvaluation("rte", (TASKS["rte"],), request, data, overrides=overrides, metrics=metrics)

@@ -16,7 +16,7 @@ import typer
 from bertkit.cli.common import Model, option, result, story
 from bertkit.cli.ensemble import ensemble
 from bertkit.cli.eval_speed import speed
-from bertkit.cli.eval_tasks import SuiteGroup, eval_request, glue
+from bertkit.cli.eval_tasks import SuiteGroup, eval_arguments, glue
 from bertkit.cli.shared import Computing, Telling, with_options
 from bertkit.errors import CheckError
 
@@ -58,7 +58,7 @@ def blimp(
     from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
 
     settings = BlimpSettings(rule=rule, pairs=pairs, only=only or [], seed=seed)
-    evaluated = evaluate_blimp(eval_request(model, common), data_dir, settings, progress=story.progress)
+    evaluated = evaluate_blimp(eval_arguments(model, common), data_dir, settings, progress=story.progress)
     _tell_blimp(evaluated.results)
     common.finish(evaluated.run, evaluated.document)
 
@@ -97,7 +97,7 @@ def mlm(
     settings = MlmSettings(
         sequence_length=sequence_length, sequences=sequences, pseudo_sequences=pseudo_sequences, seed=seed
     )
-    evaluated = evaluate_mlm(eval_request(model, common), data or (), settings, progress=story.progress)
+    evaluated = evaluate_mlm(eval_arguments(model, common), data or (), settings, progress=story.progress)
     _tell_mlm(evaluated.results)
     common.finish(evaluated.run, evaluated.document)
 

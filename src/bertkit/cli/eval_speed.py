@@ -87,11 +87,11 @@ def speed(
         raise UsageError("no models: give --model MODEL, once for each model; the first is the reference")
     batches, tokens = _numbers("--batch-sizes", batch_sizes), _numbers("--lengths", lengths)
 
-    from bertkit.evaluation.run import MeasureRequest
-    from bertkit.evaluation.speed.contenders import SpeedSettings
+    from bertkit.evaluation.run import MeasurementArguments
     from bertkit.evaluation.speed.run import evaluate_speed
+    from bertkit.evaluation.speed.timing import SpeedSettings
 
-    request = MeasureRequest(
+    request = MeasurementArguments(
         device=common.device or "auto",
         runs_root=runs_root(),
         run_dir=common.run_dir,

@@ -28,8 +28,8 @@ from bertkit.cli.common import (
 from bertkit.cli.shared import Computing, with_options
 
 if TYPE_CHECKING:
-    from bertkit.evaluation.arguments import EvalRequest, Evaluated
     from bertkit.evaluation.plan import TaskEvaluation
+    from bertkit.evaluation.run import EvalArguments, Evaluated
     from bertkit.tasks.catalogue import TaskSpec
 
 TASK_TITLES = {
@@ -112,7 +112,7 @@ class Judging(Computing):
         return TaskEvaluation(
             suite=suite,
             tasks=tasks,
-            request=eval_request(model, self),
+            arguments=eval_arguments(model, self),
             data_dir=data_dir,
             seeds=tuple(seed_numbers(seeds)),
             overrides=(*steps, *(self.overrides or ())),
@@ -192,11 +192,11 @@ class SuiteGroup(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
 
-def eval_request(model: str | None, common: Computing) -> EvalRequest:
+def eval_arguments(model: str | None, common: Computing) -> EvalArguments:
     """What every suite is told, from the options that all of them have."""
-    from bertkit.evaluation.arguments import EvalRequest
+    from bertkit.evaluation.run import EvalArguments
 
-    return EvalRequest(model=model_or_default(model), **common.request_fields())
+    return EvalArguments(model=model_or_default(model), **common.request_fields())
 
 
 def _finish(evaluated: Evaluated, common: Computing) -> None:

@@ -78,7 +78,7 @@ class Common(Telling):
 
 
 class ComputingFields(TypedDict):
-    """What the requests of `eval` and `probe` have in common; see `bertkit.evaluation.arguments.EvalRequest`."""
+    """What the requests of `eval` and `probe` have in common; see `bertkit.evaluation.run.EvalArguments`."""
 
     device: Literal["auto", "cpu", "cuda"]
     batch_tokens: int | None
@@ -98,7 +98,7 @@ class Computing(Common):
     device: Device = None
 
     def request_fields(self) -> ComputingFields:
-        """These options as fields of a request: `EvalRequest(model=..., **common.request_fields())`."""
+        """These options as fields of a request: `EvalArguments(model=..., **common.request_fields())`."""
         return {
             "device": self.device or "auto",
             "batch_tokens": self.batch_tokens,

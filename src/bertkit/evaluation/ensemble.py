@@ -27,7 +27,7 @@ import yaml
 from numpy.typing import ArrayLike, NDArray
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import Evaluated, measured_once
+from bertkit.evaluation.run import Evaluated, measured_once
 from bertkit.evaluation.runs_diff import Key, SavedRun, check_same
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.files import sha256_of
@@ -47,7 +47,7 @@ _THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
-class EnsembleRequest:
+class EnsembleArguments:
     """What the user asked for.
 
     Attributes:
@@ -67,34 +67,34 @@ class EnsembleRequest:
     begun: Callable[[RunDirectory], None] = lambda run: None
 
 
-def evaluate_ensemble(request: EnsembleRequest) -> Evaluated:
+def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
     """Average, score and write, for every task and split that all runs predicted.
 
     Raises:
         UsageError: no run, or a kind of task that saved predictions are too little for.
         DataError: a run without predictions, or runs of other tasks or examples.
     """
-    if not request.runs:
+    if not arguments.runs:
         raise UsageError("give the runs whose predictions are averaged: bertkit eval ensemble RUN RUN RUN")
-    saved = [SavedRun.open(run) for given in request.runs for run in members_of(given)]
-    parts = [_Part.read(saved, key, offline=request.offline) for key in common_keys(saved)]
+    saved = [SavedRun.open(run) for given in arguments.runs for run in members_of(given)]
+    parts = [_Part.read(saved, key, offline=arguments.offline) for key in common_keys(saved)]
     digest = hashlib.sha256(json.dumps(sorted(sha256_of(file) for part in parts for file in part.files)).encode())
     recipe = {"kind": "eval", "suite": SUITE, "runs": [str(each.run.path.resolve()) for each in saved]}
     run = RunDirectory.create(
-        request.runs_root,
+        arguments.runs_root,
         RunIdentity(
             kind="eval",
             recipe=f"eval-{SUITE}",
             recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
             what_hash=digest.hexdigest(),
             seed=0,
-            command=request.command,
+            command=arguments.command,
             fingerprints={"predictions": digest.hexdigest()},
         ),
-        request.run_dir,
+        arguments.run_dir,
     )
-    request.begun(run)
-    with run.recording(request.command):
+    arguments.begun(run)
+    with run.recording(arguments.command):
         run.write_environment()
         for part in parts:
             name = "-".join(part.key)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.errors import UsageError
-from bertkit.evaluation.loaded_model import ProbedModel, load_subjects
-from bertkit.evaluation.run import MeasureRequest, begin_measurement
+from bertkit.evaluation.loaded_model import LoadedModel, load_models
+from bertkit.evaluation.run import MeasurementArguments, begin_measurement
 from bertkit.files import write_text
 from bertkit.probing.sentence_sources import Texts, read_texts
 from bertkit.progress import Progress, silent_progress
@@ -36,7 +36,7 @@ SUMMARY = "summary.txt"
 
 
 @dataclass(frozen=True)
-class ProbeRequest(MeasureRequest):
+class ProbeRequest(MeasurementArguments):
     """What every kind is told.
 
     Attributes:
@@ -49,15 +49,15 @@ class ProbeRequest(MeasureRequest):
     data: Sequence[str] = ()
     progress: Progress = silent_progress
 
-    def subjects(self) -> list[ProbedModel]:
+    def subjects(self) -> list[LoadedModel]:
         """The models, read.
 
         Raises:
             DataError: nothing there, or files at fault.
         """
-        return load_subjects(self.models, offline=self.offline)
+        return load_models(self.models, offline=self.offline)
 
-    def subject(self) -> ProbedModel:
+    def subject(self) -> LoadedModel:
         """The model of a kind that looks at one.
 
         Raises:
@@ -137,7 +137,7 @@ def carry_out(
     kind: str,
     settings: Settings,
     request: ProbeRequest,
-    subjects: Sequence[ProbedModel],
+    subjects: Sequence[LoadedModel],
     analyse: Callable[[], Analysis],
     *,
     data: Mapping[str, str],

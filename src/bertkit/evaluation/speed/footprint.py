@@ -64,7 +64,7 @@ def weight_files(directory: Path) -> list[Path]:
     return sorted({found.parent / name for name in read_json(found)["weight_map"].values()})
 
 
-def asked_head(model: HeadedModel) -> str | None:
+def task_head(model: HeadedModel) -> str | None:
     """The head that answers a task; None where the model has none, and its states are what is asked for."""
     return next((head for head in TASK_HEADS if head in model.head_names), None)
 
@@ -85,7 +85,7 @@ def multiply_adds(model: HeadedModel, head: str | None, length: int) -> int:
 
     Args:
         model: any family's.
-        head: as `asked_head` found it.
+        head: as `task_head` found it.
         length: T, special tokens included.
     """
     encoder = model.encoder

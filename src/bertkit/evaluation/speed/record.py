@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import LoadedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.find import find_model
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.run.find import find_run

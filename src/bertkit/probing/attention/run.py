@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of, write_text
 from bertkit.models.headed import HeadedModel
 from bertkit.probing.attention.head_distances import HeadDistances
@@ -135,7 +135,7 @@ def probe_attention(request: ProbeRequest, settings: AttentionSettings) -> Probe
     return carry_out(KIND, settings, request, [subject], analyse, data=material.hashes, seed=settings.seed)
 
 
-def read_material(request: ProbeRequest, settings: AttentionSettings, subject: ProbedModel) -> Material:
+def read_material(request: ProbeRequest, settings: AttentionSettings, subject: LoadedModel) -> Material:
     """The sentences, with their trees where all sources are treebanks."""
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     if not request.data or not all(map(is_treebank, request.data)):
@@ -156,7 +156,7 @@ def read_material(request: ProbeRequest, settings: AttentionSettings, subject: P
 
 
 def measure(
-    subject: ProbedModel, settings: AttentionSettings, material: Material, engine: Engine, request: ProbeRequest
+    subject: LoadedModel, settings: AttentionSettings, material: Material, engine: Engine, request: ProbeRequest
 ) -> Measured:
     """All passes over the sentences."""
     tokens = sum(sentence.ids_T.size for sentence in material.sentences)
@@ -205,7 +205,7 @@ def _add_trees(scores: DependencyScores, maps: Maps, trees: Sequence[TreeExample
 
 
 def _patterns(
-    subject: ProbedModel, settings: AttentionSettings, material: Material, engine: Engine
+    subject: LoadedModel, settings: AttentionSettings, material: Material, engine: Engine
 ) -> PatternCounts | None:
     """How often each head's map has each shape; None where no pair fits."""
     config = subject.config
@@ -230,7 +230,7 @@ def _patterns(
     return PatternCounts(counts, len(first_words), sum(notes.counts.values()))
 
 
-def _viewed(settings: AttentionSettings, subject: ProbedModel, material: Material) -> list[EncodedSentence]:
+def _viewed(settings: AttentionSettings, subject: LoadedModel, material: Material) -> list[EncodedSentence]:
     """The viewer's sentences.
 
     Raises:

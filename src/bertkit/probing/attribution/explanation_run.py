@@ -21,7 +21,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.evaluation.figures import new_figure, plain
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.headed import HeadedModel
 from bertkit.probing.attribution.explanations import (
     GRADIENT_METHODS,
@@ -118,7 +118,7 @@ def wanted_methods(asked: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in METHODS if name in asked) if asked else METHODS
 
 
-def make_question(subject: ProbedModel, written: str, asked: str | None) -> Question:
+def make_question(subject: LoadedModel, written: str, asked: str | None) -> Question:
     """What a text asks of a model: the word at its mask, or its class.
 
     Raises:
@@ -178,7 +178,7 @@ def _target_number(model: HeadedModel, tokenizer: Tokenizer, head: str, asked: s
 
 
 def explain(
-    subject: ProbedModel,
+    subject: LoadedModel,
     question: Question,
     methods: Sequence[str],
     *,
@@ -245,7 +245,7 @@ def _score(model: HeadedModel, question: Question, number: int) -> Score:
 
 
 @torch.no_grad()
-def _target(subject: ProbedModel, question: Question, device: torch.device) -> tuple[int, str]:
+def _target(subject: LoadedModel, question: Question, device: torch.device) -> tuple[int, str]:
     """The target's number and name: the one asked for, or the most probable."""
     model, tokenizer, head = subject.model, subject.tokenizer, question.head
     assert head is not None
@@ -260,7 +260,7 @@ def _target(subject: ProbedModel, question: Question, device: torch.device) -> t
     return number, model.labels.names[number]
 
 
-def _baseline(subject: ProbedModel, question: Question, kind: Baseline, device: torch.device) -> Tensor:
+def _baseline(subject: LoadedModel, question: Question, kind: Baseline, device: torch.device) -> Tensor:
     """x0, (n, E).
 
     Raises:

@@ -20,7 +20,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.figures import DASHES, MARKERS, SHADES, layer_ticks, lines, new_figure, plain
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points, survey
 from bertkit.probing.attribution import explanation_run as explanation
 from bertkit.probing.attribution.identifiability import MAPS, identifiability, token_states
@@ -132,7 +132,7 @@ class _Material:
     left_out: dict[str, Any]
 
     @classmethod
-    def read(cls, request: ProbeRequest, settings: AttributionSettings, subject: ProbedModel) -> _Material:
+    def read(cls, request: ProbeRequest, settings: AttributionSettings, subject: LoadedModel) -> _Material:
         layer_points(subject.model)
         most = max(settings.sentences, settings.identify_sentences)
         if not most:
@@ -156,7 +156,7 @@ class _Report:
 
     def __init__(
         self,
-        subject: ProbedModel,
+        subject: LoadedModel,
         settings: AttributionSettings,
         material: _Material,
         request: ProbeRequest,

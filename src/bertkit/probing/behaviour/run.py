@@ -16,7 +16,7 @@ from pydantic import Field
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.blimp import BlimpSettings, blimp_results, chosen_paradigms, score_paradigms
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import choose_rule
 from bertkit.probing.behaviour.measure import blank_rule, fill_blanks
@@ -129,7 +129,7 @@ def _is_wanted(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _judged(subject: ProbedModel, diagnostic: Diagnostic, settings: BehaviourSettings, request: ProbeRequest) -> Judged:
+def _judged(subject: LoadedModel, diagnostic: Diagnostic, settings: BehaviourSettings, request: ProbeRequest) -> Judged:
     """All completions of a diagnostic, each asked for once."""
     asked = dict.fromkeys(
         [each for comparison in diagnostic.comparisons for each in comparison.completions]

@@ -16,7 +16,7 @@ from pydantic import Field
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.figures import layer_ticks, lines, new_figure, plain
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.contextuality.measure import (
     RANDOM_SETS,
@@ -186,7 +186,7 @@ class _Report:
 
     def __init__(
         self,
-        subject: ProbedModel,
+        subject: LoadedModel,
         settings: ContextualitySettings,
         sentences: Sequence[EncodedSentence],
         occurrences: Occurrences,

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.figures import heat_map, lines, new_figure, plain
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.probing.attention.measure import Columns, pattern_points
 from bertkit.probing.effective_attention.measure import LayerAttention, correlations, layer_attention, output_maps
 from bertkit.probing.run import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
@@ -105,7 +105,7 @@ def probe_effective_attention(request: ProbeRequest, settings: EffectiveAttentio
     return carry_out(KIND, settings, request, [subject], analyse, data=texts.hashes, seed=settings.seed)
 
 
-def wanted_lengths(asked: Sequence[int], subject: ProbedModel) -> list[int]:
+def wanted_lengths(asked: Sequence[int], subject: LoadedModel) -> list[int]:
     """The lengths in ascending order.
 
     Raises:
@@ -170,7 +170,7 @@ class Tally:
         example: the shortest text longer than a head is wide, and its maps in the layer and head that differ most.
     """
 
-    subject: ProbedModel
+    subject: LoadedModel
     width: int
     correlation: dict[int, list[Floats]] = field(default_factory=dict)
     rank: dict[int, list[float]] = field(default_factory=dict)

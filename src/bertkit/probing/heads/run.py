@@ -30,7 +30,7 @@ from bertkit.compression.head_importance import (
 )
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.own_head import head_use
 from bertkit.finetuning.data import fewer, load_examples, watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
@@ -103,7 +103,7 @@ class Question:
         summary: what a summary says of it.
     """
 
-    subject: ProbedModel
+    subject: LoadedModel
     learnt: Measure
     scored: Measure
     what: str
@@ -192,7 +192,7 @@ def measure_heads(question: Question, heads: Heads, settings: HeadsSettings, req
     )
 
 
-def _words(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> Question:
+def _words(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> Question:
     """Words of a text."""
     rule = choose_rule(subject.model, source=subject.name)
     parts = _two_parts(request, settings, subject)
@@ -214,7 +214,7 @@ def _words(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel)
     return Question(subject, learnt, scored, f"{asked} of text", parts.hashes, summary)
 
 
-def _halves(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> Question:
+def _halves(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> Question:
     """Sentences that a sentence embedder finds by halves."""
     parts = _two_parts(request, settings, subject)
     sentence_model = load_sentence_model(subject.directory)
@@ -240,7 +240,7 @@ class _Parts:
     left_out: dict[str, Any]
 
 
-def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> _Parts:
+def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> _Parts:
     """The sentences that are drawn: some are for scores, the others for importance."""
     texts = request.texts(most=settings.sentences + settings.score_sentences, seed=settings.seed, unique=True)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
@@ -257,7 +257,7 @@ def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: ProbedMo
     return _Parts(learnt, scored, texts.hashes, left_out(encoder.notes))
 
 
-def _task(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel, data_dir: Path | None) -> Question:
+def _task(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel, data_dir: Path | None) -> Question:
     """The task that the model was fine-tuned on."""
     name = subject.name
     directory = encoder_directory(find_model(name, offline=request.offline))

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.metrics.tagging import conlleval_spans
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import (
@@ -152,7 +152,7 @@ class _Measuring:
     """Fits every probe, counting them."""
 
     def __init__(
-        self, request: ProbeRequest, settings: LayersSettings, subject: ProbedModel, points: Sequence[str]
+        self, request: ProbeRequest, settings: LayersSettings, subject: LoadedModel, points: Sequence[str]
     ) -> None:
         self.request, self.settings, self.subject, self.points = request, settings, subject, points
         self._done = 0
@@ -171,7 +171,7 @@ class _Measuring:
                         results.append(replace(result, random=self._scores(store, task, meter)))
         return results
 
-    def _states(self, subject: ProbedModel, material: Material) -> StateStore:
+    def _states(self, subject: LoadedModel, material: Material) -> StateStore:
         store = kept_states(self.request, subject, [encoded for _, encoded in material.pairs], self.points)
         store.standardise(material.train_rows)
         return store

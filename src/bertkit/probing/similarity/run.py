@@ -20,7 +20,7 @@ from torch import Tensor
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.evaluation.figures import heat_map, new_figure
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.run import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
@@ -154,7 +154,7 @@ def common_words(encoded: Sequence[Sequence[EncodedSentence]], most: int, draw: 
 
 
 def collect(
-    subject: ProbedModel,
+    subject: LoadedModel,
     sentences: Sequence[EncodedSentence],
     places: Sequence[tuple[int, int]],
     max_batch_tokens: int,
@@ -182,8 +182,8 @@ class _Report:
 
     def __init__(
         self,
-        subjects: Sequence[ProbedModel],
-        layers: Sequence[tuple[ProbedModel, int]],
+        subjects: Sequence[LoadedModel],
+        layers: Sequence[tuple[LoadedModel, int]],
         found: Similarities,
         words: int,
     ) -> None:

@@ -19,7 +19,7 @@ from pydantic import Field
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.evaluation.figures import layer_ticks, lines, new_figure, plain
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import (
     STORE_GB,
@@ -214,7 +214,7 @@ def probe_structure(
 
 
 def _bank(
-    subject: ProbedModel, settings: StructureSettings, request: ProbeRequest, test_data: str | None
+    subject: LoadedModel, settings: StructureSettings, request: ProbeRequest, test_data: str | None
 ) -> tuple[Bank, TextEncoder]:
     examples = read_trees(existing(request.data[0]))
     others = None if test_data is None else read_trees(existing(test_data, option="--test-data"))
@@ -234,12 +234,12 @@ def _bank(
 
 
 def _measure(
-    request: ProbeRequest, settings: StructureSettings, subject: ProbedModel, points: Sequence[str], bank: Bank
+    request: ProbeRequest, settings: StructureSettings, subject: LoadedModel, points: Sequence[str], bank: Bank
 ) -> Found:
     found = Found()
     ranks = settings.ranks or _powers(settings.rank)
 
-    def store_of(one: ProbedModel) -> StateStore:
+    def store_of(one: LoadedModel) -> StateStore:
         return kept_states(request, one, bank.sentences, points)
 
     total = 4 * len(points) + len(set(ranks) - {settings.rank})
@@ -300,7 +300,7 @@ def _powers(most: int) -> list[int]:
 class _Report:
     """What was measured, as a summary, tables, figures and sentences."""
 
-    def __init__(self, subject: ProbedModel, settings: StructureSettings, bank: Bank, found: Found) -> None:
+    def __init__(self, subject: LoadedModel, settings: StructureSettings, bank: Bank, found: Found) -> None:
         self.subject, self.settings, self.bank, self.found = subject, settings, bank, found
         self.chain, self.position = chain_scores(bank.test_trees), position_scores(bank.test_trees)
         self.counts = (
