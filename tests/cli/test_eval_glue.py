@@ -18,7 +18,7 @@ from tests.tasks.tiny_glue import TEST_ROWS, small_test_sets, write_glue
 from tests.tasks.tiny_task import write_model
 from tests.training.stopping import stopping_at
 
-from bertkit.cli.eval_tasks import TASK_TITLES
+from bertkit.cli.eval_tasks import task_titles
 from bertkit.errors import StoppedError
 from bertkit.evaluation.glue import AVERAGES, evaluate_glue, glue_tasks
 from bertkit.evaluation.plan import TaskEvaluation
@@ -293,7 +293,7 @@ def test_score_reads_the_form_of_the_server(place: Place, whole: Evaluated, bert
 
 
 def test_the_help_lists_every_task_with_the_catalogues_title(bertkit: Bertkit) -> None:
-    assert {name: TASKS[name].title for name in TASKS if name != "ax"} == TASK_TITLES
+    assert {name: TASKS[name].title for name in TASKS if name != "ax"} == task_titles()
     shown = bertkit("eval", "--help").stdout
-    assert all(name in shown for name in TASK_TITLES)
+    assert all(name in shown for name in task_titles())
     assert "--head" in bertkit("eval", "sst-2", "--help").stdout

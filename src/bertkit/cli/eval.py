@@ -153,7 +153,7 @@ def check(
 
 
 SUITES: dict[str, Callable[..., None]] = {"glue": glue, "blimp": blimp, "mlm": mlm, "speed": speed}
-"""Each suite's name on the command line and its command; published tasks are in `eval_tasks.TASK_TITLES`."""
+"""Each suite's name on the command line and its command; published tasks are in `eval_tasks.task_titles`."""
 
 app = typer.Typer(
     help="Evaluate a model; each suite has options of its own: `bertkit eval SUITE --help`.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,32 +33,15 @@ if TYPE_CHECKING:
     from bertkit.evaluation.run import EvalArguments, Evaluated
     from bertkit.tasks.catalogue import TaskSpec
 
-TASK_TITLES = {
-    "cola": "Corpus of Linguistic Acceptability",
-    "sst2": "Stanford Sentiment Treebank",
-    "mrpc": "Microsoft Research Paraphrase Corpus",
-    "stsb": "Semantic Textual Similarity Benchmark",
-    "qqp": "Quora Question Pairs",
-    "mnli": "Multi-Genre Natural Language Inference",
-    "qnli": "Question-answering Natural Language Inference (the split of January 2019)",
-    "rte": "Recognizing Textual Entailment",
-    "wnli": "Winograd Natural Language Inference",
-    "snli": "Stanford Natural Language Inference",
-    "sick-e": "Sentences Involving Compositional Knowledge: entailment",
-    "sick-r": "Sentences Involving Compositional Knowledge: relatedness from 1 to 5",
-    "imdb": "Large Movie Review Dataset",
-    "squad": "SQuAD 1.1",
-    "squad2": "SQuAD 2.0",
-    "swag": "Situations With Adversarial Generations",
-    "hellaswag": "HellaSwag",
-    "codah": "CODAH",
-    "race": "RACE",
-    "conll2003": "CoNLL-2003 named entities, English",
-    "wnut17": "WNUT-17 emerging entities",
-    "conll2000": "CoNLL-2000 chunking",
-    "ud-pos": "Universal Dependencies, universal parts of speech (English Web Treebank)",
-}
-"""The tasks of the catalogue that can be evaluated alone; read here without importing it."""
+
+@cache
+def task_titles() -> dict[str, str]:
+    """The tasks of the catalogue that can be evaluated alone; read without importing it."""
+    from bertkit.tasks.data_files import read_data_file
+
+    tasks = read_data_file("catalogue.yaml")["tasks"]
+    return {name: entry["title"] for name, entry in tasks.items() if "train" in entry["splits"]}
+
 
 ALIASES = {"sts": "stsb"}
 
@@ -170,7 +154,7 @@ def task_command(name: str) -> Callable[..., None]:
         _tell(evaluated)
         _finish(evaluated, common)
 
-    command.__doc__ = f"{TASK_TITLES[name]}.\n\nFine-tunes first where the model has no head for the task."
+    command.__doc__ = f"{task_titles()[name]}.\n\nFine-tunes first where the model has no head for the task."
     return command
 
 
@@ -178,11 +162,11 @@ class SuiteGroup(TyperGroup):
     """The suites that are registered, and every published task in any spelling."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*self.commands, *TASK_TITLES]
+        return [*self.commands, *task_titles()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands:
-            plain = {"".join(filter(str.isalnum, name)): name for name in TASK_TITLES} | ALIASES
+            plain = {"".join(filter(str.isalnum, name)): name for name in task_titles()} | ALIASES
             name = plain.get("".join(filter(str.isalnum, cmd_name.lower())))
             if name is None:
                 return None

@@ -10,9 +10,9 @@ from difflib import get_close_matches
 
 from bertkit.errors import UsageError
 from bertkit.tasks.data_files import read_data_file, validated
-from bertkit.tasks.spec import HEADS, FinetuneDefaults, Kind, Layout, TaskSpec
+from bertkit.tasks.spec import HEADS, FinetuneDefaults, Kind, TaskSpec
 
-__all__ = ["GLUE", "HEADS", "TASKS", "FinetuneDefaults", "Kind", "Layout", "TaskSpec", "find_task", "plain"]
+__all__ = ["GLUE", "HEADS", "TASKS", "FinetuneDefaults", "Kind", "TaskSpec", "find_task", "plain"]
 
 _ENTRIES = read_data_file("catalogue.yaml")["tasks"]
 TASKS = {name: validated(TaskSpec, {"name": name, **entry}) for name, entry in _ENTRIES.items()}

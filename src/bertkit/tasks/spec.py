@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from bertkit.settings import Settings
 
 Kind = Literal["classification", "regression", "multi_label", "tagging", "span", "choice"]
-Layout = Literal["glue", "snli", "sick", "imdb", "squad", "swag", "hellaswag", "codah", "race", "conll", "conllu"]
+
 
 HEADS: dict[Kind, str] = {
     "classification": "sequence_classification",
@@ -86,7 +86,7 @@ class TaskSpec(Settings):
     folders: tuple[str, ...] = Field(
         description="Names of the task's folder below the data directory; case and punctuation do not count."
     )
-    layout: Layout = Field(description="How the files are read.")
+    layout: str = Field(description="How the files are read: a key of bertkit.tasks.readers.load.READERS.")
     columns: FileColumns | None = Field(None, description="The columns of files of the layout glue.")
     archive: str = Field(description="Where the official files come from.")
     hub: HubCopy | None = Field(None, description="The copy on the Hub; null where there is none that can be read.")
