@@ -12,8 +12,8 @@ import torch
 
 from bertkit.errors import CheckError, UsageError
 from bertkit.inference.export import export
+from bertkit.inference.export.agreement import RoughAgreement
 from bertkit.inference.export.export import TOLERANCE, export_model
-from bertkit.inference.export.rough_agreement import RoughAgreement
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, read_config

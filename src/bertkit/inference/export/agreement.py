@@ -35,6 +35,10 @@ TEXTS = (
 _RANDOM_LENGTHS = (1, 2, 7, 18, 33)
 _SEED = 20_190_524
 
+SMALLEST_OUTPUT = 0.5
+"""Outputs that are smaller than this in the root mean square are compared with this: a head that has learnt little
+gives numbers around 0, of which no share means anything."""
+
 Outputs = Mapping[str, Tensor]
 """By name: `hidden` (T, D), `pooler` (B, D), and each head's logits, (T, K) or (B, K)."""
 
@@ -104,6 +108,26 @@ class Agreement:
         if self.faults:
             faults = "; ".join(dict.fromkeys(self.faults))
             raise CheckError(f"{what} does not give the numbers of its source (tolerance {self.tolerance:g}): {faults}")
+
+
+class RoughAgreement(Agreement):
+    """As `Agreement`, of relative root mean squares: 0 is equal, 1 is as far away as zeros are.
+
+    They are taken over all rows of a batch, so that the state of one rare word decides nothing.
+    """
+
+    measure: ClassVar[str] = "root mean square as a share of the source's"
+    unit: ClassVar[str] = " of its size"
+
+    def difference(self, wanted: Tensor, found: Tensor) -> float:
+        return _root_mean_square(wanted - found) / max(_root_mean_square(wanted), SMALLEST_OUTPUT)
+
+    def accepted(self, wanted: Tensor) -> float:
+        return self.tolerance
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.float().square().mean().sqrt())
 
 
 def probe_batches(model: HeadedModel, tokenizer: Tokenizer | None) -> list[list[ProbeRow]]:

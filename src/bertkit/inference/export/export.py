@@ -23,8 +23,15 @@ import torch
 from bertkit import __version__
 from bertkit.errors import UsageError
 from bertkit.files import fsync_path, read_json, sha256_of, write_json
-from bertkit.inference.export.agreement import TEXTS, Agreement, compare, outputs_of, packed, probe_batches
-from bertkit.inference.export.rough_agreement import RoughAgreement
+from bertkit.inference.export.agreement import (
+    TEXTS,
+    Agreement,
+    RoughAgreement,
+    compare,
+    outputs_of,
+    packed,
+    probe_batches,
+)
 from bertkit.models.find import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import CONFIG_FILE, check_vocabulary, config_json, load_model, save_model, write_tokenizer

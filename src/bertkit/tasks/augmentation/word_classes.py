@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.tasks.augmentation.words import CutText
+from bertkit.tasks.readers.columns import CONLLU_FIELDS, UPOS, WORD
 from bertkit.text.lines import read_lines
 
 CLASSES = 50
@@ -38,7 +39,6 @@ NEIGHBOURS = 250
 LEAST_COUNT = 3
 _DIMENSIONS = 50
 _ROUNDS = 30
-_CONLLU_FIELDS = 10
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,15 @@ def read_tags(path: Path) -> dict[str, str]:
         fields = line.split("\t")
         if not line.strip() or (line.startswith("#") and len(fields) == 1):
             continue
-        if len(fields) == _CONLLU_FIELDS:
+        if len(fields) == CONLLU_FIELDS:
             # Ranges (1-2) and empty nodes (8.1) are no words.
             if fields[0].isdigit():
-                counts[fields[1].lower()][fields[3]] += 1
+                counts[fields[WORD].lower()][fields[UPOS]] += 1
         elif len(fields) == 2:
             counts[fields[0].lower()][fields[1]] += 1
         else:
             raise DataError(
-                f"{path}, line {number}: {len(fields)} fields; expected CoNLL-U's {_CONLLU_FIELDS}, or a word, a tab"
+                f"{path}, line {number}: {len(fields)} fields; expected CoNLL-U's {CONLLU_FIELDS}, or a word, a tab"
                 " and its tag"
             )
     if not counts:
