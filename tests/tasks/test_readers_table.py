@@ -13,14 +13,19 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.examples import TaggedExample, TextExample
-from bertkit.tasks.readers import Columns, label_names, read_own, read_table
+from bertkit.tasks.readers import Columns, label_names, read_own
 from bertkit.tasks.readers.table import QUOTED
+from bertkit.tasks.spec import Kind
 
 ROWS = [
     {"text": 'He said "hi", twice', "other": "so", "label": "pos"},
     {"text": "two words", "other": "no", "label": "neg"},
     {"text": "caf\u00e9 \u2028 end", "other": "é", "label": "pos"},
 ]
+
+
+def read_table(path: Path, kind: Kind = "classification", **columns: str | None) -> list[TextExample]:
+    return [each for each in read_own(path, kind, Columns(**columns)).examples if isinstance(each, TextExample)]
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -12,13 +12,14 @@ a file asks is told by its columns:
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from bertkit.errors import DataError
+from bertkit.tasks.readers.common import tab_rows
 
 AFFIRMATIVE, NEGATIVE = "affirmative", "negative"
 _ARTICLE = re.compile(r"\(a\|an\)")
@@ -162,28 +163,17 @@ def _kind(header: Sequence[str]) -> tuple[str, ...] | None:
     return next((columns for columns in _KINDS if set(columns) <= set(header)), None)
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 (byte {error.start + 1})") from error
-
-
 def _header(path: Path) -> list[str]:
-    lines = _lines(path)
-    return [name.strip() for name in lines[0].split("\t")] if lines else []
+    _, header = next(tab_rows(path), (0, []))
+    return [name.strip() for name in header]
 
 
 def _rows(path: Path, header: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
-    table = csv.reader(_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE)
-    next(table)
-    for fields in table:
+    for line, fields in islice(tab_rows(path), 1, None):
         if not any(field.strip() for field in fields):
             continue
         row = dict(zip(header, (field.strip() for field in fields), strict=False))
         lacking = [name for name in columns if not row.get(name)]
         if lacking:
-            raise DataError(f"{path}, line {table.line_num}: no {lacking[0]}; expected the columns {', '.join(header)}")
+            raise DataError(f"{path}, line {line}: no {lacking[0]}; expected the columns {', '.join(header)}")
         yield row
