@@ -25,7 +25,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import MeasurementArguments
-from bertkit.evaluation.speed.footprint import Footprint, ask, multiply_adds, task_head, weight_files
+from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head, weight_files
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.report import spread
 from bertkit.evaluation.speed.results import frontier, retention
@@ -70,7 +70,7 @@ def counted_by_torch(model: HeadedModel, length: int) -> float:
     counter = FlopCounterMode(display=False)
     # The fused attention of the CPU is not counted.
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        ask(model, task_head(model), batch)
+        outputs(model, task_head(model), batch)
     return counter.get_total_flops() / 2
 
 

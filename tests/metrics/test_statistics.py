@@ -56,7 +56,7 @@ GOLD = ["1", "1", "0", "1", "0"]
     ("predictions", "references", "score", "majority", "reason"),
     [
         (["1"] * 5, GOLD, 0.6, 0.6, "every prediction is '1'"),
-        (["0", "1", "0", "1", "1"], GOLD, 0.6, 0.6, "not above the majority class's, 0.6000"),
+        (["0", "1", "0", "1", "1"], GOLD, 0.6, 0.6, "not above that of always predicting the commonest label, 0.6000"),
         (["0", "0", "1", "1", "1"], GOLD, 0.2, 0.6, "not above"),
         (["1", "1", "0", "1", "1"], GOLD, 0.8, 0.6, None),
         (["1", "1", "0", "1", "1"], GOLD, 0.8, None, None),

@@ -189,7 +189,7 @@ def test_ids_come_from_their_column_and_are_made_unique(tmp_path: Path) -> None:
         ("mine.xlsx", b"", UsageError, r"a table ends in \.csv, \.tsv, \.jsonl or \.parquet, not in '\.xlsx'"),
         ("mine.csv", b"", DataError, "is empty"),
         ("mine.csv", b"text,label\n", DataError, "holds no examples"),
-        ("mine.csv", b"text,text\na,b\n", DataError, "column 'text' stands there twice"),
+        ("mine.csv", b"text,text\na,b\n", DataError, "column 'text' is there twice"),
         ("mine.jsonl", b"[1]\n", DataError, "line 1: expected a JSON object, found a list"),
         ("mine.jsonl", b'{"text": "a", "label": "x"}\n{\n', DataError, "line 2, column 2: not valid JSON"),
         ("mine.parquet", b"text,label\n", DataError, "not a readable Parquet file"),

@@ -82,7 +82,7 @@ def test_chunks_are_those_of_the_released_rule() -> None:
         expected.append(-max(scores)[1])
     assert most_context(chunks, 16).tolist() == expected
     features = task().encode([question("cat")], encoder())
-    piece = encoder().pieces([CONTEXT])[0]
+    piece = encoder().encodings([CONTEXT])[0]
     begins = [features.extra[i].offsets[0] for i in range(features.num_items)]
     assert begins == [piece.offsets[5 * i] for i in range(features.num_items)]
     counted = sum(int(chunk.has_most_context.sum()) for chunk in features.extra)

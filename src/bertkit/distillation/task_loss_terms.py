@@ -73,7 +73,7 @@ def reading_of(task: Task, batch: TaskBatch) -> TeacherBatch:
         return task.imitated(task.logits(model, hidden_TD, batch), batch)
 
     sequences_I = torch.bincount(batch.item_B, minlength=batch.num_items).tolist()
-    return TeacherBatch(batch.packed, task.head, logits_of, task.rows_of(batch), sequences_I, task.asked(batch))
+    return TeacherBatch(batch.packed, task.head, logits_of, task.rows_of(batch), sequences_I, task.row_tokens(batch))
 
 
 class DistillationLossTerms(LossTerms):

@@ -1,11 +1,11 @@
 """BLiMP: does a model find the grammatical sentence of a minimal pair more probable?
 
 Warstadt et al. 2020, arXiv:1912.00582; masked models score by pseudo-log-likelihood, Salazar et al. 2020,
-arXiv:1910.14659. How a sentence is scored is in probes/pseudo_likelihood.py, how pairs are read in
+arXiv:1910.14659. How a sentence is scored is in models/pseudo_likelihood.py, how pairs are read in
 tasks/minimal_pairs.py; here scores are compared and averaged.
 
 A tie counts half: were it given to the good sentence, a model that knows nothing would be right. The sum of
-log-probabilities favours the sentence of fewer tokens, so each paradigm says what constant logits would score.
+log-probabilities favours the sentence of fewer tokens, so each paradigm comes with the score of constant logits.
 
 Shapes: P pairs of a paradigm.
 """
@@ -252,7 +252,7 @@ def blimp_results(outcomes: Sequence[Outcome], loaded: LoadedModel, settings: Bl
 
 
 def _protocol(outcomes: Sequence[Outcome], loaded: LoadedModel, settings: BlimpSettings) -> dict[str, Any]:
-    """Everything that a score must say of how it was made."""
+    """How the scores were computed."""
     rule = choose_rule(loaded.model, settings.rule)
     available = sum(o.paradigm.available for o in outcomes)
     pairs = sum(o.pairs for o in outcomes)

@@ -1,7 +1,7 @@
-"""Several finished runs of one task as one: the mean of what they said, from their saved predictions, without a model.
+"""Several finished runs of one task as one: the mean of their saved predictions, without a model.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, table 2, and Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 5.1, report
-ensembles of 5 to 7 runs; neither says how they combined them. Here probabilities are averaged where there are labels,
+ensembles of 5 to 7 runs without saying how they combined them. Here probabilities are averaged where there are labels,
 tags or endings, and the numbers themselves in a regression. Sibling runs_diff.py compares two runs.
 
 The mean of several numbers does not depend on their order, and of equal ones it is the number itself, to the bit.
@@ -48,13 +48,13 @@ _THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class EnsembleArguments:
-    """What the user asked for.
+    """The arguments of `bertkit eval ensemble`.
 
     Attributes:
         runs: fine-tuning runs, evaluations, or suites: of a suite, all runs of the setting that it chose.
         runs_root: where the ensemble's own run goes.
         run_dir: exactly where.
-        offline: ask no network for gold data.
+        offline: use no network for gold data.
         command: the command line, for the record.
         begun: called with the run's directory before the work starts.
     """
@@ -139,14 +139,14 @@ def common_keys(saved: Sequence[SavedRun]) -> list[Key]:
 
 @dataclass(frozen=True)
 class _Part:
-    """One task and split: what each run said of it, and their mean.
+    """One task and split: the predictions of each run, and their mean.
 
     Attributes:
         key: task and split.
         recipe: the first run's, for that task.
         examples: the gold data.
         files: of each run's predictions.
-        said: by run.
+        predictions: of each run.
         averaged: the ensemble's.
     """
 
@@ -154,7 +154,7 @@ class _Part:
     recipe: FinetuneRecipe
     examples: Sequence[Example]
     files: Sequence[Path]
-    said: Sequence[Sequence[Prediction]]
+    predictions: Sequence[Sequence[Prediction]]
     averaged: list[Prediction]
 
     @classmethod
@@ -171,7 +171,7 @@ class _Part:
                 check_same(examples, load_examples(recipe, split, offline=offline).examples, key)
                 read.add(_source(recipe))
         files = [each.files[key] for each in saved]
-        said = [
+        predictions = [
             matched(read_predictions(file, recipe.spec), examples, source=str(file))
             for file, recipe in zip(files, recipes, strict=True)
         ]
@@ -184,10 +184,10 @@ class _Part:
         averaged = []
         for place in range(len(examples)):
             try:
-                averaged.append(combine([own[place] for own in said]))
+                averaged.append(combine([own[place] for own in predictions]))
             except _UnfitError as fault:
                 raise DataError(f"{files[fault.run]}: example {examples[place].id}: {fault}") from fault
-        return cls(key, recipes[0], examples, files, said, averaged)
+        return cls(key, recipes[0], examples, files, predictions, averaged)
 
     def scores(self, predictions: Sequence[Prediction]) -> Scores | None:
         """None where the labels are not known."""
@@ -219,9 +219,11 @@ def _results(saved: Sequence[SavedRun], parts: Sequence[_Part]) -> dict[str, Any
             {
                 "run": str(each.run.path.resolve()),
                 "seed": each.run.record.get("seed"),
-                "scores": by_name({split: own[split].scores(own[split].said[number]) or {} for split in found}, main),
+                "scores": by_name(
+                    {split: own[split].scores(own[split].predictions[number]) or {} for split in found}, main
+                ),
                 "degenerate": None,
-                # Where whoever reads this run finds the recipe of its task.
+                # The recipe of the task is read from this run.
                 "predicts": number == 0,
             }
             for number, each in enumerate(saved)
@@ -251,69 +253,69 @@ def mean(values: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(ordered[0] + (ordered - ordered[0]).sum(axis=0) / len(ordered))
 
 
-def _winner(names: Sequence[Any], shares: NDArray[np.float64], said: Sequence[Any]) -> Any:
-    """The name with the greatest share; of equal ones the one that most runs said, then the first."""
+def _winner(names: Sequence[Any], shares: NDArray[np.float64], predictions: Sequence[Any]) -> Any:
+    """The name with the greatest share; of equal ones the one that most runs predicted, then the first."""
     best = [name for name, share in zip(names, shares.tolist(), strict=True) if share == shares.max()]
-    counts = Counter(said)
+    counts = Counter(predictions)
     return max(best, key=lambda name: counts[name])
 
 
-def _by_label(said: Sequence[Prediction]) -> tuple[list[str], NDArray[np.float64]]:
+def _by_label(predictions: Sequence[Prediction]) -> tuple[list[str], NDArray[np.float64]]:
     """The labels, in the runs' order where they agree on it, and the mean probability of each."""
-    for number, each in enumerate(said):
+    for number, each in enumerate(predictions):
         if not isinstance(each.scores, Mapping):
             raise _UnfitError(number, "no scores beside the prediction, expected a probability for each label")
-        if each.scores.keys() != said[0].scores.keys():
-            here, there = (", ".join(map(str, scores)) for scores in (each.scores, said[0].scores))
+        if each.scores.keys() != predictions[0].scores.keys():
+            here, there = (", ".join(map(str, scores)) for scores in (each.scores, predictions[0].scores))
             raise _UnfitError(number, f"the labels are {here}, where the first run has {there}")
-    names = _agreed([list(each.scores) for each in said])
-    return names, mean([[each.scores[name] for name in names] for each in said])
+    names = _agreed([list(each.scores) for each in predictions])
+    return names, mean([[each.scores[name] for name in names] for each in predictions])
 
 
 def _agreed(orders: Sequence[list[str]]) -> list[str]:
     return orders[0] if all(order == orders[0] for order in orders) else sorted(orders[0])
 
 
-def _label(said: Sequence[Prediction]) -> Prediction:
-    names, share_K = _by_label(said)
-    winner = _winner(names, share_K, [each.prediction for each in said])
-    return Prediction(said[0].id, winner, dict(zip(names, share_K.tolist(), strict=True)))
+def _label(predictions: Sequence[Prediction]) -> Prediction:
+    names, share_K = _by_label(predictions)
+    winner = _winner(names, share_K, [each.prediction for each in predictions])
+    return Prediction(predictions[0].id, winner, dict(zip(names, share_K.tolist(), strict=True)))
 
 
-def _labels(said: Sequence[Prediction]) -> Prediction:
-    names, share_K = _by_label(said)
+def _labels(predictions: Sequence[Prediction]) -> Prediction:
+    names, share_K = _by_label(predictions)
     scores = dict(zip(names, share_K.tolist(), strict=True))
-    return Prediction(said[0].id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
+    return Prediction(predictions[0].id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
 
 
-def _number(said: Sequence[Prediction]) -> Prediction:
-    return Prediction(said[0].id, float(mean([each.prediction for each in said])))
+def _number(predictions: Sequence[Prediction]) -> Prediction:
+    return Prediction(predictions[0].id, float(mean([each.prediction for each in predictions])))
 
 
-def _ending(said: Sequence[Prediction]) -> Prediction:
-    for number, each in enumerate(said):
-        if not isinstance(each.scores, list) or len(each.scores) != len(said[0].scores):
+def _ending(predictions: Sequence[Prediction]) -> Prediction:
+    for number, each in enumerate(predictions):
+        if not isinstance(each.scores, list) or len(each.scores) != len(predictions[0].scores):
             raise _UnfitError(number, "expected a probability for each ending beside the prediction")
-    shares = mean([each.scores for each in said])
-    winner = _winner(range(len(shares)), shares, [each.prediction for each in said])
-    return Prediction(said[0].id, winner, shares.tolist())
+    shares = mean([each.scores for each in predictions])
+    winner = _winner(range(len(shares)), shares, [each.prediction for each in predictions])
+    return Prediction(predictions[0].id, winner, shares.tolist())
 
 
-def _tags(said: Sequence[Prediction]) -> Prediction:
-    for number, each in enumerate(said):
+def _tags(predictions: Sequence[Prediction]) -> Prediction:
+    for number, each in enumerate(predictions):
         if not isinstance(each.scores, Mapping) or not {"tags", "probabilities"} <= each.scores.keys():
             raise _UnfitError(number, "no probabilities beside the tags, fine-tune again with this version")
-        if sorted(each.scores["tags"]) != sorted(said[0].scores["tags"]):
+        if sorted(each.scores["tags"]) != sorted(predictions[0].scores["tags"]):
             raise _UnfitError(number, "the tags are not those of the first run")
-    names = _agreed([list(each.scores["tags"]) for each in said])
-    columns = [[each.scores["tags"].index(name) for name in names] for each in said]
+    names = _agreed([list(each.scores["tags"]) for each in predictions])
+    columns = [[each.scores["tags"].index(name) for name in names] for each in predictions]
     rows_RWK = [
         np.asarray(each.scores["probabilities"], dtype=np.float64).reshape(len(each.prediction), -1)[:, own]
-        for each, own in zip(said, columns, strict=True)
+        for each, own in zip(predictions, columns, strict=True)
     ]
     share_WK = mean(rows_RWK)
-    tags = [_winner(names, row_K, [each.prediction[w] for each in said]) for w, row_K in enumerate(share_WK)]
-    return Prediction(said[0].id, tags, {"tags": names, "probabilities": share_WK.tolist()})
+    tags = [_winner(names, row_K, [each.prediction[w] for each in predictions]) for w, row_K in enumerate(share_WK)]
+    return Prediction(predictions[0].id, tags, {"tags": names, "probabilities": share_WK.tolist()})
 
 
 COMBINED: Mapping[Kind, Callable[[Sequence[Prediction]], Prediction]] = {
@@ -323,4 +325,4 @@ COMBINED: Mapping[Kind, Callable[[Sequence[Prediction]], Prediction]] = {
     "choice": _ending,
     "tagging": _tags,
 }
-"""How what several runs said of one example becomes one prediction; spans cannot be averaged."""
+"""How several predictions for one example become one, by kind of task; spans cannot be averaged."""

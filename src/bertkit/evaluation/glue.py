@@ -2,7 +2,7 @@
 
 Wang et al. 2019, GLUE, arXiv:1804.07461, section 3 (tasks and score); Devlin et al. 2019, BERT, arXiv:1810.04805,
 table 1. There is no one average: BERT's counts MNLI twice and leaves WNLI out, the server's has WNLI and means of
-metrics, ELECTRA's has eight tasks. Each is named, and says over which columns it was taken where some are lacking.
+metrics, ELECTRA's has eight tasks. Each has a name, and lists the columns it was taken over where some are lacking.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 (a share of the tokens is masked at once) and Salazar et al.
 2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: each token masked in turn). Sibling held_out.py measures these
-in training, on the recipe's own samples and masking; here any model is asked about any text, always in the same way,
-so that models of one tokenizer can be compared.
+in training, on the recipe's own samples and masking; here any model is measured on any text, always in the same way, so
+that models of one tokenizer can be compared.
 
 Shapes: T tokens of a window, M predicted tokens.
 """
@@ -54,7 +54,7 @@ class MlmSettings(Settings):
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of a document without special tokens; `number` counts the windows of the whole text."""
+    """A window of a document without special tokens; `number` counts the windows of the whole text."""
 
     number: int
     ids_T: Int64s

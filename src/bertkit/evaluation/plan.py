@@ -1,6 +1,6 @@
 """What an evaluation on published tasks consists of: which tasks have data, what becomes of the model's head, recipes.
 
-Nothing here follows a paper. All of it is decided before anything is trained. Sibling tasks.py does it.
+Nothing here follows a paper. All of it is decided before anything is trained. Sibling tasks.py carries it out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TaskEvaluation:
         overrides: KEY=VALUE of every task's recipe; keys may be short (`lr`).
         head: what to do with a head that the model has.
         predict: splits without labels that the best seed predicts where they are there.
-        published: whose rows to set beside; the model's own where None.
+        published: whose published rows to show; those of the model's shape where None.
         may_lack: whether a task without data is left out; else it is an error.
         max_minutes: stop after so long, with a checkpoint.
         metrics: reported beside the tasks' own, see `bertkit.metrics.modules.load_metric`.
@@ -181,7 +181,9 @@ def _published(evaluation: TaskEvaluation, directory: Path) -> PublishedModel | 
     shape = (config.model_type, getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0))
     found = published_for(shape, evaluation.arguments.model)
     if found is not None:
-        log.info("beside it stand the figures of %s, which has this shape; --published %s: none", found.title, NO_ROWS)
+        log.info(
+            "published figures are those of %s, which has this shape; --published %s shows none", found.title, NO_ROWS
+        )
     return found
 
 
@@ -200,7 +202,7 @@ def _files(evaluation: TaskEvaluation, spec: TaskSpec, splits: Sequence[str]) ->
 
 
 def finetune_request(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneRequest:
-    """What `bertkit finetune` would be asked for one task, whichever the seeds."""
+    """The arguments of `bertkit finetune` for one task, without a seed."""
     return FinetuneRequest(
         task=spec.name,
         model=evaluation.arguments.model,

@@ -1,9 +1,9 @@
-"""Evaluation on published tasks: what has no head of the task is fine-tuned first, then measured.
+"""Evaluation on published tasks: a model without a head for the task is fine-tuned first, then measured.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4 (several seeds; the best on dev predicts test). Sibling glue.py
 adds what only the whole benchmark has. One run directory holds it all: a fine-tuning run for each task and seed below
 `runs/`, the predictions of the best seed, results.json. What is finished already, here or elsewhere, is not repeated;
-an evaluation that was stopped goes on where it stood.
+an evaluation that was stopped continues where it stopped.
 """
 
 from __future__ import annotations
@@ -317,8 +317,8 @@ def _finetuned(
     try:
         return finetune(request, progress=progress).run
     except StoppedError as stopped:
-        told = str(stopped).partition("; go on")[0]
-        raise StoppedError(f"{told}; give the same command again to go on with {run.path}") from stopped
+        reason = str(stopped).partition("; go on")[0]
+        raise StoppedError(f"{reason}; give the same command again to go on with {run.path}") from stopped
 
 
 def _done_elsewhere(evaluation: TaskEvaluation, recipe: FinetuneRecipe) -> RunDirectory | None:

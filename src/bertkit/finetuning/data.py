@@ -1,8 +1,8 @@
 """From a fine-tuning recipe to what the loop reads: examples, labels in the model's order, sequences.
 
 Nothing here follows a paper. The order of labels differs between code bases, so it is only ever matched by name: a
-model that has the head already says what its outputs mean, and a model that does not say so is refused. Sibling
-finetune.py trains on what is prepared here.
+model that has the head already must name its outputs, or it is refused. Sibling trainer.py trains on what is prepared
+here.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Prepared:
         new_head: whether the head that it may have is not the task's.
         tokenizer: the model's.
         train: what is learnt from.
-        others: by name, what is predicted; all that are looked at while it trains have labels.
-        watched: names of those that are looked at while it trains; the first one's score selects.
+        others: by name, the splits that are predicted; those evaluated during training have labels.
+        watched: names of the splits that are evaluated during training; the first one's score selects.
         fingerprints: of data, tokenizer and model.
     """
 
@@ -107,10 +107,10 @@ class Prepared:
 
 
 class Preparation:
-    """What a kind of recipe has other than its own data and its own model; of fine-tuning, nothing."""
+    """What a kind of recipe changes in the preparation; fine-tuning changes nothing."""
 
     needs_labels = True
-    """Whether what is learnt from must have labels."""
+    """Whether training examples must have labels."""
 
     def check_start(self, directory: Path, contents: Mapping[str, Any]) -> None:
         """Of the model in `recipe.model` and its config.json, before anything is read.
@@ -138,7 +138,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
 
     Args:
         recipe: resolved, of one task.
-        offline: ask no network.
+        offline: use no network.
         preparation: of the recipe's kind.
 
     Raises:
@@ -250,7 +250,7 @@ _NEW_HEAD = "give --new-head (new_head: true) to draw a new one in its place"
 
 
 def has_head(config: EncoderConfig, contents: Mapping[str, Any], head: str) -> bool:
-    """Whether a checkpoint's config.json says that it has this head."""
+    """Whether a checkpoint has this head, by its config.json."""
     plan = config.heads().get(head)
     return plan is not None and plan.architecture in (contents.get("architectures") or ())
 
@@ -277,7 +277,7 @@ def _in_order(
 
 
 def watched_splits(spec: TaskSpec) -> tuple[str, ...]:
-    """What is looked at while a model trains: dev, never a test split unless there is no dev.
+    """The splits that are evaluated during training: dev, never a test split unless there is no dev.
 
     Raises:
         UsageError: the task is for testing only.

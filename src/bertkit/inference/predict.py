@@ -1,4 +1,4 @@
-"""A fine-tuned model at work: examples in, one prediction each, in their order.
+"""Prediction with a fine-tuned model: examples in, one prediction each, in their order.
 
 Nothing here follows a paper; each kind of task reads and decides as it does in fine-tuning (bertkit.tasks). What the
 model predicts is read off the model itself: its run's recipe where there is one, else its config.json. Sibling
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _NEW_HEAD = "give --head new to fine-tune with a new head"
 _LONGEST = 512
-"""Tokens of a sequence where nothing says how long those of the training were, and the model reads more."""
+"""Tokens of a sequence where the length of the training is not known, and the model reads more."""
 FIRST_WINDOW, LARGEST_WINDOW = 64, 4096
 """Examples predicted together: few at first, so that an answer comes soon, then more, so that batches are full."""
 _LARGEST_CHARACTERS = 1 << 24
@@ -86,7 +86,7 @@ class Predictor:
             spec: the task whose labels its outputs must have, by name; any where None.
             examples: of that task, for what depends on them (whether a question may have no answer).
             max_length: tokens of the longest sequence; those of the training where None.
-            offline: ask no network.
+            offline: use no network.
 
         Raises:
             UsageError: a length that the model cannot read.
@@ -133,13 +133,13 @@ class Predictor:
         Args:
             examples: of the model's kind of task.
             progress: the display.
-            label: what it says there.
+            label: what the display shows.
 
         Raises:
             DataError: an example that cannot be encoded, or outputs that are not finite numbers.
         """
         predictions, account = self._predicted(examples, progress, label)
-        self._tell_cut(account.examples_cut, len(examples))
+        self._warn_of_cut(account.examples_cut, len(examples))
         return predictions
 
     def stream(
@@ -155,10 +155,10 @@ class Predictor:
         for window in windows_of(examples, first, largest):
             predictions, account = self._predicted([example for example in window if example is not None])
             cut, count = cut + account.examples_cut, count + len(predictions)
-            said = iter(predictions)
+            remaining = iter(predictions)
             for example in window:
-                yield example, None if example is None else next(said)
-        self._tell_cut(cut, count)
+                yield example, None if example is None else next(remaining)
+        self._warn_of_cut(cut, count)
 
     def tuned(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, Any]:
         """What decides on no answer, chosen on labelled examples where the model does not bring it along."""
@@ -182,7 +182,7 @@ class Predictor:
         known = {key: self.model.extras[key] for key in (THRESHOLD,) if key in self.model.extras}
         return self.task.final(found, known), features.account
 
-    def _tell_cut(self, cut: int, count: int) -> None:
+    def _warn_of_cut(self, cut: int, count: int) -> None:
         if cut:
             log.warning("%d of %d examples are cut to %d tokens", cut, count, self.encoder.max_tokens)
 
@@ -224,7 +224,7 @@ def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> 
 def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tuple[str, ...]:
     """A task's labels in the order of a checkpoint's outputs, matched by name.
 
-    A checkpoint that was trained on the Hub's copy of CoLA says `unacceptable` and `acceptable`, where GLUE says 0 and
+    A checkpoint that was trained on the Hub's copy of CoLA has `unacceptable` and `acceptable`, where GLUE says 0 and
     1; the task's own names are given back.
 
     Args:
@@ -233,7 +233,7 @@ def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tu
         name: the model's, for messages.
 
     Raises:
-        DataError: its outputs are not the task's labels, or nobody has named them.
+        DataError: its outputs are not the task's labels, or have no names.
     """
     labels = _labels(Path(name), contents)
     if spec.kind == "regression" and labels.count != 1:
@@ -297,7 +297,7 @@ def columns_of(recipe: FinetuneRecipe) -> InputColumns:
 
 
 def _recipe_from(what: TaskSpec | Kind, name: str) -> FinetuneRecipe:
-    """A recipe that says no more than what is predicted; nothing is read from its files."""
+    """A recipe of the task alone; nothing is read from its files."""
     task: str | OwnTask
     if isinstance(what, TaskSpec):
         return resolved(FinetuneRecipe(name=what.name, task=what.name, model=name))

@@ -1,7 +1,7 @@
 """A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, or Parquet.
 
 No paper; CSV is RFC 4180, a TSV is never quoted. Sibling of bertkit.tasks.readers, which read whole files with labels;
-here lines come one by one, as fast as they are asked for, and a blank one is an example that is None: what is printed
+here lines are read one by one, when they are needed, and a blank one is an example that is None: what is printed
 has one line for each.
 """
 
@@ -181,8 +181,8 @@ def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) ->
 
 def _chosen(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> ChoiceExample | None:
     context = _string(row, columns.first(row, "text", "context"), where)
-    asked = columns.second(row, "question")
-    question = "" if asked is None else _string(row, asked, where)
+    column = columns.second(row, "question")
+    question = "" if column is None else _string(row, column, where)
     names = columns.endings if all(each in row for each in columns.endings) else ("endings",)
     given = [field(row, each, where) for each in names]
     endings = endings_in(given if len(given) > 1 else given[0], f"{where}, {', '.join(names)}")

@@ -37,8 +37,8 @@ def _numbers(values: Numbers, whose: str) -> Floats:
 def _standardised(value_N: Floats) -> Floats:
     """Deviations from the mean, at unit length; NaN throughout where values are constant or not finite.
 
-    Scaled by the largest deviation before squaring, so that neither 1e-200 nor 1e200 is lost. Constancy is asked of the
-    values: the mean of equal numbers may differ from them in the last bit, and so correlate with rounding.
+    Scaled by the largest deviation before squaring, so that neither 1e-200 nor 1e200 is lost. Constancy is that of
+    the values: the mean of equal numbers may differ from them in the last bit, and so correlate with rounding.
     """
     if not np.isfinite(value_N).all() or value_N.min() == value_N.max():
         return np.full_like(value_N, np.nan)

@@ -126,7 +126,7 @@ def squad_v2(
     """The official script's keys for SQuAD 2.0: `exact f1 total HasAns_* NoAns_*`, and `best_*` given `no_answer`.
 
     Args:
-        predictions: the answer by question; "" says that there is none.
+        predictions: the answer by question; "" where there is none.
         references: the accepted answers by question; none at all where the question cannot be answered.
         no_answer: how likely the question has no answer, a probability or any other number that grows with it.
         threshold: above it a prediction is taken as "". The default is meant for probabilities; given differences of

@@ -1,6 +1,6 @@
-"""What several runs say together: summary over seeds, runs that learned nothing, and whether two models differ.
+"""Statistics over runs: summary over seeds, runs that learned nothing, and whether two models differ.
 
-Degenerate runs: Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (some fine-tuning runs on small data fail);
+Failed runs: Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (some fine-tuning runs on small data fail);
 Mosbach et al. 2021, arXiv:2006.04884, calls a run failed whose accuracy is at most the majority class's. Paired
 bootstrap: Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP, with the p-value of the distribution shifted to
 no difference. It draws from the examples of one test set: what another seed would give is the summary's matter.
@@ -30,7 +30,7 @@ class SeedSummary:
 
     Attributes:
         mean, std, median: of the runs whose score exists; None where none does. `std` is the sample standard deviation
-            (divided by n - 1), None where fewer than two exist: one run says nothing about spread.
+            (divided by n - 1), None where fewer than two exist: one run has no spread.
         n: runs whose score exists.
         values: every run's score by seed, None where it is undefined.
     """
@@ -74,16 +74,16 @@ def _absent(values: Mapping[int, Any], known: Floats) -> tuple[int, int]:
 def degenerate(
     predictions: Sequence[Any], references: Sequence[Any], score: float | None, majority: float | None = None
 ) -> str | None:
-    """Why the run is degenerate, as a phrase for the report; None where it is not.
+    """Why a model does no better than a constant prediction, as a phrase for the report; None where it does.
 
-    A run is degenerate where its score does not exist, where it gives every example the same prediction though the
-    references differ (numbers: the same to six digits), or where its score is that of the majority class or less.
+    Its score does not exist, it predicts the same for every example though the references differ (numbers: the same to
+    six digits), or its score is not above that of always predicting the commonest label.
 
     Args:
         predictions: labels, numbers or texts, one per example. For tags, those of all words in one list.
         references: likewise.
         score: the run's score; greater is better.
-        majority: `majority_baseline` of the same metric and references; None where no such score exists.
+        majority: the score of always predicting the commonest label; None where that says nothing.
 
     Raises:
         DataError: the lists are empty or of unequal length.
@@ -94,7 +94,7 @@ def degenerate(
     if _constant(predictions) and not _constant(references):
         return f"every prediction is {predictions[0]!r}"
     if majority is not None and score <= majority + 1e-12 and not _constant(references):
-        return f"its score {score:.4f} is not above the majority class's, {majority:.4f}"
+        return f"its score {score:.4f} is not above that of always predicting the commonest label, {majority:.4f}"
     return None
 
 
@@ -175,7 +175,7 @@ def paired_bootstrap(
     difference = score_b - score_a
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(difference_R, [tail, 100 - tail])
-    # Rounding must not tell a resample of equal difference from the observed one.
+    # A resample of equal difference must count although rounding may part the two.
     as_far = np.abs(difference_R - difference) >= abs(difference) - 1e-12
     return PairedBootstrap(
         score_a=score_a,

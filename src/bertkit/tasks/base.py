@@ -1,4 +1,4 @@
-"""What a task is: examples in, sequences with labels; hidden states in, a loss, predictions and scores.
+"""A kind of task: from examples to sequences with labels, from hidden states to a loss, predictions and scores.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: one head on the encoder, everything is trained. A task is to
 fine-tuning what an objective is to pretraining; one file per kind of task, encoding.py lays out its sequences.
@@ -36,18 +36,18 @@ from bertkit.tasks.encoding import SequenceEncoder
 
 Scores = dict[str, float | None]
 Outputs = Mapping[str, NDArray[Any]]
-"""What a head gave for some items: arrays by name, whose first axis is the items (or a flat axis with item counts)."""
+"""A head's outputs for some items: arrays by name, whose first axis is the items (or a flat axis with item counts)."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """What became of the examples' tokens on their way into sequences.
+    """How many of the examples' tokens are in the sequences.
 
     Attributes:
         examples, sequences, tokens: how many there are, special tokens included.
         examples_cut: examples of which tokens are in no sequence.
         tokens_dropped: those tokens.
-        lost: what cannot be learnt or found any more because of it, by name (`answers`, `entities`).
+        lost: what cannot be trained on or predicted because of it, by name (`answers`, `entities`).
     """
 
     examples: int
@@ -58,7 +58,7 @@ class Account:
     lost: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, int]:
-        """As it stands in results.json."""
+        """As in results.json."""
         own = {name: getattr(self, name) for name in ("examples", "sequences", "tokens")}
         cut = {"examples_cut": self.examples_cut, "tokens_dropped": self.tokens_dropped}
         return own | cut | {f"{name}_lost": count for name, count in self.lost.items()}
@@ -149,7 +149,7 @@ class Features:
         )
 
     def cut(self, items: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-        """Items as micro-batches of at most `max_tokens` tokens (a larger item stands alone), the longest first.
+        """Items as micro-batches of at most `max_tokens` tokens (a larger item is one of its own), the longest first.
 
         Sorted by length, so that attention's rectangles hold little padding.
         """
@@ -281,25 +281,25 @@ class Task(ABC):
 
     @abstractmethod
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
-        """What the head says of a batch, in float32, its last axis or axes as the kind of task has them."""
+        """The head's logits for a batch, in float32; each kind of task has its own last axes."""
 
     @abstractmethod
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
-        """The summed loss of what the head says."""
+        """The summed loss of the logits."""
 
     @abstractmethod
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """What the head says as rows of classes, (M, K), by which one model can be compared with another.
+        """The logits as rows of classes, (M, K), by which one model can be compared with another.
 
-        The rows stand in the order of the items; a class that a row does not have is minus infinity, and stands last.
+        The rows are in the order of the items; a class that a row does not have is minus infinity, and comes last.
         """
 
     @abstractmethod
     def rows_of(self, batch: TaskBatch) -> list[int]:
         """How many rows of `imitated` each item has; known without labels."""
 
-    def asked(self, batch: TaskBatch) -> Tensor | None:
-        """The tokens whose rows these are, bool (T,), where equal sequences may be asked for different ones; else
+    def row_tokens(self, batch: TaskBatch) -> Tensor | None:
+        """The tokens that the rows of `imitated` are of, bool (T,), where equal sequences may have different ones; else
         None."""
         return None
 
@@ -346,7 +346,7 @@ class Task(ABC):
         return {name: found[name] for name in self.metrics}
 
     def metric_options(self, metric: str) -> dict[str, Any]:
-        """What a metric is told besides predictions and references."""
+        """Arguments of a metric besides predictions and references."""
         return {}
 
     def metric_inputs(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -380,7 +380,7 @@ class Task(ABC):
         return self.metric_inputs(predictions, examples)
 
     def majority_score(self, metric: str, predictions: Sequence[Prediction], examples: Sequence[Any]) -> float | None:
-        """The metric's score of always predicting the commonest label; None where that says nothing."""
+        """The metric's score of always predicting the commonest label; None where that is no baseline."""
         return None
 
     def tune(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, Any]:

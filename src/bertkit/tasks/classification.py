@@ -116,8 +116,8 @@ class TextTask(Task):
             # The text in front keeps at most half of the room, so that windows of the long one have the other half.
             kept = front[0][: max(room - len(long), room // 2)] if front else []
             lost = len(front[0]) - len(kept) if front else 0
-            pieces = windows(long, room - len(kept), stride)
-            return [(*([kept] if front else []), piece) for _, piece in pieces], lost
+            spans = windows(long, room - len(kept), stride)
+            return [(*([kept] if front else []), span) for _, span in spans], lost
         kept_parts = cut_longer(*parts, room) if len(parts) == 2 else (parts[0][:room],)
         return [kept_parts], excess
 
@@ -172,7 +172,7 @@ class TextTask(Task):
 
     @abstractmethod
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
-        """What the logits say of an example."""
+        """The prediction for an example."""
 
 
 class Classification(TextTask):
@@ -289,7 +289,7 @@ class Regression(TextTask):
 
 
 def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each (example, label) by name; upper and lower case are told apart only if nothing else fits.
+    """The number of each (example, label) by name; an exact match goes before one in another case.
 
     Raises:
         DataError: a label that is none of `names`.
@@ -302,8 +302,8 @@ def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDAr
         if number is None:
             shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
             raise DataError(
-                f"example {example}: the label {label!r} is none of the task's {len(names)} labels ({shown}); mend the"
-                " data, or let the training file have examples of it"
+                f"example {example}: the label {label!r} is none of the task's {len(names)} labels ({shown});"
+                " correct the data, or let the training file have examples of it"
             )
         ids.append(number)
     return np.asarray(ids, dtype=np.int64)

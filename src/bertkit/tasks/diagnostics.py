@@ -1,7 +1,7 @@
 """Psycholinguistic diagnostics: contexts with a blank at their end, and words that fit it well or badly.
 
 Ettinger 2020, "What BERT Is Not", arXiv:1907.13528; TSV files as in github.com/aetting/lm-diagnostics. What
-a file asks is told by its columns:
+a file tests is known by its columns:
 
     CPRAG   which of three words ends a story: the expected one, or two that would be inappropriate (commonsense)
     ROLE    is a verb more probable after "which customer the waitress had" than after the roles reversed
@@ -46,7 +46,7 @@ class Comparison:
     Attributes:
         item: its name in the file.
         condition: of the file's items that are counted apart: affirmative, negative, or nothing.
-        group: what the file says of the item: constraint (H, L), licensing (Y, N), or nothing.
+        group: a property of the item in the file: constraint (H, L), licensing (Y, N), or nothing.
         completions: the one that should be preferred first.
     """
 
@@ -73,7 +73,7 @@ class Diagnostic:
     Attributes:
         name: the file's, without suffix.
         path: the file.
-        comparisons, clozes: what is asked, in the file's order.
+        comparisons, clozes: in the file's order.
     """
 
     name: str
@@ -126,7 +126,7 @@ def _role(path: Path, rows: Sequence[Row]) -> tuple[list[Comparison], list[Cloze
         number, dash, order = row["item"].rpartition("-")
         if not dash or order not in ("a", "b"):
             raise DataError(f"{path}: item {row['item']!r}; expected a number with -a (good roles) or -b (reversed)")
-        # Behind some targets stands a preposition; the published code takes the first word, too.
+        # Some targets end in a preposition; the published code takes the first word, too.
         pairs.setdefault(number, {})[order] = _completion(row["context"], row["target"].split()[0])
         expected = tuple(_completion(row["context"], word) for word in row["expected"].split("|"))
         clozes.append(Cloze(row["item"], "", "", expected))

@@ -46,7 +46,7 @@ class Paradigm:
 
     Attributes:
         name: its UID.
-        field: of linguistics; None where the file does not say, or says several things.
+        field: of linguistics; None where the file has none or several.
         term: the phenomenon (`linguistics_term`); None likewise.
         pairs: those chosen, in the file's order.
         available: how many there are in the file.

@@ -21,7 +21,7 @@ class PublishedRow(Settings):
 
     split: Literal["dev", "test"]
     figures: dict[str, dict[str, float]] = Field(description="By task and metric, by the names of bertkit's results.")
-    source: str = Field(description="Where it stands.")
+    source: str = Field(description="Where it is printed.")
     averages: dict[str, float] = Field({}, description="By the names of bertkit.evaluation.glue.AVERAGES, as printed.")
     note: str = Field("", description="What else to know.")
 

@@ -26,11 +26,11 @@ class PublishedCompression(Settings):
     compression: float = Field(description="How many times smaller than `against`.")
     retention: float = Field(description="Share of the score of `against` that is left.")
     speed_up: float | None = Field(None, description="How many times faster than `against`; null: nothing is printed.")
-    source: str = Field("overview of a lecture on BERT", description="Where it stands.")
+    source: str = Field("overview of a lecture on BERT", description="Where it is printed.")
     against: str = Field("BERT base", description="What it is compared with.")
     layers: int | None = Field(None, description="Of the student, where a method has several rows.")
     width: int | None = Field(None, description="Likewise.")
-    note: str = Field("", description="What the paper itself says.")
+    note: str = Field("", description="What the paper itself prints.")
 
 
 COMPRESSIONS = tuple(validated(PublishedCompression, row) for row in read_data_file("published_compression.yaml"))
@@ -77,7 +77,7 @@ def published_compression(method: str, *, layers: int | None, width: int | None)
 
     Args:
         method: one of METHODS.
-        layers, width: of the model beside which it will stand; None where it has none.
+        layers, width: of the model that it is shown beside; None where it has none.
     """
 
     def distance(row: PublishedCompression) -> tuple[int, int]:

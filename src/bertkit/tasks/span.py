@@ -3,7 +3,7 @@
 Devlin et al. 2019, BERT, arXiv:1810.04805, sections 4.2 and 4.3, and the released run_squad.py: chunks of a long
 context overlap, a token counts in the chunk that shows the most around it, a chunk without the answer has it at [CLS],
 the score of a span is the sum of two logits, and that of no answer is the smallest over all chunks. The answer is cut
-out of the context itself, by the pieces' characters, where the original aligns two tokenisations.
+out of the context itself, by the characters of its tokens, where the original aligns two tokenisations.
 
 Differs from the released code in that the softmax is over a chunk's own tokens, since there is no padding.
 
@@ -56,7 +56,7 @@ class Chunk:
     Attributes:
         example: number of the question.
         first: position in the sequence of the chunk's first context token.
-        offsets: characters of the context that each of its tokens stands for.
+        offsets: characters of the context that each of its tokens covers.
         has_most_context: whether no other chunk shows more around it, by token.
         null: position of [CLS].
     """
@@ -94,18 +94,18 @@ class Span(Task):
             )
         questions = encoder.ids([example.question for example in examples])
         contexts = list(dict.fromkeys(example.context for example in examples))
-        pieces = dict(zip(contexts, encoder.pieces(contexts), strict=True))
+        encodings = dict(zip(contexts, encoder.encodings(contexts), strict=True))
         writer = FeatureWriter()
         starts: list[int] = []
         ends: list[int] = []
         cut = dropped = answers_lost = 0
         for number, example in enumerate(examples):
-            query, piece = questions[number][:limit], pieces[example.context]
+            query, context = questions[number][:limit], encodings[example.context]
             cut += len(questions[number]) > limit
             dropped += len(questions[number]) - len(query)
-            wanted = answer_tokens(example, piece.offsets)
+            wanted = answer_tokens(example, context.offsets)
             found = False
-            for chunk, sequence, types, begin in self._chunks(number, example, query, piece, encoder):
+            for chunk, sequence, types, begin in self._chunks(number, example, query, context, encoder):
                 inside = wanted is not None and begin <= wanted[0] and wanted[1] < begin + len(chunk.offsets)
                 found |= inside
                 starts.append(chunk.first + wanted[0] - begin if inside and wanted else chunk.null)
@@ -120,18 +120,18 @@ class Span(Task):
         return writer.finish(account, labels, labelled=labelled)
 
     def _chunks(
-        self, number: int, example: QuestionExample, query: list[int], piece: Any, encoder: SequenceEncoder
+        self, number: int, example: QuestionExample, query: list[int], context: Any, encoder: SequenceEncoder
     ) -> list[tuple[Chunk, list[int], list[int], int]]:
         """The chunks of a context, each with its sequence, its types and where in the context it begins."""
         room = encoder.room(2) - len(query)
-        cut = list(windows(piece.ids, room, self.settings.doc_stride))
-        most = most_context([(start, len(ids)) for start, ids in cut], len(piece.ids))
+        cut = list(windows(context.ids, room, self.settings.doc_stride))
+        most = most_context([(start, len(ids)) for start, ids in cut], len(context.ids))
         first = encoder.pair.before + len(query) + len(encoder.pair.frames[1])
         chunks = []
         for row, (start, ids) in enumerate(cut):
             sequence, types = encoder.sequence(query, ids, example=example.id)
             null = sequence.index(encoder.tokenizer.cls_id)
-            offsets = piece.offsets[start : start + len(ids)]
+            offsets = context.offsets[start : start + len(ids)]
             chunk = Chunk(number, first, offsets, most[start : start + len(ids)] == row, null)
             chunks.append((chunk, sequence, types, start))
         return chunks
@@ -173,7 +173,7 @@ class Span(Task):
     def predictions(
         self, examples: Sequence[QuestionExample], features: Features, outputs: Sequence[NDArray[Any]]
     ) -> list[Prediction]:
-        """The best text of every question; where it may have none, `scores.null_odds` says how much better none is."""
+        """The best text of every question; where it may have none, `scores.null_odds` is how much better none is."""
         best: list[tuple[float, str]] = [(-np.inf, "")] * len(examples)
         null = [np.inf] * len(examples)
         for chunk, logits_S2 in zip(features.extra, outputs, strict=True):
@@ -274,7 +274,7 @@ def references_of(examples: Sequence[QuestionExample]) -> dict[str, list[str]]:
 
 
 def answer_tokens(example: QuestionExample, offsets: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """The first and last token of the first accepted answer; None where there is none, or no token stands for it."""
+    """The first and last token of the first accepted answer; None where there is none, or no token covers it."""
     if not example.answers:
         return None
     answer = example.answers[0]

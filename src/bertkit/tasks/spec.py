@@ -33,7 +33,7 @@ def iob2(types: Sequence[str]) -> tuple[str, ...]:
 
 
 class FinetuneDefaults(Settings):
-    """How a paper fine-tuned on a task; what a run uses where its recipe says nothing else."""
+    """How a paper fine-tuned on a task; the values of a run whose recipe does not set them."""
 
     learning_rate: float = Field(gt=0, description="Peak learning rate; linear warm-up, then linear decay to zero.")
     epochs: float = Field(gt=0, description="Passes over the training split.")
@@ -75,7 +75,7 @@ class TaskSpec(Settings):
     labels: tuple[str, ...] | None = Field(
         None,
         description="Label names in the order of google-research/bert; null where they are numbers or positions;"
-        " `iob2: [TYPE, ...]` stands for O, and B- and I- of each type.",
+        " `iob2: [TYPE, ...]` is short for O, and B- and I- of each type.",
     )
     metrics: tuple[str, ...] = Field(description="What is reported, by the names of the results.")
     primary: str = Field(description="The metric that selects a model.")

@@ -1,8 +1,8 @@
 """A tag for every word: named entities, chunks, parts of speech.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3: the first piece of a word is tagged, its other pieces are read
-only; for named entities a sequence holds as much of the document as fits. Sibling of classification.py, which says one
-thing of a whole text.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3: the first token of a word is tagged, its other tokens are read
+only; for named entities a sequence holds as much of the document as fits. Sibling of classification.py, which labels a
+whole text.
 
 A sentence that is too long is read in overlapping windows, and each of its words is tagged, and learnt, in the one
 window that shows the most around it. So there is exactly one tag for every word of the file.
@@ -44,7 +44,7 @@ class TaggingSettings(Settings):
     """What a sequence holds."""
 
     context: Literal["sentence", "document"] = Field(
-        "sentence", description="document: sentences of one document stand together as far as they fit."
+        "sentence", description="document: sentences of one document share a sequence as far as they fit."
     )
     window_overlap: float = Field(
         0.5, ge=0, lt=1, description="Share of a window that the next one of the same long sentence shows again."
@@ -53,11 +53,11 @@ class TaggingSettings(Settings):
 
 @dataclass(frozen=True)
 class Word:
-    """A word on its way into a sequence: whose it is, and its pieces."""
+    """A word of an example, by its number, and its tokens."""
 
     example: int
     number: int
-    pieces: Ids
+    tokens: Ids
 
 
 class Tagging(Task):
@@ -87,8 +87,8 @@ class Tagging(Task):
         cut: set[int] = set()
         dropped = 0
         for words, tagged in self._sequences(self._words(examples, encoder), examples, room):
-            kept = [word.pieces[:room] for word in words]
-            all_ids = [i for pieces in kept for i in pieces]
+            kept = [word.tokens[:room] for word in words]
+            all_ids = [i for tokens in kept for i in tokens]
             sequence, types = encoder.sequence(all_ids, example=examples[words[0].example].id)
             starts = before + np.cumsum([0, *map(len, kept)])[:-1]
             marks, targets = np.zeros(len(sequence), int), np.full(len(sequence), _NO_TAG)
@@ -97,9 +97,9 @@ class Tagging(Task):
                 marks[start] = is_tagged
                 if is_tagged and own is not None:
                     targets[start] = own[word.number]
-                if is_tagged and len(word.pieces) > room:
+                if is_tagged and len(word.tokens) > room:
                     cut.add(word.example)
-                    dropped += len(word.pieces) - room
+                    dropped += len(word.tokens) - room
             writer.add(sequence, types)
             writer.close(words[0].example)
             writer.extra.append([(word.example, word.number) for word, own in zip(words, tagged, strict=True) if own])
@@ -112,14 +112,14 @@ class Tagging(Task):
         )
 
     def _words(self, examples: Sequence[TaggedExample], encoder: SequenceEncoder) -> list[list[Word]]:
-        """The pieces of every word; a word of which nothing is left is an unknown one."""
+        """The tokens of every word; a word without any is the unknown token."""
         found: list[list[Word]] = []
-        for number, encoding in enumerate(encoder.pieces_of_words([example.words for example in examples])):
-            pieces: list[Ids] = [[] for _ in examples[number].words]
+        for number, encoding in enumerate(encoder.word_encodings([example.words for example in examples])):
+            tokens: list[Ids] = [[] for _ in examples[number].words]
             for i, word in zip(encoding.ids, encoding.word_ids, strict=True):
-                pieces[word].append(i)
-            unknown = encoder.tokenizer.unk_id if not all(pieces) else 0
-            found.append([Word(number, place, own or [unknown]) for place, own in enumerate(pieces)])
+                tokens[word].append(i)
+            unknown = encoder.tokenizer.unk_id if not all(tokens) else 0
+            found.append([Word(number, place, own or [unknown]) for place, own in enumerate(tokens)])
         return found
 
     def _sequences(
@@ -139,7 +139,7 @@ class Tagging(Task):
 
     def _cut(self, words: list[Word], room: int) -> Iterator[tuple[list[Word], list[bool]]]:
         """Windows of words; each word is tagged in the window where the smaller of its two sides is largest."""
-        sizes = [min(len(word.pieces), room) for word in words]
+        sizes = [min(len(word.tokens), room) for word in words]
         windows: list[tuple[int, int]] = []
         start = 0
         while True:
@@ -184,8 +184,8 @@ class Tagging(Task):
     def rows_of(self, batch: TaskBatch) -> list[int]:
         return [int(count) for count in np.diff(_word_ends(batch))]
 
-    def asked(self, batch: TaskBatch) -> Tensor:
-        """Equal pieces may be words cut otherwise, or words of which a window tags others."""
+    def row_tokens(self, batch: TaskBatch) -> Tensor:
+        """Equal tokens may be words that were split otherwise, or words of which a window tags others."""
         return batch.token_labels[FIRST]
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
@@ -228,7 +228,7 @@ class Tagging(Task):
 
 
 def _first(batch: TaskBatch) -> Tensor:
-    """Where the words stand that are tagged here, (W,)."""
+    """Positions of the words that are tagged here, (W,)."""
     return batch.token_labels[FIRST].nonzero()[:, 0]
 
 
@@ -239,4 +239,4 @@ def _word_ends(batch: TaskBatch) -> NDArray[np.int64]:
 
 
 def _size(words: Sequence[Word]) -> int:
-    return sum(len(word.pieces) for word in words)
+    return sum(len(word.tokens) for word in words)

@@ -34,7 +34,7 @@ class Compressed:
         parameters: parameters of the reference over its own.
         retention: share of the reference's score; None without tasks that both have.
         tasks: those that it was taken over.
-        speed_up: times as fast as the reference, where `measured_at` says; None where either cannot read that.
+        speed_up: times as fast as the reference, at `measured_at`; None where either cannot read that length.
         measured_at: batch size and length.
         published: of its method; None where that is not known.
         known_by: who names the method.
@@ -172,7 +172,7 @@ def _cell_row(cell: Cell, timed_model: TimedModel, timings: Timings, reference: 
 def compression_table(
     timed_models: Sequence[TimedModel], timings: Timings, settings: SpeedSettings
 ) -> list[Compressed]:
-    """Every model against the first, timed at the first batch size and the length that is told."""
+    """Every model against the first, timed at the first batch size and the length that is shown."""
     reference = timed_models[0]
     cell = Cell(settings.batch_sizes[0], settings.shown_length)
     rows = []

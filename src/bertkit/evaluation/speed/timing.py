@@ -1,8 +1,8 @@
-"""Models that are timed against each other: what each of them is, and how long its answers take.
+"""Models that are timed against each other: what each of them is, and how long its forward pass takes.
 
 Own design. All models are read into one process and each cell of the table, a batch size and a length, is timed for all
 of them in turn (stopwatch.py), so that whatever slows the machine slows all alike. Sentences are random tokens of one
-length: no padding, and no work spent on cutting text into pieces.
+length: no padding, and no time spent on tokenising.
 
 Shapes: T tokens of a sentence, B sentences of a batch.
 """
@@ -20,7 +20,7 @@ from pydantic import Field
 from bertkit.data.batch import PackedBatch
 from bertkit.evaluation.loaded_model import LoadedModel, short_name
 from bertkit.evaluation.run import MeasurementArguments
-from bertkit.evaluation.speed.footprint import Footprint, ask, multiply_adds, task_head
+from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.stopwatch import CLOCKS, Timing, time_in_rounds
 from bertkit.models.bilstm import BilstmConfig
@@ -54,7 +54,7 @@ class SpeedSettings(Settings):
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """What all models are timed on in one go."""
+    """A batch size and a length that all models are timed at."""
 
     batch: int
     length: int
@@ -72,12 +72,12 @@ class TimedModel:
     Attributes:
         loaded: the model.
         label: its short name.
-        head: what is asked of it; None for the states of all tokens.
+        head: the head that is timed; None for the states of all tokens.
         footprint: its size.
         multiply_adds: of one sentence, by length.
         cannot: why it is not timed at a length.
         scores: by task.
-        method: the method that made it, and who says so.
+        method: the method that made it, and where that is known from.
     """
 
     loaded: LoadedModel
@@ -91,7 +91,7 @@ class TimedModel:
 
     @property
     def asked(self) -> str:
-        """What is asked of it, in a word."""
+        """What is computed: the name of a head, or the encoder."""
         return self.head or "encoder"
 
 
@@ -102,7 +102,7 @@ Timings = Mapping[Cell, Mapping[str, Timing]]
 def load_timed_models(
     settings: SpeedSettings, arguments: MeasurementArguments, results: Sequence[str], methods: Sequence[str]
 ) -> list[TimedModel]:
-    """Read the models, and what their runs say of them."""
+    """Read the models, and what their runs record."""
     loaded = [LoadedModel.load(name, offline=arguments.offline) for name in settings.models]
     scores = scores_by_model(loaded, results, arguments.runs_root)
     made_by = methods_by_model(loaded, methods)
@@ -166,7 +166,7 @@ def measure(
 
 
 class _Work:
-    """One model's answer to one batch."""
+    """One model's forward pass on one batch."""
 
     def __init__(self, timed_model: TimedModel, cell: Cell, seed: int, device: torch.device) -> None:
         self._model, self._head = timed_model.loaded.model, timed_model.head
@@ -175,7 +175,7 @@ class _Work:
         self._on_cuda = device.type == "cuda"
 
     def __call__(self) -> None:
-        ask(self._model, self._head, self._batch)
+        outputs(self._model, self._head, self._batch)
         if self._on_cuda:
             torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""Which words can stand for one another: those of one part of speech, as a file tags them or as the texts show it.
+"""Which words can replace one another: those of one part of speech, as a file tags them or as the texts show it.
 
 Tang et al. 2019, arXiv:1903.12136, section 3.3, take another word of the same part of speech, drawn by how often words
 of it occur in the training texts. A tagger is not to be had without another model. In its place, either every word has
@@ -43,7 +43,7 @@ _ROUNDS = 30
 
 @dataclass(frozen=True)
 class WordClass:
-    """Words that can stand for one another.
+    """Words that can replace one another.
 
     Attributes:
         words: sorted.

@@ -1,6 +1,6 @@
-"""What every reader needs: numbered lines, checked fields, faults that name their place, and the notes of a split.
+"""What every reader needs: numbered lines, checked fields, errors that name their place, and the notes of a split.
 
-No paper. Faults of the bytes themselves (missing file, invalid UTF-8, damaged compression) are located in
+No paper. Errors in the bytes themselves (missing file, invalid UTF-8, damaged compression) are located in
 bertkit.text.lines.
 """
 
@@ -123,7 +123,7 @@ def json_file(path: Path) -> dict[str, Any]:
 
 
 def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:
-    """Where the first of `names` that is a column stands.
+    """The index of the first of `names` that is a column.
 
     Raises:
         DataError: none is; the nearest columns are named.
@@ -161,7 +161,7 @@ def check_width(row: Sequence[str], expected: int, where: str) -> None:
 
 
 def text_in(value: Any, where: str) -> str:
-    """A text that says something.
+    """A text that is not blank.
 
     Raises:
         DataError: not a string, empty or blank, or not encodable.

@@ -2,7 +2,7 @@
 
 No paper. Lhoest et al. 2021, arXiv:2109.02846, is the library. A Hub data set numbers its labels in an order of its own
 (MNLI: entailment, neutral, contradiction; WNLI the reverse of RTE) and names some anew (`acceptable` for CoLA's 1);
-examples have the official names, as from the files. How a copy differs stands under `hub` in the task's entry.
+examples have the official names, as from the files. How a copy differs is under `hub` in the task's entry.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def load_split(spec: TaskSpec | str, split: str, data_dir: Path | str | None = N
     Args:
         spec: the task, or its name.
         split: `train`, `dev`, `test`, for MNLI also `dev_mm` and `test_mm`.
-        data_dir: where the official files lie; the Hub is asked where left out.
-        offline: take what the Hub's local cache has, and ask nobody.
+        data_dir: where the official files lie; the Hub's copy where left out.
+        offline: use the Hub's local cache alone.
 
     Raises:
         UsageError: no such task or split.

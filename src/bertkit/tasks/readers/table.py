@@ -150,7 +150,7 @@ def rows_of_lines(lines: Iterator[tuple[int, str]], place: str, *, tabs: bool) -
     number, first = next(rows, (0, []))
     header = [name.strip() for name in first]
     if twice := sorted({name for name in header if name and header.count(name) > 1}):
-        raise DataError(f"{place}, line {number}: column {twice[0]!r} stands there twice; rename one")
+        raise DataError(f"{place}, line {number}: column {twice[0]!r} is there twice; rename one")
     if len(header) == 1 and (other := next((mark for mark in "\t;," if mark in header[0]), "")):
         raise DataError(
             f"{place}, line {number}: one column, {header[0]!r:.60}; a {'.tsv' if tabs else '.csv'} is parted by "
@@ -206,7 +206,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def is_absent(value: Any, kind: Kind) -> bool:
-    """Has the row no label? An empty cell of a multi-label column says that no label holds.
+    """Whether the row has no label. An empty cell of a multi-label column means that no label holds.
 
     NaN is what a data frame writes for a missing name; as a score it is a fault, which `number_in` reports.
     """
@@ -245,7 +245,7 @@ def _names(value: Any, separator: str, where: str) -> tuple[str, ...]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError as fault:
-            raise DataError(f"{where}: {value!r:.60} begins as a JSON list does, but is none: {fault.msg}") from fault
+            raise DataError(f"{where}: {value!r:.60} begins like a JSON list, but is none: {fault.msg}") from fault
     names = value if isinstance(value, list) else [value] if not isinstance(value, str) else value.split(separator)
     labels = (label_name(name, where) for name in names)
     return tuple(dict.fromkeys(label for label in labels if label))
