@@ -184,7 +184,7 @@ def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
         ("body,n\na\n", ["--text", "body"], "stdin, line 2: 1 fields, expected 2"),
         ("body,n\n", ["--text", "boody", "--format", "csv"], ""),
         ("body,n\na,1\n", ["--text", "boody"], "did you mean 'body'?"),
-        ("a,a\nx,y\n", ["--text", "a"], "stdin, line 1: column 'a' stands there twice"),
+        ("a,a\nx,y\n", ["--text", "a"], "stdin, line 1: column 'a' is there twice"),
         (b"fine\n\xff\n", [], "stdin, line 2: not valid UTF-8 at byte 0"),
     ],
 )

@@ -15,7 +15,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.metrics import METRICS, RESAMPLED
 from bertkit.metrics.base import Additive
 from bertkit.metrics.classification import Accuracy, BinaryF1
-from bertkit.metrics.statistics import degenerate, paired_bootstrap, summarise
+from bertkit.metrics.statistics import no_better_than_constant, paired_bootstrap, summarise
 
 SCORES = st.lists(st.floats(-1, 1), min_size=2, max_size=9)
 
@@ -75,7 +75,7 @@ def test_runs_that_learned_nothing_are_flagged_with_the_reason(
     majority: float | None,
     reason: str | None,
 ) -> None:
-    found = degenerate(predictions, references, score, majority)
+    found = no_better_than_constant(predictions, references, score, majority)
     assert found is None if reason is None else reason in (found or "")
 
 

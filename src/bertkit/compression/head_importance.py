@@ -53,13 +53,13 @@ class Asked:
 
     Attributes:
         packed: their sequences.
-        item_B: the example (from 0) that each sequence belongs to.
+        example_B: the example (from 0) that each sequence belongs to.
         items: how many examples.
         content: what the measure needs again.
     """
 
     packed: PackedBatch
-    item_B: Tensor
+    example_B: Tensor
     items: int
     content: Any
 
@@ -67,7 +67,7 @@ class Asked:
     def item_T(self) -> Tensor:
         """The example that each token belongs to."""
         lengths_B = self.packed.sequences.cu_seqlens_B1.diff().long()
-        return torch.repeat_interleave(self.item_B, lengths_B, output_size=self.packed.num_tokens)
+        return torch.repeat_interleave(self.example_B, lengths_B, output_size=self.packed.num_tokens)
 
 
 class Measure(ABC):

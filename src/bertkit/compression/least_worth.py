@@ -40,7 +40,7 @@ class TrainingLoss(Measure):
 
     def batches(self) -> Sequence[Asked]:
         batches = (self._features.batch(items).to(self.device) for items in self._parts)
-        return [Asked(batch.packed, batch.item_B, batch.num_items, batch) for batch in batches]
+        return [Asked(batch.packed, batch.example_B, batch.num_examples, batch) for batch in batches]
 
     def loss(self, hidden_TD: Tensor, asked: Asked) -> Tensor:
         return self.task.loss(self.model, hidden_TD, asked.content).sum

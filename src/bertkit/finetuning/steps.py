@@ -141,18 +141,18 @@ class EpochOrder:
     """Which items each update takes: a new permutation every epoch, a pure function of the seed and the step.
 
     Attributes:
-        num_items: of the training features.
+        num_examples: of the training features.
         batch_items: of one update; the last one of an epoch may have fewer.
         seed: of the permutations.
     """
 
-    num_items: int
+    num_examples: int
     batch_items: int
     seed: int
 
     @property
     def steps_per_epoch(self) -> int:
-        return math.ceil(self.num_items / self.batch_items)
+        return math.ceil(self.num_examples / self.batch_items)
 
     def steps(self, epochs: float, max_steps: int | None) -> int:
         """Updates of a run."""
@@ -162,8 +162,8 @@ class EpochOrder:
     def items(self, step: int) -> NDArray[np.int64]:
         """The items of update number `step`, from 0."""
         epoch, number = divmod(step, self.steps_per_epoch)
-        places = np.arange(number * self.batch_items, min((number + 1) * self.batch_items, self.num_items))
-        return Draw(self.seed, "finetune").permuted("order", places, size=self.num_items, epoch=epoch)
+        places = np.arange(number * self.batch_items, min((number + 1) * self.batch_items, self.num_examples))
+        return Draw(self.seed, "finetune").permuted("order", places, size=self.num_examples, epoch=epoch)
 
 
 class TaskStepper:
@@ -212,8 +212,8 @@ class TaskStepper:
 
 def prediction_batches(features: Features, max_tokens: int) -> Iterator[NDArray[np.int64]]:
     """All items in batches of at most `max_tokens` tokens, sorted by length within large windows."""
-    for first in range(0, features.num_items, _WINDOW_ITEMS):
-        yield from features.cut(np.arange(first, min(first + _WINDOW_ITEMS, features.num_items)), max_tokens)
+    for first in range(0, features.num_examples, _WINDOW_ITEMS):
+        yield from features.cut(np.arange(first, min(first + _WINDOW_ITEMS, features.num_examples)), max_tokens)
 
 
 @torch.inference_mode()
@@ -233,13 +233,13 @@ def predict(
     """
     model.eval()
     outputs: dict[int, NDArray[Any]] = {}
-    with progress(label, total=features.num_items, unit="sequences") as meter:
+    with progress(label, total=features.num_examples, unit="sequences") as meter:
         for items in prediction_batches(features, engine.micro_batch_tokens):
             batch = features.batch(items).to(engine.device)
             found = task.decode(model, model.states(task.head, batch.packed), batch)
             outputs.update(zip(items.tolist(), found, strict=True))
             meter.update(len(outputs))
-    return [outputs[item] for item in range(features.num_items)]
+    return [outputs[item] for item in range(features.num_examples)]
 
 
 def task_flops(model: HeadedModel, head: str, batches: Sequence[TaskBatch]) -> float:

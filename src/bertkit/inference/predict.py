@@ -173,7 +173,7 @@ class Predictor:
         outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
         for item, output in enumerate(outputs):
             if not np.isfinite(output).all():
-                name = examples[features.example_I[item]].id
+                name = examples[features.origin_I[item]].id
                 raise DataError(
                     f"{self.directory}: its outputs are not finite numbers (NaN or infinity), first for example {name};"
                     " the weights are damaged, or training diverged"

@@ -71,7 +71,7 @@ def _absent(values: Mapping[int, Any], known: Floats) -> tuple[int, int]:
     return len(values) - len(known), len(values)
 
 
-def degenerate(
+def no_better_than_constant(
     predictions: Sequence[Any], references: Sequence[Any], score: float | None, majority: float | None = None
 ) -> str | None:
     """Why a model does no better than a constant prediction, as a phrase for the report; None where it does.

@@ -3,13 +3,13 @@
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: one head on the encoder, everything is trained. A task is to
 fine-tuning what an objective is to pretraining; one file per kind of task, encoding.py lays out its sequences.
 
-An item is what the optimiser counts and what is never torn apart: an example (classification, choice) with all its
-sequences, or one sequence of it (spans, tags).
+A training example is what the optimiser counts and what is never split: an example of the data with all its sequences
+(classification, choice), or one sequence of it (spans, tags).
 
     sequences   [CLS] a b [SEP] | [CLS] c [SEP] | [CLS] d e f [SEP]
-    items       0               | 0             | 1                     two windows of a long text, and a short text
+    examples    0               | 0             | 1                     two windows of a long text, and a short text
 
-Shapes: T tokens, S sequences, I items, B sequences of a batch, D width, K labels, M rows of classes.
+Shapes: T tokens, S sequences, I training examples, B sequences of a batch, D width, K labels, M rows of classes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.encoding import SequenceEncoder
 
 Scores = dict[str, float | None]
-Outputs = Mapping[str, NDArray[Any]]
-"""A head's outputs for some items: arrays by name, whose first axis is the items (or a flat axis with item counts)."""
 
 
 @dataclass(frozen=True)
@@ -66,31 +64,31 @@ class Account:
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Some items, packed.
+    """Some training examples, packed.
 
     Attributes:
         packed: their sequences.
-        item_B: the item (from 0) that each sequence belongs to.
-        item_labels: by name, one row an item.
+        example_B: the training example (from 0) that each sequence belongs to.
+        example_labels: by name, one row a training example.
         token_labels: by name, one number a token.
     """
 
     packed: PackedBatch
-    item_B: Tensor
-    item_labels: Mapping[str, Tensor]
+    example_B: Tensor
+    example_labels: Mapping[str, Tensor]
     token_labels: Mapping[str, Tensor]
 
     @property
-    def num_items(self) -> int:
-        return int(self.item_B[-1]) + 1
+    def num_examples(self) -> int:
+        return int(self.example_B[-1]) + 1
 
     def to(self, device: torch.device) -> TaskBatch:
-        if device == self.item_B.device:
+        if device == self.example_B.device:
             return self
         return TaskBatch(
             self.packed.to(device),
-            self.item_B.to(device, non_blocking=True),
-            {name: label.to(device, non_blocking=True) for name, label in self.item_labels.items()},
+            self.example_B.to(device, non_blocking=True),
+            {name: label.to(device, non_blocking=True) for name, label in self.example_labels.items()},
             {name: label.to(device, non_blocking=True) for name, label in self.token_labels.items()},
         )
 
@@ -102,11 +100,11 @@ class Features:
     Attributes:
         ids_T, token_types_T: of all sequences.
         starts_S1: where each sequence begins, and T.
-        item_starts_I1: each item's first sequence, and S.
-        example_I: the number of each item's example.
+        example_starts_I1: each training example's first sequence, and S.
+        origin_I: the number of the example of the data that each one is of.
         account: what was cut.
         labelled: whether all examples have a label.
-        item_labels: by name, one row an item.
+        example_labels: by name, one row a training example.
         token_labels: by name, one number a token.
         extra: whatever the task needs again for its predictions, one entry a sequence.
     """
@@ -114,46 +112,46 @@ class Features:
     ids_T: NDArray[np.int32]
     token_types_T: NDArray[np.int8]
     starts_S1: NDArray[np.int64]
-    item_starts_I1: NDArray[np.int64]
-    example_I: NDArray[np.int64]
+    example_starts_I1: NDArray[np.int64]
+    origin_I: NDArray[np.int64]
     account: Account
     labelled: bool = False
-    item_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    example_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     token_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     extra: Sequence[Any] = ()
 
     @property
-    def num_items(self) -> int:
-        return self.item_starts_I1.size - 1
+    def num_examples(self) -> int:
+        return self.example_starts_I1.size - 1
 
     @cached_property
     def tokens_I(self) -> NDArray[np.int64]:
-        """Tokens of each item, over all its sequences."""
-        return np.asarray(np.diff(self.starts_S1[self.item_starts_I1]))
+        """Tokens of each training example, over all its sequences."""
+        return np.asarray(np.diff(self.starts_S1[self.example_starts_I1]))
 
-    def batch(self, items: NDArray[np.int64]) -> TaskBatch:
-        """These items, in this order."""
-        sequences = ranges(self.item_starts_I1[items], self.item_starts_I1[items + 1])
+    def batch(self, examples: NDArray[np.int64]) -> TaskBatch:
+        """These training examples, in this order."""
+        sequences = ranges(self.example_starts_I1[examples], self.example_starts_I1[examples + 1])
         tokens = ranges(self.starts_S1[sequences], self.starts_S1[sequences + 1])
         lengths = np.diff(self.starts_S1)[sequences]
         ends = np.cumsum(lengths)
         ids, types = self.ids_T[tokens].tolist(), self.token_types_T[tokens].tolist()
         spans = list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
         packed = PackedBatch.from_ids([ids[a:b] for a, b in spans], [types[a:b] for a, b in spans])
-        counts = np.diff(self.item_starts_I1)[items]
+        counts = np.diff(self.example_starts_I1)[examples]
         return TaskBatch(
             packed,
-            torch.from_numpy(np.repeat(np.arange(items.size), counts)),
-            {name: torch.from_numpy(label[items]) for name, label in self.item_labels.items()},
+            torch.from_numpy(np.repeat(np.arange(examples.size), counts)),
+            {name: torch.from_numpy(label[examples]) for name, label in self.example_labels.items()},
             {name: torch.from_numpy(label[tokens]) for name, label in self.token_labels.items()},
         )
 
-    def cut(self, items: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-        """Items as micro-batches of at most `max_tokens` tokens (a larger item is one of its own), the longest first.
+    def cut(self, examples: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
+        """Micro-batches of at most `max_tokens` tokens (a larger example is one of its own), the longest first.
 
         Sorted by length, so that attention's rectangles hold little padding.
         """
-        ordered = items[np.argsort(-self.tokens_I[items], kind="stable")]
+        ordered = examples[np.argsort(-self.tokens_I[examples], kind="stable")]
         parts: list[NDArray[np.int64]] = []
         first = tokens = 0
         for number, size in enumerate(self.tokens_I[ordered].tolist()):
@@ -165,29 +163,29 @@ class Features:
 
 
 class FeatureWriter:
-    """Collects sequences and items into `Features`."""
+    """Collects sequences and training examples into `Features`."""
 
     def __init__(self) -> None:
         self._ids: list[list[int]] = []
         self._types: list[list[int]] = []
-        self._item_starts = [0]
+        self._example_starts = [0]
         self._examples: list[int] = []
         self.extra: list[Any] = []
 
     def add(self, ids: list[int], types: list[int]) -> None:
-        """A sequence of the item that the next `close` ends."""
+        """A sequence of the training example that the next `close` ends."""
         self._ids.append(ids)
         self._types.append(types)
 
     def close(self, example: int) -> None:
-        """End an item of this example."""
-        self._item_starts.append(len(self._ids))
+        """End a training example that is of this example of the data."""
+        self._example_starts.append(len(self._ids))
         self._examples.append(example)
 
     def finish(
         self,
         account: Account,
-        item_labels: Mapping[str, NDArray[Any]] | None = None,
+        example_labels: Mapping[str, NDArray[Any]] | None = None,
         token_labels: Mapping[str, NDArray[Any]] | None = None,
         *,
         labelled: bool,
@@ -199,11 +197,11 @@ class FeatureWriter:
             ids_T=np.fromiter(chain.from_iterable(self._ids), dtype=np.int32, count=total),
             token_types_T=np.fromiter(chain.from_iterable(self._types), dtype=np.int8, count=total),
             starts_S1=starts,
-            item_starts_I1=np.asarray(self._item_starts, dtype=np.int64),
-            example_I=np.asarray(self._examples, dtype=np.int64),
+            example_starts_I1=np.asarray(self._example_starts, dtype=np.int64),
+            origin_I=np.asarray(self._examples, dtype=np.int64),
             account=replace(account, sequences=len(self._ids), tokens=total),
             labelled=labelled,
-            item_labels=item_labels or {},
+            example_labels=example_labels or {},
             token_labels=token_labels or {},
             extra=self.extra,
         )
@@ -291,12 +289,12 @@ class Task(ABC):
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """The logits as rows of classes, (M, K), by which one model can be compared with another.
 
-        The rows are in the order of the items; a class that a row does not have is minus infinity, and comes last.
+        The rows are in the order of the examples; a class that a row does not have is minus infinity, and comes last.
         """
 
     @abstractmethod
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        """How many rows of `imitated` each item has; known without labels."""
+        """How many rows of `imitated` each training example has; known without labels."""
 
     def row_tokens(self, batch: TaskBatch) -> Tensor | None:
         """The tokens that the rows of `imitated` are of, bool (T,), where equal sequences may have different ones; else
@@ -305,7 +303,7 @@ class Task(ABC):
 
     @abstractmethod
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
-        """What the head gives for each item of a batch."""
+        """What the head gives for each training example of a batch."""
 
     @abstractmethod
     def predictions(
@@ -316,7 +314,7 @@ class Task(ABC):
         Args:
             examples: what `features` was encoded from.
             features: of all of them.
-            outputs: of `decode`, one an item.
+            outputs: of `decode`, one a training example.
         """
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> Scores:

@@ -6,7 +6,7 @@ for labels, squared error for numbers (ALBERT's classifier_utils.py), a sigmoid 
 A text that is too long is cut, or read in overlapping windows: its logits are then the mean of its windows' logits, in
 training as in prediction.
 
-Shapes: T packed tokens, B sequences, I items (examples), K labels, D width.
+Shapes: T packed tokens, B sequences, I examples, K labels, D width.
 """
 
 from __future__ import annotations
@@ -124,27 +124,27 @@ class TextTask(Task):
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
         """The mean of an example's windows, (I, K), in float32."""
         logits_BK = model.logits(self.head, hidden_TD, batch.packed).float()
-        if batch.num_items == logits_BK.shape[0]:
+        if batch.num_examples == logits_BK.shape[0]:
             return logits_BK
-        windows_I1 = torch.bincount(batch.item_B, minlength=batch.num_items)[:, None]
-        sums_IK = logits_BK.new_zeros(batch.num_items, logits_BK.shape[1]).index_add(0, batch.item_B, logits_BK)
+        windows_I1 = torch.bincount(batch.example_B, minlength=batch.num_examples)[:, None]
+        sums_IK = logits_BK.new_zeros(batch.num_examples, logits_BK.shape[1]).index_add(0, batch.example_B, logits_BK)
         return sums_IK / windows_I1
 
     def count(self, batch: TaskBatch) -> int:
-        return batch.num_items
+        return batch.num_examples
 
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
-        target = batch.item_labels[LABEL]
+        target = batch.example_labels[LABEL]
         with torch.no_grad():
             correct = self.count_correct(logits, target)
-        return LossSum(self.loss_sum(logits, target), batch.num_items, correct)
+        return LossSum(self.loss_sum(logits, target), batch.num_examples, correct)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """The labels of each example."""
         return logits
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [1] * batch.num_items
+        return [1] * batch.num_examples
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
         return list(self.logits(model, hidden_TD, batch).cpu().numpy())
@@ -233,7 +233,7 @@ class MultiLabelClassification(TextTask):
         return torch.stack([torch.zeros_like(logit_M), logit_M], dim=-1)
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [self.labels.count] * batch.num_items
+        return [self.labels.count] * batch.num_examples
 
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
         label_IK = np.zeros((len(examples), self.labels.count), dtype=np.float32)

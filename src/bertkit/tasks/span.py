@@ -137,24 +137,24 @@ class Span(Task):
         return chunks
 
     def count(self, batch: TaskBatch) -> int:
-        return batch.num_items
+        return batch.num_examples
 
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         """The mean of the two cross-entropies, summed over chunks."""
-        start_B, end_B = batch.item_labels[START], batch.item_labels[END]
+        start_B, end_B = batch.example_labels[START], batch.example_labels[END]
         start_loss = functional.cross_entropy(logits[..., 0], start_B, reduction="sum")
         end_loss = functional.cross_entropy(logits[..., 1], end_B, reduction="sum")
         with torch.no_grad():
             best_B2 = logits.argmax(dim=1)
             correct = ((best_B2[:, 0] == start_B) & (best_B2[:, 1] == end_B)).sum()
-        return LossSum((start_loss + end_loss) / 2, batch.num_items, correct)
+        return LossSum((start_loss + end_loss) / 2, batch.num_examples, correct)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """Two rows for each chunk, where the answer begins and where it ends; its tokens are the classes, (2 B, S)."""
         return logits.transpose(1, 2).flatten(0, 1)
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [2] * batch.num_items
+        return [2] * batch.num_examples
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
         """(B, S, 2) in float32, minus infinity behind a sequence's end."""

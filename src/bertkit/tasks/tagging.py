@@ -7,7 +7,7 @@ whole text.
 A sentence that is too long is read in overlapping windows, and each of its words is tagged, and learnt, in the one
 window that shows the most around it. So there is exactly one tag for every word of the file.
 
-Shapes: T packed tokens, I items (sequences), W tagged words of one, K tags, D width.
+Shapes: T packed tokens, I training examples (sequences), W tagged words of one, K tags, D width.
 """
 
 from __future__ import annotations

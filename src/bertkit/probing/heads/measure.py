@@ -243,13 +243,13 @@ class TaskAnswers(Measure):
         super().__init__(model, device)
         self.task, self.metric, self._given, self._tuned = task, metric, list(examples), tuned
         self._features = task.encode(self._given, encoder)
-        self.examples = self._features.num_items
+        self.examples = self._features.num_examples
         self.cut = self._features.account.examples_cut
         parts = self._features.cut(np.arange(self.examples), max_batch_tokens)
         self._batches = []
         for items in parts:
             batch = self._features.batch(items).to(device)
-            self._batches.append(Asked(batch.packed, batch.item_B, items.size, (items, batch)))
+            self._batches.append(Asked(batch.packed, batch.example_B, items.size, (items, batch)))
 
     def batches(self) -> Sequence[Asked]:
         return self._batches
