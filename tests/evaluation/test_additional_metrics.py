@@ -14,9 +14,9 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.plan import TaskEvaluation
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.tasks import evaluate_tasks
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask
-from bertkit.finetuning.run import FinetuneOutcome, finetune
+from bertkit.finetuning.run import finetune
 from bertkit.metrics.modules import load_metric
 from bertkit.progress import silent_progress
 from bertkit.recipe.hashing import what_hash
@@ -26,6 +26,7 @@ from bertkit.tasks.catalogue import TASKS
 from bertkit.tasks.examples import Answer, QuestionExample
 from bertkit.tasks.readers import Columns
 from bertkit.tasks.span import Span, SpanSettings
+from bertkit.training.run import FinishedRun
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
@@ -76,9 +77,9 @@ def own_task(tmp_path_factory: pytest.TempPathFactory) -> OwnTask:
     return OwnTask(**files, columns=Columns(text="review", label="stars"))
 
 
-def run(task: OwnTask, model: Path, root: Path, *metrics: str, **fields: Any) -> FinetuneOutcome:
+def run(task: OwnTask, model: Path, root: Path, *metrics: str, **fields: Any) -> FinishedRun:
     overrides = ["optimisation.max_steps=2", "engine.device=cpu", Override("metrics", list(metrics))]
-    request = FinetuneRequest(task=task, model=str(model), runs_root=root, overrides=overrides, **fields)
+    request = FinetuneArguments(task=task, model=str(model), runs_root=root, overrides=overrides, **fields)
     return finetune(request, progress=silent_progress)
 
 

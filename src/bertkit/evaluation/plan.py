@@ -18,7 +18,7 @@ from bertkit.errors import DataError
 from bertkit.evaluation.own_head import HeadChoice, HeadUse, head_use
 from bertkit.evaluation.run import EvalArguments
 from bertkit.files import sha256_of
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.metrics.modules import AdditionalMetric, load_metric
@@ -201,9 +201,9 @@ def _files(evaluation: TaskEvaluation, spec: TaskSpec, splits: Sequence[str]) ->
     return {str(part): sha256_of(part) for part in parts if part.is_file()}
 
 
-def finetune_request(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneRequest:
+def finetune_arguments(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneArguments:
     """The arguments of `bertkit finetune` for one task, without a seed."""
-    return FinetuneRequest(
+    return FinetuneArguments(
         task=spec.name,
         model=evaluation.arguments.model,
         data_dir=None if evaluation.data_dir is None else str(evaluation.data_dir),
@@ -225,7 +225,7 @@ def finetune_request(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse) -
 
 
 def _recipe(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse, seed: int) -> FinetuneRecipe:
-    request = finetune_request(evaluation, spec, use)
+    request = finetune_arguments(evaluation, spec, use)
     return replace(request, overrides=[*request.overrides, Override("seed", seed)]).requested()
 
 

@@ -25,7 +25,7 @@ from bertkit.evaluation.plan import (
     PlannedTask,
     TaskEvaluation,
     digest,
-    finetune_request,
+    finetune_arguments,
     plan_tasks,
     published_rows,
 )
@@ -306,7 +306,7 @@ def _finetuned(
     if begun is None and (done := _done_elsewhere(evaluation, task.recipes[seed])) is not None:
         log.info("finished already: %s", done.path)
         return done
-    request = finetune_request(evaluation, task.spec, task.use)
+    request = finetune_arguments(evaluation, task.spec, task.use)
     minutes = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
     request = replace(request, seeds=[seed], max_minutes=minutes)
     if begun is None:
