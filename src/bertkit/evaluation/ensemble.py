@@ -28,12 +28,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.run import Evaluated, measured_once
-from bertkit.evaluation.runs_diff import Key, SavedRun, check_same
+from bertkit.evaluation.runs_diff import Key, SavedRun, check_same, suite_results_of
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import load_examples
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.run import SUITE_FILE
 from bertkit.finetuning.trainer import by_name, write_predictions
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.tasks.base import Prediction, Scores
@@ -110,12 +109,11 @@ def members_of(run: RunDirectory) -> list[RunDirectory]:
     Raises:
         DataError: the suite is not done.
     """
-    if not (run.path / SUITE_FILE).exists():
+    suite = suite_results_of(run)
+    if suite is None:
         return [run]
-    if run.results is None:
-        raise DataError(f"{run.path}: the suite is not done; `bertkit finetune --resume {run.path}` ends it")
-    setting = run.results["chosen"]["setting"]
-    return [RunDirectory.open(Path(each["run"])) for each in run.results["runs"] if each["setting"] == setting]
+    setting = suite["chosen"]["setting"]
+    return [RunDirectory.open(Path(each["run"])) for each in suite["runs"] if each["setting"] == setting]
 
 
 def common_keys(saved: Sequence[SavedRun]) -> list[Key]:

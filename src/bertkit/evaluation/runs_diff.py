@@ -59,10 +59,9 @@ class SavedRun:
         Raises:
             DataError: it has none.
         """
-        if (run.path / SUITE_FILE).exists():
-            if run.results is None:
-                raise DataError(f"{run.path}: the suite is not done; `bertkit finetune --resume {run.path}` ends it")
-            run = RunDirectory.open(Path(run.results["chosen"]["run"]))
+        suite = suite_results_of(run)
+        if suite is not None:
+            run = RunDirectory.open(Path(suite["chosen"]["run"]))
         files = {}
         for path in sorted((run.path / PREDICTIONS).glob("*.jsonl")):
             task, dash, split = path.stem.rpartition("-")
@@ -80,6 +79,19 @@ class SavedRun:
         """The name of the user's own task, where that is all there is."""
         names = [name for name, recipe in self.recipes.items() if isinstance(recipe.task, OwnTask)]
         return names[0] if len(names) == len(self.recipes) == 1 else None
+
+
+def suite_results_of(run: RunDirectory) -> dict[str, Any] | None:
+    """The results of a suite of fine-tuning runs; None of a single run.
+
+    Raises:
+        DataError: the suite is not done.
+    """
+    if not (run.path / SUITE_FILE).exists():
+        return None
+    if run.results is None:
+        raise DataError(f"{run.path}: the suite is not done; `bertkit finetune --resume {run.path}` ends it")
+    return run.results
 
 
 def _recipes(run: RunDirectory, tasks: set[str]) -> dict[str, FinetuneRecipe]:

@@ -24,51 +24,29 @@ _CELLS_AT_ONCE = 4_000_000
 """Counts drawn in one go: 32 MB."""
 
 
-@dataclass(frozen=True)
-class SeedSummary:
-    """One score over runs that differ by their seed.
+def summarise(scores: Mapping[int, float | None]) -> dict[str, Any]:
+    """One score over runs that differ by their seed: `{"mean", "std", "median", "n", "seeds": [score, ...]}`.
 
-    Attributes:
-        mean, std, median: of the runs whose score exists; None where none does. `std` is the sample standard deviation
-            (divided by n - 1), None where fewer than two exist: one run has no spread.
-        n: runs whose score exists.
-        values: every run's score by seed, None where it is undefined.
-    """
-
-    mean: float | None
-    std: float | None
-    median: float | None
-    n: int
-    values: dict[int, float | None]
-
-    def as_json(self) -> dict[str, Any]:
-        """`{"mean", "std", "median", "n", "seeds": [score, ...]}`, seeds in rising order."""
-        scores = [self.values[seed] for seed in sorted(self.values)]
-        return {"mean": self.mean, "std": self.std, "median": self.median, "n": self.n, "seeds": scores}
-
-
-def summarise(scores: Mapping[int, float | None]) -> SeedSummary:
-    """Summarise one score by seed. A score that is None or not finite is kept as None and left out of the figures.
+    `seeds` is in rising order of the seeds, with None where a score is not a finite number; `n` counts the others, and
+    the figures are theirs. `std` is the sample standard deviation (divided by n - 1). A figure that does not exist is
+    None.
 
     Raises:
         DataError: there is no run.
     """
     if not scores:
         raise DataError("no runs to summarise; expected the score of at least one seed")
-    values = {
-        seed: float(score) if score is not None and np.isfinite(score) else None for seed, score in scores.items()
+    known = np.array([float(score) for score in scores.values() if score is not None and np.isfinite(score)])
+    if absent := len(scores) - len(known):
+        log.warning("%d of %d runs have no defined score; mean and median are of the others", absent, len(scores))
+    ordered = [scores[seed] for seed in sorted(scores)]
+    return {
+        "mean": float(known.mean()) if len(known) else None,
+        "std": float(known.std(ddof=1)) if len(known) > 1 else None,
+        "median": float(np.median(known)) if len(known) else None,
+        "n": len(known),
+        "seeds": [float(score) if score is not None and np.isfinite(score) else None for score in ordered],
     }
-    known = np.array([score for score in values.values() if score is not None])
-    if len(known) < len(values):
-        log.warning("%d of %d runs have no defined score; mean and median are of the others", *_absent(values, known))
-    if not len(known):
-        return SeedSummary(None, None, None, 0, values)
-    spread = float(known.std(ddof=1)) if len(known) > 1 else None
-    return SeedSummary(float(known.mean()), spread, float(np.median(known)), len(known), values)
-
-
-def _absent(values: Mapping[int, Any], known: Floats) -> tuple[int, int]:
-    return len(values) - len(known), len(values)
 
 
 def no_better_than_constant(

@@ -121,7 +121,7 @@ def _metrics(timed_model: TimedModel, reference: TimedModel, timings: Timings) -
             continue
         per_sentence = {number: _MILLI * seconds / cell.batch for number, seconds in enumerate(own.seconds)}
         low, high = (_MILLI * seconds / cell.batch for seconds in own.quartiles)
-        summary = summarise(dict(per_sentence)).as_json()
+        summary = summarise(dict(per_sentence))
         found[f"ms_per_sentence/{cell.name}"] = summary | {"quartiles": [low, high]}
         found[f"sentences_per_second/{cell.name}"] = measured_once(cell.batch / own.median)
         if theirs is not None:

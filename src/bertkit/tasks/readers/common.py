@@ -150,6 +150,17 @@ def field(record: dict[str, Any], names: str | tuple[str, ...], where: str) -> A
     return record[columns[position(columns, (names,) if isinstance(names, str) else names, where)]]
 
 
+def list_in(value: Any, where: str) -> list[Any]:
+    """The value, if it is a list.
+
+    Raises:
+        DataError: it is none.
+    """
+    if not isinstance(value, list):
+        raise DataError(f"{where}: {kind_of(value)}, expected a list")
+    return value
+
+
 def check_width(row: Sequence[str], expected: int, where: str) -> None:
     """Refuse a row of another number of fields.
 

@@ -14,7 +14,7 @@ from typing import Any
 from bertkit.errors import DataError
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import Answer, QuestionExample, Split
-from bertkit.tasks.readers.common import Notes, field, json_file, kind_of, text_in
+from bertkit.tasks.readers.common import Notes, field, json_file, kind_of, list_in, text_in
 
 OFFSET = "answers not at their offset (dropped)"
 EMPTY_ANSWER = "empty answers (dropped)"
@@ -83,9 +83,7 @@ def _answer(item: dict[str, Any], place: str) -> tuple[str, int]:
 
 def _list(record: dict[str, Any], key: str, place: str) -> list[dict[str, Any]]:
     """A list of objects."""
-    items = field(record, key, place)
-    if not isinstance(items, list):
-        raise DataError(f"{place}.{key}: {kind_of(items)}, expected a list")
+    items = list_in(field(record, key, place), f"{place}.{key}")
     for k, item in enumerate(items):
         if not isinstance(item, dict):
             raise DataError(f"{place}.{key}[{k}]: {kind_of(item)}, expected an object")
