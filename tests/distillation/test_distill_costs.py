@@ -16,6 +16,7 @@ from bertkit.progress import silent_progress
 from bertkit.training.meters import WindowMeter
 from bertkit.training.run import FinishedRun
 from tests.distillation.task_place import DEV, SETTINGS, Place
+from tests.overrides import parsed
 from tests.tasks.tiny_task import reviews
 
 
@@ -57,7 +58,10 @@ def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
     asked = of(place.request(logits_only, short, "engine.teacher_store_gb=0"))
     teacher = of(
         FinetuneArguments(
-            task=place.task, model=str(place.teacher), overrides=[*SETTINGS, short], runs_root=place.directory / "runs"
+            task=place.task,
+            model=str(place.teacher),
+            overrides=parsed([*SETTINGS, short]),
+            runs_root=place.directory / "runs",
         )
     )
     assert asked - kept == pytest.approx(teacher / 3)

@@ -27,6 +27,7 @@ from bertkit.tasks.examples import Answer, QuestionExample
 from bertkit.tasks.readers import Columns
 from bertkit.tasks.span import Span, SpanSettings
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
@@ -78,7 +79,7 @@ def own_task(tmp_path_factory: pytest.TempPathFactory) -> OwnTask:
 
 
 def run(task: OwnTask, model: Path, root: Path, *metrics: str, **fields: Any) -> FinishedRun:
-    overrides = ["optimisation.max_steps=2", "engine.device=cpu", Override("metrics", list(metrics))]
+    overrides = [*parsed(("optimisation.max_steps=2", "engine.device=cpu")), Override("metrics", list(metrics))]
     request = FinetuneArguments(task=task, model=str(model), runs_root=root, overrides=overrides, **fields)
     return finetune(request, progress=silent_progress)
 
@@ -122,7 +123,7 @@ def test_an_evaluation_reports_them_for_a_trained_head_and_one_that_is_there(bas
 
     def evaluated(model: str, metrics: tuple[str, ...] = (metric,)) -> Any:
         request = EvalArguments(model, device="cpu", runs_root=tmp_path / "runs")
-        overrides = ("optimisation.max_steps=2",)
+        overrides = tuple(parsed(("optimisation.max_steps=2",)))
         return evaluate_tasks(
             TaskEvaluation("rte", (TASKS["rte"],), request, data, overrides=overrides, metrics=metrics)
         )

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.blimp import BlimpSettings, Outcome, Side, blimp_results, evaluate_blimp, share_preferred
+from bertkit.evaluation.blimp import Outcome, Side, blimp_results, evaluate_blimp, share_preferred
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import EvalArguments
+from bertkit.evaluation.settings import BlimpSettings
 from bertkit.models.headed import HeadedModel
 from bertkit.models.pseudo_likelihood import TextScore, score_texts
 from bertkit.run.verify import verify_run

@@ -25,13 +25,14 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import MeasurementArguments
+from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head, weight_files
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.report import spread
 from bertkit.evaluation.speed.results import frontier, retention
 from bertkit.evaluation.speed.run import evaluate_speed
 from bertkit.evaluation.speed.stopwatch import LEAST_SECONDS, Timing, processor_share, threads, time_in_rounds
-from bertkit.evaluation.speed.timing import Cell, SpeedSettings, random_batch
+from bertkit.evaluation.speed.timing import Cell, random_batch
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmConfig

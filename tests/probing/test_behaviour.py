@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
+from bertkit.evaluation.blimp import evaluate_blimp
 from bertkit.evaluation.run import EvalArguments
+from bertkit.evaluation.settings import BlimpSettings
 from bertkit.probing.behaviour.run import BehaviourSettings, probe_behaviour
 from bertkit.probing.run import Probed
 from bertkit.run.verify import verify_run

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertkit.cli.common import (
-    Data,
-    Seed,
-    SetOption,
-    cache_root,
-    command_app,
-    result,
-    runs_root,
-    story,
-)
-from bertkit.cli.shared import Common, as_overrides, with_options
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common, Data, Seed, SetOption, cache_root, runs_root, set_overrides
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -29,11 +20,7 @@ if TYPE_CHECKING:
 
 STYLES = {"masked": "bold cyan", "replaced": "bold red", "kept": "bold green", "moved": "bold magenta"}
 
-app = command_app()
 
-
-@app.command()
-@with_options
 def show_batch(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE|RUN", help="A recipe (file or shipped name), or a run directory.")
@@ -43,7 +30,7 @@ def show_batch(
         int, typer.Option("--sequences", metavar="N", min=1, help="Show so many sequences of the batch.")
     ] = 4,
     data: Data = None,
-    overrides: SetOption = None,
+    settings: SetOption = None,
     seed: Seed = None,
     *,
     common: Common,
@@ -51,16 +38,17 @@ def show_batch(
     """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`."""
     from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.show_batch import show_batch as batch_of
+    from bertkit.recipe.resolve import overrides_of
 
     request = PretrainArguments(
         recipe=recipe,
-        overrides=[*(overrides or ()), *as_overrides({"seed": seed})],
+        overrides=[*overrides_of({} if seed is None else {"seed": seed}), *set_overrides(settings)],
         sources=data or (),
         runs_root=runs_root(),
         cache=cache_root(),
         offline=common.offline,
     )
-    batch = batch_of(request, step=step, sequences=sequences, progress=story.progress)
+    batch = batch_of(request, step=step, sequences=sequences, progress=console.progress)
     if common.as_json:
         result(batch.as_document(), as_json=True)
         return
@@ -68,16 +56,16 @@ def show_batch(
 
 
 def _print(batch: ShownBatch) -> None:
-    from rich.console import Console
+    import rich.console
 
     # No soft wrapping where nobody looks: a sequence is one line then.
-    console = Console(highlight=False, soft_wrap=True)
+    out = rich.console.Console(highlight=False, soft_wrap=True)
     stage = f", stage {batch.stage}" if batch.stage else ""
-    console.print(f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences")
+    out.print(f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences")
     for number, sequence in enumerate(batch.sequences, start=1):
-        console.print()
-        console.print(_heading(number, sequence), style="bold", markup=False)
-        console.print(_line(sequence))
+        out.print()
+        out.print(_heading(number, sequence), style="bold", markup=False)
+        out.print(_line(sequence))
 
 
 def _heading(number: int, sequence: ShownSequence) -> str:

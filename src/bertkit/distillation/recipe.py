@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bertkit.distillation.task_recipe import DistillRecipe, is_complete, resolved_distillation
 from bertkit.distillation.text_recipe import DistillTextRecipe
-from bertkit.recipe.faults import validate
+from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
 
 

@@ -24,8 +24,8 @@ from bertkit.distillation.terms import TERMS
 from bertkit.distillation.terms import Term as DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, long_keys, with_task_settings
-from bertkit.recipe.resolve import AnyOverride, load_as, overrides_of, with_overrides
-from bertkit.recipe.terms import OneKey, check_each_once
+from bertkit.recipe.named_item import NamedItem, check_each_once
+from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
 from bertkit.settings import Settings
 from bertkit.tasks.augmentation import AnyAugmentation
 from bertkit.tasks.readers import Columns
@@ -44,7 +44,7 @@ class OwnLoss(Settings):
     weight: float = Field(1.0, ge=0, description="Factor of its mean in the total loss.")
 
 
-class TaskTerm(OneKey):
+class TaskTerm(NamedItem):
     """One term of what is learnt."""
 
     what: ClassVar[str] = "term"
@@ -136,7 +136,7 @@ class DistillRecipe(FinetuneRecipe):
         return next((float(each.chosen.weight) for each in self.distillation if each.name == LABELS), 0.0)
 
 
-def load_distill_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> DistillRecipe:
+def load_distill_recipe(name: str, overrides: Sequence[Override] = ()) -> DistillRecipe:
     """The recipe of that name or path; keys of `overrides` may be short ones.
 
     Raises:

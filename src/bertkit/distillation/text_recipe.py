@@ -31,8 +31,8 @@ from bertkit.objectives.registry import OBJECTIVES
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.recipe import Term as Item
+from bertkit.recipe.named_item import check_each_once
 from bertkit.recipe.resolve import overrides_of, with_overrides
-from bertkit.recipe.terms import check_each_once
 from bertkit.settings import Settings
 
 TO_BE_GIVEN = "?"

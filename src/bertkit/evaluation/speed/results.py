@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from bertkit.evaluation.run import measured_once
+from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.record import Score
-from bertkit.evaluation.speed.timing import Cell, SpeedSettings, TimedModel, Timings
+from bertkit.evaluation.speed.timing import Cell, TimedModel, Timings
 from bertkit.metrics.statistics import summarise
 from bertkit.tasks.published_compression import PublishedCompression, published_compression
 
@@ -174,7 +175,7 @@ def compression_table(
 ) -> list[Compressed]:
     """Every model against the first, timed at the first batch size and the length that is shown."""
     reference = timed_models[0]
-    cell = Cell(settings.batch_sizes[0], settings.shown_length)
+    cell = Cell(settings.batch_sizes[0], settings.reported_length)
     rows = []
     for each in timed_models:
         own, theirs = timings[cell].get(each.label), timings[cell].get(reference.label)
@@ -206,7 +207,7 @@ def _pareto(timed_models: Sequence[TimedModel], timings: Timings, settings: Spee
     by_score = bool(tasks)
     points = []
     for batch in settings.batch_sizes:
-        cell = Cell(batch, settings.shown_length)
+        cell = Cell(batch, settings.reported_length)
         timed = [each for each in timed_models if each.label in timings[cell]]
         heights = {
             each.label: sum(each.scores[task].value for task in tasks) / len(tasks)

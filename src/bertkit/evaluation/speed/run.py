@@ -10,10 +10,11 @@ from typing import Any
 
 from bertkit.errors import UsageError
 from bertkit.evaluation.run import Evaluated, MeasurementArguments, begin_measurement
+from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.report import write_report
 from bertkit.evaluation.speed.results import SUITE, speed_results
 from bertkit.evaluation.speed.stopwatch import processor_share, threads
-from bertkit.evaluation.speed.timing import SpeedSettings, load_timed_models, measure
+from bertkit.evaluation.speed.timing import load_timed_models, measure
 from bertkit.files import read_json
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import ENVIRONMENT, RunDirectory
