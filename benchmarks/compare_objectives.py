@@ -39,9 +39,9 @@ from sklearn.preprocessing import StandardScaler
 
 from bertkit.cli.options import cache_root
 from bertkit.data.batch import PackedBatch
-from bertkit.evaluation.arguments import EvalRequest, Evaluated
 from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
 from bertkit.evaluation.mlm import MlmSettings, evaluate_mlm
+from bertkit.evaluation.run import EvalArguments, Evaluated
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.models.hub import find_model, load_model
@@ -227,11 +227,11 @@ def blimp(model: Path, tasks: Path, run: Path, *, causal: bool) -> float:
     return average(run, lambda request: evaluate_blimp(request, tasks / "blimp", settings), model)
 
 
-def average(run: Path, evaluate: Callable[[EvalRequest], Evaluated], model: Path) -> float:
+def average(run: Path, evaluate: Callable[[EvalArguments], Evaluated], model: Path) -> float:
     """Of a measurement, which is not repeated; of one that was broken off nothing is kept."""
     if not (run / "results.json").is_file():
         shutil.rmtree(run, ignore_errors=True)
-        evaluate(EvalRequest(str(model), run_dir=run, command=["compare_objectives"]))
+        evaluate(EvalArguments(str(model), run_dir=run, command=["compare_objectives"]))
     return float(json.loads((run / "results.json").read_text())["average"])
 
 

@@ -17,7 +17,7 @@ from bertkit.compression.head_importance import Heads, Measure, head_importance,
 from bertkit.compression.least_worth import TrainingLoss, least_worth
 from bertkit.compression.pruned import RECORD
 from bertkit.errors import UsageError
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.methods import Pruned, Scratch, TrainingData
@@ -81,7 +81,7 @@ def test_importance_is_that_of_the_probes_on_the_same_examples(task_trainer: Tas
         task_trainer.task,
         SequenceEncoder(prepared.tokenizer, max_tokens=40, token_types=True),
         prepared.train.examples,
-        MeasureRequest(device="cpu", batch_tokens=64).engine(),
+        MeasurementArguments(device="cpu", batch_tokens=64).engine(),
         metric="accuracy",
         tuned={},
     )

@@ -103,7 +103,7 @@ def test_an_epoch_has_every_batch_of_every_task_once_and_mixes_them_anew() -> No
             taken = [order.items(step).tolist() for step in steps if order.task(step) == task]
             in_turn = range(epoch * own.steps_per_epoch, (epoch + 1) * own.steps_per_epoch)
             assert taken == [own.items(step).tolist() for step in in_turn]
-            assert sorted(item for items in taken for item in items) == list(range(own.num_items))
+            assert sorted(item for items in taken for item in items) == list(range(own.num_examples))
 
 
 def test_a_task_alone_has_its_own_order() -> None:

@@ -54,7 +54,7 @@ class ExampleBatch:
     """
 
     packed: PackedBatch
-    item_B: Tensor
+    example_B: Tensor
     items: int
     content: Any
 
@@ -62,7 +62,7 @@ class ExampleBatch:
     def item_T(self) -> Tensor:
         """The example of each token."""
         lengths_B = self.packed.sequences.cu_seqlens_B1.diff().long()
-        return torch.repeat_interleave(self.item_B, lengths_B, output_size=self.packed.num_tokens)
+        return torch.repeat_interleave(self.example_B, lengths_B, output_size=self.packed.num_tokens)
 
 
 class Measure(ABC):

@@ -40,7 +40,7 @@ class TrainingLoss(Measure):
 
     def batches(self) -> Sequence[ExampleBatch]:
         batches = (self._features.batch(items).to(self.device) for items in self._parts)
-        return [ExampleBatch(batch.packed, batch.item_B, batch.num_items, batch) for batch in batches]
+        return [ExampleBatch(batch.packed, batch.example_B, batch.num_examples, batch) for batch in batches]
 
     def loss(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
         return self.task.loss(self.model, hidden_TD, batch.content).sum

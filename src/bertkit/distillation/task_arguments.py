@@ -108,4 +108,4 @@ class DistillArguments(FinetuneArguments):
 
 def _mean_share(scores: Sequence[float | None], teacher: float | None) -> float | None:
     """The students' mean score as a share of their teacher's."""
-    return share(summarise(dict(enumerate(scores))).as_json()["mean"], teacher)
+    return share(summarise(dict(enumerate(scores)))["mean"], teacher)

@@ -45,7 +45,7 @@ class TaughtBatch(TaskBatch):
 
     @classmethod
     def of(cls, own: TaskBatch, teachers: TaskBatch) -> TaughtBatch:
-        return cls(own.packed, own.item_B, own.item_labels, own.token_labels, teachers)
+        return cls(own.packed, own.example_B, own.example_labels, own.token_labels, teachers)
 
     def to(self, device: torch.device) -> TaughtBatch:
         return TaughtBatch.of(super().to(device), self.teachers.to(device))
@@ -73,8 +73,8 @@ def reading_of(task: Task, batch: TaskBatch) -> TeacherBatch:
     def logits_of(model: HeadedModel, hidden_TD: Tensor) -> Tensor:
         return task.imitated(task.logits(model, hidden_TD, batch), batch)
 
-    sequences_I = torch.bincount(batch.item_B, minlength=batch.num_items).tolist()
-    return TeacherBatch(batch.packed, task.head, logits_of, task.rows_of(batch), sequences_I, task.asked(batch))
+    sequences_I = torch.bincount(batch.example_B, minlength=batch.num_examples).tolist()
+    return TeacherBatch(batch.packed, task.head, logits_of, task.rows_of(batch), sequences_I, task.row_tokens(batch))
 
 
 class DistillationLossTerms(LossTerms[TaskBatch]):

@@ -183,14 +183,14 @@ class Distilling(Finetuner):
         store = TeacherStore.in_cache(self.cache, identity, max_bytes=limit)
         log.info(
             "the teacher's answers to %s examples take about %.3g MB in %s; %s are there",
-            *(f"{self._as_taught.num_items:,}", size / 1e6, store.directory, f"{len(store):,}"),
+            *(f"{self._as_taught.num_examples:,}", size / 1e6, store.directory, f"{len(store):,}"),
         )
         return store
 
     def _ask(self, teacher: Teacher) -> None:
         """Have every answer in the store."""
         features, done = self._as_taught, 0
-        with self.progress("teacher", total=features.num_items, unit="examples") as meter:
+        with self.progress("teacher", total=features.num_examples, unit="examples") as meter:
             for items in prediction_batches(features, self.engine.micro_batch_tokens):
                 batch = features.batch(items).to(self.engine.device)
                 with self.engine.autocast():
@@ -246,7 +246,7 @@ class Distilling(Finetuner):
 @torch.no_grad()
 def answer_bytes(teacher: Teacher, task: Task, features: Features) -> float:
     """About how much a teacher's answers to these items take, by a sample of them."""
-    items = np.unique(np.linspace(0, features.num_items - 1, min(_SAMPLED, features.num_items)).astype(np.int64))
+    items = np.unique(np.linspace(0, features.num_examples - 1, min(_SAMPLED, features.num_examples)).astype(np.int64))
     model = teacher.models[0]
     device = next(model.parameters()).device
     floats = 0
@@ -259,7 +259,7 @@ def answer_bytes(teacher: Teacher, task: Task, features: Features) -> float:
             rows=sum(reading.rows_I),
             classes=reading.logits_of(model, states_TD).shape[-1],
         )
-    return floats * _FLOAT_BYTES * features.num_items / len(items)
+    return floats * _FLOAT_BYTES * features.num_examples / len(items)
 
 
 def comparison(

@@ -42,7 +42,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         optimisation = each_recipe.optimisation
         assert optimisation.epochs is not None
         assert optimisation.batch_sequences is not None
-        orders = [EpochOrder(part.num_items, optimisation.batch_sequences, each_recipe.seed) for part in parts]
+        orders = [EpochOrder(part.num_examples, optimisation.batch_sequences, each_recipe.seed) for part in parts]
         order = TaskOrder(tuple(orders), each_recipe.seed, optimisation.task_smoothing)
         own = order.steps(optimisation.epochs, optimisation.steps)
         steps += own
@@ -68,7 +68,7 @@ class _Part:
     """What one task brings: its model without weights, and what an epoch of its examples amounts to."""
 
     model: HeadedModel
-    num_items: int
+    num_examples: int
     tokens: int
     epoch_flops: float
 
@@ -88,4 +88,4 @@ class _Part:
             predictions=0,
             sequences=lengths.size,
         )
-        return cls(model, features.num_items, int(lengths.sum()), flops)
+        return cls(model, features.num_examples, int(lengths.sum()), flops)

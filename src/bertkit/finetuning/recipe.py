@@ -21,6 +21,7 @@ from pydantic import Field, field_validator, model_validator
 from bertkit.errors import UsageError
 from bertkit.finetuning.inputs import FinetuneInputs, OwnTask
 from bertkit.finetuning.methods import AnyMethod, Full
+from bertkit.metrics import METRICS
 from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import Override, load_as, with_overrides
 from bertkit.recipe.tree import Located
@@ -63,9 +64,23 @@ class FinetuneRecipe(FinetuneInputs):
     tagging: TaggingSettings | None = Field(None, description="Of tagging.")
     span: SpanSettings | None = Field(None, description="Of questions that a span answers.")
     choice: ChoiceSettings | None = Field(None, description="Of a choice among endings.")
+    metrics: tuple[str, ...] = Field(
+        (),
+        description="Metrics of `evaluate` that are reported beside the task's own: names, or paths of scripts. They do"
+        " not decide the result.",
+    )
     method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
     optimisation: OptimisationConfig = Field(default_factory=OptimisationConfig, description="How they are trained.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
+
+    @field_validator("metrics", mode="after")
+    @classmethod
+    def _with_full_paths(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        """Scripts by their full paths, so that the recorded recipe runs from anywhere."""
+        paths = {name: Path(name).expanduser() for name in metrics if name not in METRICS}
+        return tuple(
+            str(paths[name].absolute()) if name in paths and paths[name].exists() else name for name in metrics
+        )
 
     @field_validator("optimisation", mode="after")
     @classmethod
