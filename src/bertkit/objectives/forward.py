@@ -2,8 +2,7 @@
 
 Most objectives share one pass of the encoder. Replaced-token detection (Clark et al. 2020, ELECTRA, arXiv:2003.10555,
 section 2) has two: a generator reads the masked batch, and the encoder reads what the generator made of it. In its
-two-stage form (section 3.2) the encoder takes over the generator's weights where the second stage begins. Where a
-student learns from a teacher (distillation.py), the teacher reads what the student reads.
+two-stage form (section 3.2) the encoder takes over the generator's weights where the second stage begins.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.objectives import Distilled, OutputPair, TeacherSession, distilled_among
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.loss_sum import LossSum
@@ -33,22 +31,14 @@ GENERATOR = "generator"
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What one model made of one batch: the states that an objective's loss is computed from.
-
-    Attributes:
-        compared: the same beside what a teacher made of it; None without one.
-    """
+    """What one model made of one batch: the states that an objective's loss is computed from."""
 
     model: PretrainingModel
     hidden_TD: Tensor
     batch: PackedBatch
-    compared: OutputPair | None = None
 
     def loss(self, objective: Objective) -> LossSum:
         """An objective's term over the batch."""
-        if isinstance(objective, Distilled):
-            assert self.compared is not None, f"{objective.term} needs a teacher"
-            return objective.distance(self.compared)
         return objective.loss(self.model, self.hidden_TD, self.batch)
 
 
@@ -100,7 +90,7 @@ def masked_lm_of(model: PretrainingModel) -> PretrainingModel:
 
 
 def encode(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
+    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
 ) -> Mapping[str, EncoderOutput]:
     """For each objective's term, what its loss is computed from.
 
@@ -110,30 +100,16 @@ def encode(
         model: that is trained.
         objectives: of the stage.
         batch: one micro-batch.
-        guide: the teacher's, where objectives compare with one.
+        recorder: of the model's own pass, not of its generator's.
     """
-    if guide is not None:
-        reading = _beside_a_teacher(model, objectives, batch, guide)
-        return {objective.term: reading for objective in objectives}
-    readings: dict[str, EncoderOutput] = {}
+    outputs: dict[str, EncoderOutput] = {}
     for reader, own in readers(model, objectives):
-        reading = EncoderOutput(reader, states(reader, own, batch), batch)
-        readings |= {objective.term: reading for objective in own}
+        output = EncoderOutput(reader, states(reader, own, batch, recorder if reader is model else None), batch)
+        outputs |= {objective.term: output for objective in own}
         if reader is not model:
             for detector in _detectors(objectives):
-                batch = detector.filled(reader, reading.hidden_TD, batch)
-    return readings
-
-
-def _beside_a_teacher(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession
-) -> EncoderOutput:
-    """One pass of the student and one of its teacher."""
-    recorder = guide.recorder()
-    hidden_TD = states(model, objectives, batch, recorder)
-    asking = distilled_among(objectives)
-    taught = guide.ask(batch, lambda inside: states(guide.teacher, asking, batch, inside))
-    return EncoderOutput(model, hidden_TD, batch, guide.compared(model, batch, hidden_TD, recorder, taught))
+                batch = detector.filled(reader, output.hidden_TD, batch)
+    return outputs
 
 
 def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tuple[PretrainingModel, list[Objective]]]:
