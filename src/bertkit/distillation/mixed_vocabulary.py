@@ -42,7 +42,7 @@ _NOT_MASKED = -1
 _LABEL, _TOKEN_TYPE, _DROPPED = "label", "token_type", "dropped"
 
 
-class BesideTeacher(Objective):
+class TeacherObjective(Objective):
     """An objective of a teacher that trains beside its student: the student's states are not read."""
 
     @property
@@ -87,7 +87,7 @@ class Mixed:
     dropped_B: Integers
 
 
-class MixedVocabulary(BesideTeacher):
+class MixedVocabulary(TeacherObjective):
     """The teacher's masked LM on words cut by either vocabulary."""
 
     student_share: float = Field(

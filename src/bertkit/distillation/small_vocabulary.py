@@ -1,8 +1,8 @@
 """Training of a student with a small vocabulary of its own, its teacher training beside it.
 
 Zhao et al. 2019, arXiv:1909.11687v1. Pretraining has the loop; here is what stands beside the model: a teacher that
-reads both vocabularies, and the projections between the two. Sibling text_student.py has a teacher that stays as it is
-and reads what its student reads.
+reads both vocabularies, and the projections between the two. Sibling text.py has a teacher that stays as it is and reads
+what its student reads.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.shards import TokenShards
 from bertkit.distillation.dual_teacher import TEACHER, check_teacher
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, mixed_lengths
-from bertkit.distillation.objectives import distilled_among
-from bertkit.distillation.projections import PROJECTIONS
+from bertkit.distillation.objectives import distillation_objectives
+from bertkit.distillation.recipe import DistillTextRecipe
 from bertkit.distillation.retokenize import word_rules
-from bertkit.distillation.shared_projections import SharedProjections, add_teacher, beside_teacher
-from bertkit.distillation.text_recipe import DistillTextRecipe
-from bertkit.distillation.text_trainer import freeze
+from bertkit.distillation.shared_projections import (
+    PARAMETER_PROJECTIONS,
+    SharedProjections,
+    add_teacher,
+    teacher_objectives,
+)
+from bertkit.distillation.teacher_files import TeacherFiles
+from bertkit.distillation.text import freeze
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory
@@ -51,8 +56,7 @@ class MixedVocabularyTrainer(Pretraining):
         shards: the corpus in the student's pieces.
         run: the directory, whose lock the caller holds.
         cache: where plans of epochs are kept.
-        teacher: a masked LM; it is trained, and changed.
-        teacher_tokenizer: its own.
+        teacher: a masked LM; it trains along.
     """
 
     def __init__(
@@ -62,11 +66,10 @@ class MixedVocabularyTrainer(Pretraining):
         run: RunDirectory,
         *,
         cache: Path,
-        teacher: HeadedModel,
-        teacher_tokenizer: Tokenizer,
+        teacher: TeacherFiles,
     ) -> None:
         self.student_recipe = recipe
-        self.teacher, self.teacher_tokenizer = teacher, teacher_tokenizer
+        self.teacher, self.teacher_tokenizer = load_trained_teacher(teacher), teacher.tokenizer
         super().__init__(recipe, shards, run, cache=cache)
 
     def _prepared(self, objective: Objective) -> Objective:
@@ -125,20 +128,20 @@ class MixedVocabularyTrainer(Pretraining):
             f"{self.vocabulary.size:,}",
             f"{sizes[TEACHER]:,}",
             self.student_recipe.teacher,
-            f"{sizes.get(PROJECTIONS, 0):,}",
+            f"{sizes.get(PARAMETER_PROJECTIONS, 0):,}",
         )
         for stage, term, weight, compares in lesson_rows(self.student_recipe):
             log.info("  %s%-18s weight %-8g %s", stage and f"{stage}  ", term, weight, compares)
 
 
-def lesson_rows(recipe: DistillTextRecipe) -> list[tuple[str, str, float, str]]:
+def trained_teacher_rows(recipe: DistillTextRecipe) -> list[tuple[str, str, float, str]]:
     """What the teacher that trains along is for, as rows for people: stage ("" where there is one), term, weight, and
     what it does."""
     stages = stages_of(recipe)
     rows = []
     for stage in stages:
         steps = f"steps {stage.first_step:,} to {stage.end_step:,}" if len(stages) > 1 else ""
-        for objective in beside_teacher(stage.recipe.objectives):
+        for objective in teacher_objectives(stage.recipe.objectives):
             if isinstance(objective, MixedVocabulary):
                 does = f"words cut by the student's vocabulary with probability {objective.student_share:g}"
             else:
@@ -148,21 +151,21 @@ def lesson_rows(recipe: DistillTextRecipe) -> list[tuple[str, str, float, str]]:
     return rows
 
 
-def load_dual_teacher(directory: Path) -> HeadedModel:
+def load_trained_teacher(files: TeacherFiles) -> HeadedModel:
     """A teacher that can read two vocabularies.
 
     Raises:
         DataError: it cannot, its weights are quantised, or its tokenizer does not fit its table.
     """
-    _, contents = read_config(encoder_directory(directory))
+    (directory,) = files.directories
+    _, contents = read_config(directory)
     refuse_quantised(directory, contents)
-    teacher, _ = load_model(directory)
-    check_vocabulary(teacher, load_tokenizer(directory), source=str(directory))
+    (teacher,) = files.load()
     check_teacher(teacher, source=str(directory))
     return teacher
 
 
-def check_dual(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
+def check_trained_teacher(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
     """Check a recipe against its teacher, as far as the two configurations tell.
 
     Raises:
@@ -171,7 +174,7 @@ def check_dual(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
     """
     depths = [getattr(config, "num_hidden_layers", None) for config in (recipe.model, teacher)]
     for stage in stages_of(recipe):
-        own, others = beside_teacher(stage.recipe.objectives), distilled_among(stage.recipe.objectives)
+        own, others = teacher_objectives(stage.recipe.objectives), distillation_objectives(stage.recipe.objectives)
         strange = others if recipe.has_own_vocabulary else own
         if strange:
             has = "has" if recipe.has_own_vocabulary else "lacks"

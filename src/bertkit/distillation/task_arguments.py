@@ -1,7 +1,7 @@
-"""What a user asks of distillation on a task, and what it comes to: a recipe, its data, and what trains.
+"""The request of a distillation on a task: a recipe, its data, and its trainer.
 
-Nothing here follows a paper. It is fine-tuning's request (finetuning/request.py) with teachers, a student, a control
-and a run that goes before; finetuning/suite.py carries it out, seeds, grid, resuming and the choice included.
+Nothing here follows a paper. It is fine-tuning's request with teachers, a student, a control and a run that goes
+before; finetuning/run.py carries it out, with seeds, grid and resuming.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bertkit.distillation.student_settings import GivenModel
+from bertkit.distillation.recipe import (
+    DistillRecipe,
+    GivenModel,
+    load_distill_recipe,
+    recipe_before,
+    resolved_distillation,
+)
+from bertkit.distillation.task import TaskDistiller, retained
 from bertkit.distillation.task_data import DistillationData, prepare_distillation
-from bertkit.distillation.task_recipe import DistillRecipe, load_distill_recipe, recipe_before, resolved_distillation
-from bertkit.distillation.task_trainer import Distilling, share
 from bertkit.errors import UsageError
 from bertkit.finetuning.arguments import FinetuneRequest, absolute
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
-from bertkit.finetuning.trainer import Finetuning
+from bertkit.finetuning.trainer import Finetuner
 from bertkit.metrics.statistics import summarise
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.progress import Progress, silent_progress
@@ -88,25 +93,25 @@ class DistillRequest(FinetuneRequest):
 
     def training(
         self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
-    ) -> Finetuning:
+    ) -> Finetuner:
         (taught,) = prepared
         assert isinstance(recipe, DistillRecipe)
         assert isinstance(taught, DistillationData)
-        return Distilling(recipe, taught, run, cache=self.cache, start=start)
+        return TaskDistiller(recipe, taught, run, cache=self.cache, start=start)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The teacher beside the mean of the students."""
         first = results[0]
-        retained = {
+        shares = {
             split: {
-                name: _mean_share([each["splits"][split].get(name) for each in results], score)
+                name: _mean_retained([each["splits"][split].get(name) for each in results], score)
                 for name, score in own.items()
             }
             for split, own in first["teacher"]["splits"].items()
         }
-        return {**{key: first[key] for key in ("teacher", "student", "control")}, "retained": retained}
+        return {**{key: first[key] for key in ("teacher", "student", "control")}, "retained": shares}
 
 
-def _mean_share(scores: Sequence[float | None], teacher: float | None) -> float | None:
+def _mean_retained(scores: Sequence[float | None], teacher: float | None) -> float | None:
     """The students' mean score as a share of their teacher's."""
-    return share(summarise(dict(enumerate(scores))).as_json()["mean"], teacher)
+    return retained(summarise(dict(enumerate(scores))).as_json()["mean"], teacher)

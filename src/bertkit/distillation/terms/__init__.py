@@ -7,6 +7,8 @@ from bertkit.distillation.terms.base import (
     DistillationTerm,
     LinearProjections,
     add_projections,
+    check_single_teacher,
+    compares_layers,
     projections_of,
     specs_of,
 )
@@ -43,6 +45,8 @@ __all__ = [
     "Patience",
     "SoftTargets",
     "add_projections",
+    "check_single_teacher",
+    "compares_layers",
     "projections_of",
     "specs_of",
 ]

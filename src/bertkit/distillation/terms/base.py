@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.activations import Activations, ActivationSpec, ShapePair
+from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
@@ -37,8 +38,8 @@ class DistillationTerm(Settings, ABC):
     term: ClassVar[str]
     """Its name in the recipe and in the metrics."""
 
-    has_accuracy: ClassVar[bool] = False
-    """Whether it counts the rows where student and teacher choose the same class."""
+    compares_logits: ClassVar[bool] = False
+    """Whether it compares logits alone, and counts the rows where student and teacher choose the same class."""
 
     @abstractmethod
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
@@ -94,6 +95,30 @@ def specs_of(terms: Sequence[DistillationTerm], shapes: ShapePair) -> tuple[Acti
         own, theirs = term.specs(shapes)
         student, teacher = student | own, teacher | theirs
     return student, teacher
+
+
+def compares_layers(terms: Sequence[DistillationTerm]) -> bool:
+    """Whether any term compares more than logits."""
+    return any(not term.compares_logits for term in terms)
+
+
+def check_single_teacher(terms: Sequence[DistillationTerm], teachers: int, *, key: str) -> None:
+    """Check that several teachers are compared by their logits alone.
+
+    Args:
+        terms: of a recipe.
+        teachers: how many there are.
+        key: of the terms in the recipe, for the message.
+
+    Raises:
+        UsageError: a term compares the layers of several teachers.
+    """
+    inside = [term.term for term in terms if not term.compares_logits]
+    if inside and teachers > 1:
+        raise UsageError(
+            f"{key}.{inside[0]}: compares layers, and needs a single teacher; several teachers act as one by the mean"
+            " of their logits"
+        )
 
 
 def add_projections(student: HeadedModel, terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> None:

@@ -26,7 +26,7 @@ from bertkit.models.vocabulary import VocabularyProjection, WordLogits
 class LogitTerm(DistillationTerm):
     """A term that needs nothing but logits, so that student and teacher may have any architecture."""
 
-    has_accuracy: ClassVar[bool] = True
+    compares_logits: ClassVar[bool] = True
 
     @abstractmethod
     def rows(self, student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
