@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.run import finetune
-from bertkit.finetuning.steps import EpochOrder
+from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress

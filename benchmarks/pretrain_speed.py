@@ -41,7 +41,7 @@ from bertkit.training.config import EngineConfig
 from bertkit.training.cost import measured_peak_flops, training_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig
-from bertkit.training.step import Stepper
+from bertkit.training.step import Step
 
 LENGTH = 128
 OBJECTIVES = (MaskedLM(max_predictions=20), NextSentence())
@@ -132,7 +132,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = PretrainingModel(config.build(tokenizer.vocab_size), [objective.term for objective in OBJECTIVES])
     model.initialise(0)
-    ours = Stepper(model, AdamWConfig(bias_correction=False).build(model), engine, clip_norm=1.0)
+    ours = Step.plain(model, AdamWConfig(bias_correction=False).build(model), engine, 1.0)
     peer = Peer(config, tokenizer.vocab_size, bf16=engine.bf16)
 
     rates: dict[str, list[float]] = {"bertkit": [], "transformers": []}

@@ -21,7 +21,6 @@ from bertkit.finetuning.data import prepare
 from bertkit.finetuning.methods import Pruned, Scratch, TrainingData
 from bertkit.finetuning.methods import pruned as method
 from bertkit.finetuning.run import FinetuneOutcome
-from bertkit.finetuning.steps import FinetuneEngine
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
@@ -31,6 +30,8 @@ from bertkit.probing.heads.measure import TaskAnswers
 from bertkit.run.verify import verify_run
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
 from tests.finetuning.test_finetune import DEV, TRAIN, Place, stopped, weights
 from tests.finetuning.test_multitask import MOODS
 from tests.finetuning.test_multitask import Place as Tasks
@@ -40,7 +41,7 @@ Bertkit = Callable[..., Any]
 BOTH = "method={name: pruned, heads: 0.34, magnitude: 0.45, magnitude_every_steps: 3}"
 A_HEAD = 3 * 10 * 31 + 10 * 30
 """Parameters of one of three heads of a model that is 30 wide."""
-ENGINE = FinetuneEngine(device="cpu", precision="fp32").resolve()
+ENGINE = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
 
 
 @pytest.fixture(scope="module")

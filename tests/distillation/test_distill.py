@@ -20,7 +20,7 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.run import FinetuneOutcome, finetune
-from bertkit.finetuning.steps import EpochOrder
+from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress

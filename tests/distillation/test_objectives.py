@@ -20,6 +20,7 @@ from bertkit.distillation.losses import (
 from bertkit.distillation.objectives import DISTILLED, Distilled, TeacherSession, add_maps, wanted_of
 from bertkit.distillation.terms import TERMS, Shape, Sizes
 from bertkit.distillation.terms.base import MAPS
+from bertkit.distillation.text_loss_terms import TaughtObjectiveTerms
 from bertkit.models.bert import BertConfig
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.headed import HeadedModel
@@ -28,7 +29,7 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import read
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.training.step import losses
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from tests.data.toy_corpus import vocabulary
 from tests.objectives.test_masked_lm import made_samples
 
@@ -118,7 +119,7 @@ def test_words_are_compared_where_asked_with_the_plain_loss_and_gradient(
 ) -> None:
     batch, _ = batches
     term = objective(name, positions=positions, **settings)
-    part = losses(student, [term], batch, guide_of(student, teacher, [term]))[name]
+    part = TaughtObjectiveTerms([term], guide_of(student, teacher, [term])).losses(student, batch)[name]
     gradients = torch.autograd.grad(part.sum, list(student.parameters()), allow_unused=True)
     index_M = torch.arange(batch.num_tokens) if positions == "all" else batch.targets["masked_lm"].index_M
     with torch.no_grad():
@@ -160,7 +161,7 @@ def test_states_are_compared_layer_by_layer(
         "patience": sum(normalised_state_squared_error(mine[m][first], theirs[n][first]).sum() for m, n in pairs) / 2,
         "feature_maps": sum(feature_map_error(mine[m], theirs[n]).sum() for m, n in pairs) / 2,
     }
-    found = losses(student, terms, batch, guide_of(student, teacher, terms))
+    found = TaughtObjectiveTerms(terms, guide_of(student, teacher, terms)).losses(student, batch)
     for name, value in expected.items():
         torch.testing.assert_close(found[name].sum, value)
     assert found["patience"].count == len(LENGTHS)
@@ -176,7 +177,7 @@ def test_neither_the_cut_of_a_batch_nor_padding_changes_a_term(
     parameters = [parameter for name, parameter in student.named_parameters() if "position" not in name]
 
     def sums(some: list[PackedBatch]) -> tuple[float, int, list[torch.Tensor | None]]:
-        found = [losses(student, objectives, batch, guide)[term.term] for batch in some]
+        found = [TaughtObjectiveTerms(objectives, guide).losses(student, batch)[term.term] for batch in some]
         total = torch.stack([part.sum for part in found]).sum()
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         return float(total.detach()), sum(part.count for part in found), list(gradients)
@@ -204,7 +205,7 @@ def test_terms_of_one_name_share_one_map_and_the_student_trains_it(
     named = {name: tuple(each.shape) for name, each in narrow.companions[MAPS].named_parameters()}
     assert named == {"fit.weight": (20, 12), "fit.bias": (20,), "layer_2.weight": (20, 12), "layer_2.bias": (20,)}
     assert not any(name.startswith("companions") for name in narrow.own_state())
-    found = losses(narrow, terms, batches[0], TeacherSession(teacher, narrow, terms, sizes))
+    found = TaughtObjectiveTerms(terms, TeacherSession(teacher, narrow, terms, sizes)).losses(narrow, batches[0])
     found["embeddings"].sum.backward(retain_graph=True)
     once = narrow.get_parameter(f"companions.{MAPS}.fit.weight").grad
     assert once is not None
@@ -253,7 +254,7 @@ def test_without_a_teacher_a_term_is_refused(
     student: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]]
 ) -> None:
     with pytest.raises(AssertionError, match="cosine needs a teacher"):
-        losses(student, [objective("cosine")], batches[0])
+        ObjectiveTerms([objective("cosine")]).losses(student, batches[0])
 
 
 def test_of_logits_nothing_is_recorded(student: HeadedModel, teacher: HeadedModel) -> None:

@@ -14,7 +14,7 @@ from bertkit.distillation.text_arguments import DistillTextRequest
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model
 from bertkit.pretraining.run import Finished, open_shards, run_pretraining
-from bertkit.pretraining.trainer import Pretraining
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from tests.training.tiny_run import write_model, write_text
@@ -46,7 +46,7 @@ engine:
   pseudo_perplexity_sequences: 0
 """
 
-Job = TypeVar("Job", bound=Pretraining)
+Job = TypeVar("Job", bound=Pretrainer)
 
 
 @dataclass(frozen=True)

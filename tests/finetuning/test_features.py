@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from bertkit.errors import StoppedError, UsageError
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.run import FinetuneOutcome, finetune
-from bertkit.finetuning.steps import FinetuneEngine
 from bertkit.inference.predict import Predictor
 from bertkit.models.bert import BertStack
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TaggedExample
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
 from tests.finetuning.test_finetune import DEV, Place, other_kind, weights
 from tests.training.stopping import stopping_at
 
@@ -80,7 +81,7 @@ def test_its_model_is_read_again_and_predicts_the_same(tagged: FinetuneOutcome) 
     model, report = load_model(tagged.run.model)
     assert isinstance(model.encoder, FeatureLstm)
     assert not report.drawn_anew
-    predictor = Predictor.load(str(tagged.run.path), FinetuneEngine(device="cpu", precision="fp32").resolve())
+    predictor = Predictor.load(str(tagged.run.path), resolve_engine(EngineConfig(device="cpu", precision="fp32")))
     said = json_lines(tagged.run.path / "predictions" / "tagging-dev.jsonl")
     dev = json_lines(tagged.run.path.parent / "tagging-dev.jsonl")
     examples = [TaggedExample(str(i), tuple(line["words"]), None, i) for i, line in enumerate(dev)]

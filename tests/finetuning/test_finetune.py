@@ -16,7 +16,7 @@ from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, changed
 from bertkit.finetuning.run import FinetuneOutcome, finetune
-from bertkit.finetuning.steps import EpochOrder
+from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns

@@ -18,8 +18,7 @@ from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.multitask import task_seed
 from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, changed, resolved
 from bertkit.finetuning.run import FinetuneOutcome, finetune
-from bertkit.finetuning.steps import EpochOrder
-from bertkit.finetuning.task_order import TaskOrder
+from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
 from bertkit.models.hub import load_model

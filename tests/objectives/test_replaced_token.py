@@ -34,11 +34,12 @@ from bertkit.objectives.forward import encode, masked_lm_of, pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.replaced_token import ReplacedToken, drawn_ids
 from bertkit.objectives.sentence_order import SentenceOrder
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import training_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig
-from bertkit.training.step import Stepper, evaluate, losses
+from bertkit.training.step import Step, evaluate
 from tests.data.toy_corpus import vocabulary
 from tests.objectives.test_masked_lm import made_samples
 
@@ -165,7 +166,7 @@ def gradients(weight: float, tie: Tie, batch: PackedBatch) -> tuple[PretrainingM
     """Of all parameters, by name, for one weight of the detection."""
     of = objectives(weight=weight, tie=tie)
     model = made_model(of)
-    parts = losses(model, of, batch)
+    parts = ObjectiveTerms(of).losses(model, batch)
     torch.stack([parts[each.term].sum * each.weight / each.count(batch) for each in of]).sum().backward()
     return model, {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
@@ -217,7 +218,7 @@ def test_both_models_agree_with_transformers_on_the_same_batch(tie: Tie, tmp_pat
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
         oracles[name] = oracle.eval()
-    readings, parts = encode(model, of, batch), losses(model, of, batch)
+    readings, parts = encode(model, of, batch), ObjectiveTerms(of).losses(model, batch)
     filled, lengths = readings["replaced_token"].batch, LENGTHS
     real_BS = padded([[1] * length for length in lengths], 0)
     targets = batch.targets["masked_lm"]
@@ -254,9 +255,9 @@ def stepped(max_tokens: int | None) -> tuple[Any, torch.Tensor]:
     model = made_model(of)
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     # A large eps makes the update smooth in the gradient; Adam's first step is its sign otherwise.
-    stepper = Stepper(model, AdamWConfig(eps=1e-2).build(model), engine, clip_norm=1.0)
+    training_step = Step.plain(model, AdamWConfig(eps=1e-2).build(model), engine, 1.0)
     batches = [PackedBatch.from_samples(part) for part in corrupted(of).split(max_tokens)]
-    outcome = stepper.step(batches, of, 1e-2)
+    outcome = training_step.update(batches, ObjectiveTerms(of), 1e-2)
     return outcome, torch.nn.utils.parameters_to_vector(model.parameters())
 
 
@@ -274,9 +275,8 @@ def test_it_learns_to_tell_drawn_tokens_from_the_text() -> None:
     """A text of ten words, and a generator that never learns: nine of ten tokens that it draws are no such word."""
     of = (MASKED.model_copy(update={"weight": 0.0}), ReplacedToken(weight=1.0, generator_size=0.5, tie="none"))
     model = made_model(of, large=False)
-    stepper = Stepper(
-        model, AdamWConfig().build(model), resolve_engine(EngineConfig(device="cpu", precision="fp32")), clip_norm=1.0
-    )
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    training_step = Step.plain(model, AdamWConfig().build(model), engine, 1.0)
     totals = []
     for step in range(60):
         samples = made_samples([23] * 8, seed=step)
@@ -284,7 +284,7 @@ def test_it_learns_to_tell_drawn_tokens_from_the_text() -> None:
             ids_T=np.where(samples.special_T, samples.ids_T, samples.ids_T % 10 + 20), sample_B=np.arange(8) + 8 * step
         )
         batch = PackedBatch.from_samples(corrupted(of, samples=samples))
-        totals.append(stepper.step([batch], of, 3e-3).terms["replaced_token"])
+        totals.append(training_step.update([batch], ObjectiveTerms(of), 3e-3).terms["replaced_token"])
     masked_share = round(0.15 * 23) / 23
     assert totals[-1].accuracy > 0.98 > 1 - 0.9 * masked_share
 
@@ -294,7 +294,7 @@ def test_evaluation_draws_the_same_each_time_and_leaves_torch_alone() -> None:
     model = made_model(of, CONFIG.model_copy(update={"hidden_dropout_prob": 0.3}))
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     before = torch.get_rng_state()
-    first, second = (evaluate(model, of, [batch_of(of)], engine) for _ in range(2))
+    first, second = (evaluate(model, ObjectiveTerms(of), [batch_of(of)], engine) for _ in range(2))
     assert first == second
     assert torch.equal(before, torch.get_rng_state())
 
@@ -328,7 +328,7 @@ def test_all_ties_leave_the_generator_its_head_alone() -> None:
     model = made_model(objectives(size=1.0, tie="all"))
     assert generator_of(model).encoder is model.encoder
     assert {name.partition(".")[0] for name in model.unshared("generator")} == {"masked_lm"}
-    parts = losses(model, objectives(size=1.0, tie="all"), batch_of(objectives()))
+    parts = ObjectiveTerms(objectives(size=1.0, tie="all")).losses(model, batch_of(objectives()))
     assert all(bool(part.sum.isfinite()) for part in parts.values())
 
 
@@ -342,7 +342,7 @@ def test_a_model_without_generator_reads_once_and_a_generator_can_begin_alone() 
     reading = encode(model, (masked,), batch)["masked_lm"]
     assert reading.model is masked_lm_of(model) is generator_of(model)
     assert reading.hidden_TD.shape[1] == CONFIG.hidden_size // 2
-    losses(model, (masked,), batch)["masked_lm"].sum.backward()
+    ObjectiveTerms((masked,)).losses(model, batch)["masked_lm"].sum.backward()
     assert all(each.grad is None for each in model.encoder.layers.parameters())
 
 
@@ -369,7 +369,7 @@ def test_any_family_can_be_trained_so(config: EncoderConfig, tmp_path: Path) -> 
     of = objectives(size=1 / 3 if tie == "none" else 0.5, tie=tie)
     assert of[1].faults(DataConfig(), config) == []
     model = made_model(of, config)
-    parts = losses(model, of, batch_of(of))
+    parts = ObjectiveTerms(of).losses(model, batch_of(of))
     (parts["masked_lm"].sum + parts["replaced_token"].sum).backward()
     assert all(each.grad is not None and bool(each.grad.isfinite().all()) for each in model.parameters())
     equal = made_model(objectives(size=1.0), config)
@@ -390,7 +390,7 @@ def test_the_generator_s_products_are_counted_with_those_of_the_drawing() -> Non
     batch = PackedBatch.from_samples(samples)
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        losses(model, of, batch)
+        ObjectiveTerms(of).losses(model, batch)
     predictions = batch.targets["masked_lm"].count
     generator = generator_of(model)
     drawing = 2 * predictions * (generator.encoder.width + VOCABULARY) * generator.encoder.embedding_width
@@ -436,7 +436,7 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     batches = [PackedBatch.from_samples(part) for part in corrupted(of).split(60)]
     assert len(batches) > 1
-    total = evaluate(model, of, batches, engine)["replaced_token"]
+    total = evaluate(model, ObjectiveTerms(of), batches, engine)["replaced_token"]
     replaced, called = [], []
     for batch in batches:
         reading = encode(model.eval(), of, batch)["replaced_token"]

@@ -138,14 +138,14 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes_and_ties(
     with stopping_at(STOPPED_AT), pytest.raises(StoppedError, match=f"at step {STOPPED_AT}"):
         trained(request_of(directory, "stopped"))
 
-    made: list[pretrain.Pretraining] = []
-    restore = pretrain.Pretraining._restore
+    made: list[pretrain.Pretrainer] = []
+    restore = pretrain.Pretrainer.restore
 
-    def noted(self: pretrain.Pretraining, *arguments: Any) -> None:
+    def noted(self: pretrain.Pretrainer, *arguments: Any) -> None:
         restore(self, *arguments)
         made.append(self)
 
-    monkeypatch.setattr(pretrain.Pretraining, "_restore", noted)
+    monkeypatch.setattr(pretrain.Pretrainer, "restore", noted)
     again = trained(request_of(directory, "stopped", recipe=None, sources=[], resume=str(directory / "stopped")))
     assert hashes(directory / "stopped") == hashes(directory / "run")
     assert again.results == results

@@ -37,7 +37,7 @@ def log_likelihood(model: torch.nn.Module, ids: list[int], position: int) -> flo
 
 def test_pseudo_perplexity_masks_one_token_at_a_time_and_64_of_a_long_sequence(model: torch.nn.Module) -> None:
     samples = worded_samples([LONG, SHORT, UNUSED])
-    held_out = HeldOut(samples, (), (MaskedLM(),))
+    held_out = HeldOut(samples, ())
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32", micro_batch_tokens=400))
     found = held_out.pseudo_perplexity(model, VOCABULARY, engine, sequences=2)
     asked = []

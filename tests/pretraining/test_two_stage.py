@@ -108,18 +108,18 @@ def test_from_the_second_stage_on_the_generator_does_not_move_and_the_model_does
 
 
 def test_at_the_boundary_the_model_is_its_generator_to_the_bit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertkit.pretraining.trainer import Pretraining
+    from bertkit.pretraining.trainer import Pretrainer
 
     seen: list[tuple[int, bool, bool]] = []
-    enter = Pretraining._enter
+    enter = Pretrainer._enter
 
-    def noting(self: Pretraining, stage_run: Any) -> None:
+    def noting(self: Pretrainer, stage_run: Any) -> None:
         enter(self, stage_run)
         model, generator = parts(dict(self.model.named_parameters()))
         trained = [each.requires_grad for each in self.model.companions["generator"].parameters()]
         seen.append((self.step, equal(model, generator), any(trained)))
 
-    monkeypatch.setattr(Pretraining, "_enter", noting)
+    monkeypatch.setattr(Pretrainer, "_enter", noting)
     run_pretraining(request(home, "noted", overrides=["engine.keep_checkpoints=1"]), progress=silent_progress)
     assert [seen[0], seen[1]] == [(0, False, True), (BOUNDARY, True, False)]
     assert seen[2][1:] == (False, False)

@@ -142,7 +142,7 @@ def _distil_on_task(shared: Mapping[str, Any], names: list[str], own: OwnData, c
         "seed": common.seed,
         "engine.device": common.device,
         "engine.precision": common.precision,
-        "optimisation.max_steps": common.max_steps,
+        "optimisation.steps": common.max_steps,
         "data.predict": '["test"]' if own.test else None,
     }
     overrides = [*as_overrides(shorthand), *(common.overrides or ())]

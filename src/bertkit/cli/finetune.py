@@ -174,7 +174,7 @@ def finetune(
         "seed": common.seed,
         "engine.device": common.device,
         "engine.precision": common.precision,
-        "optimisation.max_steps": common.max_steps,
+        "optimisation.steps": common.max_steps,
         "new_head": "true" if new_head else None,
         "data.predict": '["test"]' if own.test else None,
     }

@@ -23,7 +23,7 @@ from bertkit.finetuning.recipe import (
     own_spec,
     resolved,
 )
-from bertkit.finetuning.trainer import Finetuning
+from bertkit.finetuning.trainer import Finetuner
 from bertkit.recipe.resolve import AnyOverride
 from bertkit.run.directory import RunDirectory
 
@@ -122,7 +122,7 @@ class FinetuneRequest:
 
     def training(
         self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
-    ) -> Finetuning:
+    ) -> Finetuner:
         """The run itself.
 
         Args:
@@ -131,7 +131,7 @@ class FinetuneRequest:
             run: where it is written.
             start: the model of the run before.
         """
-        return Finetuning(recipe, prepared, run)
+        return Finetuner(recipe, prepared, run)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What a suite's results.json says besides, of the runs of the setting that was chosen."""

@@ -15,9 +15,8 @@ import torch
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joined
-from bertkit.finetuning.steps import EpochOrder
 from bertkit.finetuning.sweep import members
-from bertkit.finetuning.task_order import TaskOrder
+from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.recipe.hashing import what_hash
@@ -29,6 +28,7 @@ from bertkit.training.cost import (
     step_flops,
     training_memory_bytes,
 )
+from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 
 
 def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
     """
     recipe = request.requested()
     parts = [_Part.of(request.prepare(each)) for each in recipe.alone]
-    engine = recipe.engine.resolve()
+    engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
     runs = members(recipe, request.seeds or [recipe.seed], request.grid)
@@ -52,7 +52,7 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
         assert optimisation.batch_sequences is not None
         orders = [EpochOrder(part.num_items, optimisation.batch_sequences, each_recipe.seed) for part in parts]
         order = TaskOrder(tuple(orders), each_recipe.seed, optimisation.task_smoothing)
-        own = order.steps(optimisation.epochs, optimisation.max_steps)
+        own = order.steps(optimisation.epochs, optimisation.steps)
         steps += own
         for part, each, count in zip(parts, orders, order.steps_by_task, strict=True):
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch

@@ -12,14 +12,15 @@ from typing import Any
 
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.methods import TrainingData
+from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.steps import EpochOrder, predict
+from bertkit.finetuning.task_order import EpochOrder
 from bertkit.metrics.statistics import degenerate
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.progress import Progress
 from bertkit.tasks.base import Prediction, Scores
-from bertkit.training.engine import Engine
+from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 
 Predictions = dict[str, list[Prediction]]
 """By split."""
@@ -59,7 +60,8 @@ class TaskTrainer:
         self.prefix = prefix
         self.directory = directory
         self.order = EpochOrder(prepared.train.features.num_items, batch_sequences, seed)
-        data = TrainingData(self.task, prepared.train.features, recipe.engine.resolve(), directory)
+        engine = resolve_engine(recipe.engine, TASK_INTERVALS)
+        data = TrainingData(self.task, prepared.train.features, engine, directory)
         self.model = recipe.method.prepare_on(self.new_model(seed), seed, data)
 
     @property

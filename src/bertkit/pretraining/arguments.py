@@ -20,7 +20,7 @@ from bertkit.models.weight_files import weights_hash
 from bertkit.pretraining.file_hashes import with_contents
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretraining
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.faults import validate
 from bertkit.recipe.resolve import AnyOverride, Override, overrides_of, parsed, resolve_recipe, with_overrides
 from bertkit.recipe.tree import Located
@@ -103,9 +103,9 @@ class PretrainRequest:
         """
         return {"model": None if recipe.init is None else _start_hash(find_model(recipe.init, offline=self.offline))}
 
-    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
+    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
         """The run itself."""
-        return Pretraining(recipe, shards, run, cache=self.cache)
+        return Pretrainer(recipe, shards, run, cache=self.cache)
 
 
 def _start_hash(directory: Path) -> str:

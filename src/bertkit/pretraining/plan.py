@@ -72,7 +72,7 @@ def pretraining_plan(recipe: Recipe, *, vocab_size: int | None = None) -> dict[s
         "tokens": int(tokens),
         "flops": flops,
         "memory_mb": memory / 1e6,
-        "disk_mb": parameters.total * (CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1) + 4) / 1e6,
+        "disk_mb": parameters.total * (CHECKPOINT_BYTES * (engine.intervals.keep_checkpoints + 1) + 4) / 1e6,
         "seconds": flops / rate,
     }
 

@@ -61,7 +61,7 @@ class Engine:
         return contextlib.nullcontext()
 
 
-def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engine:  # noqa: B008  # frozen
+def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engine:  # frozen
     """Decide every `auto`.
 
     Args:

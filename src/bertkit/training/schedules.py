@@ -59,6 +59,8 @@ class Schedule(Settings, ABC):
         if self.warmup_share:
             return min(math.ceil(self.warmup_share * steps), steps - 1)
         return self.warmup_steps or 0
+
+
 class BertSchedule(Schedule):
     """Linear, with the decay counted from step 0, as released: after warm-up of w of N steps the rate is at 1 - w/N.
 
@@ -143,8 +145,8 @@ class InverseSqrtSchedule(Schedule):
     def _warmed_up(self) -> InverseSqrtSchedule:
         if not self.warmup_share and (self.warmup_steps or 0) < 1:
             raise ValueError(
-                f"schedule inverse-sqrt needs warmup_steps of at least 1, got {self.warmup_steps or 0}: the rate behind the"
-                " warm-up is peak * sqrt(warmup_steps / step); Vaswani et al. took 4000"
+                f"schedule inverse-sqrt needs warmup_steps of at least 1, got {self.warmup_steps or 0}: the rate"
+                " behind the warm-up is peak * sqrt(warmup_steps / step); Vaswani et al. took 4000"
             )
         return self
 

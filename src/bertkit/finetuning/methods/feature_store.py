@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.content import sequence_keys
-from bertkit.finetuning.steps import prediction_batches
+from bertkit.finetuning.prediction import prediction_batches
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
 from bertkit.tasks.base import Features
