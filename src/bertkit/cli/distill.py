@@ -118,8 +118,8 @@ def distill(
 
 def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -> None:
     from bertkit.cli.pretrain import tell_held_out
+    from bertkit.distillation.plan import distill_text_plan
     from bertkit.distillation.text_arguments import DistillTextRequest
-    from bertkit.distillation.text_plan import distill_text_plan
     from bertkit.pretraining.run import run_pretraining
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}

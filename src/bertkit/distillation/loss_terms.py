@@ -27,6 +27,7 @@ from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
+from bertkit.models.vocabulary import WordLogits
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import states
 from bertkit.objectives.masked_lm import MaskedLM
@@ -135,7 +136,7 @@ def _at(teacher: Activations, index_M: Tensor | None, query: TextQuery) -> Activ
     """The teacher's outputs with the words of these tokens alone."""
     if index_M is None or query.index_M is not None:
         return teacher
-    assert teacher.logits is not None
+    assert isinstance(teacher.logits, WordLogits)
     return replace(teacher, logits=teacher.logits.rows(index_M))
 
 

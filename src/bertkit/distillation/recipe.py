@@ -30,7 +30,6 @@ from bertkit.distillation.shared_projections import SharedProjections
 from bertkit.distillation.terms import TERMS, Attention, DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, long_keys, with_task_settings
-from bertkit.finetuning.steps import FinetuneEngine
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.layer_choice import ChoiceName, layer_map
 from bertkit.models.registry import AnyEncoderConfig
@@ -375,17 +374,6 @@ class RunBefore(Settings):
     set: dict[str, Any] = Field(description="Settings that are others there, by their dotted keys.")
 
 
-class DistillEngine(FinetuneEngine):
-    """As of fine-tuning, and how much a teacher's outputs may take."""
-
-    teacher_store_gb: float = Field(
-        4.0,
-        ge=0,
-        description="Most disk that a teacher's outputs may take in the cache; what does not fit is computed in every"
-        " pass.",
-    )
-
-
 class DistillRecipe(_Distillation, FinetuneRecipe):
     """One distillation on a task; resolved, it is complete: running it twice gives the same result."""
 
@@ -401,7 +389,6 @@ class DistillRecipe(_Distillation, FinetuneRecipe):
     before: RunBefore | None = Field(
         None, description="A run that goes before, from whose model the student is initialised."
     )
-    engine: DistillEngine = Field(default_factory=DistillEngine, description="What decides only speed.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> DistillRecipe:

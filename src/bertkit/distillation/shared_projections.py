@@ -5,9 +5,9 @@ the student's masked LM, and epsilon (`weight` here; its value was not to be fou
 
     down = sum over pairs |U^T W_teacher V - W_student|^2,    up = sum over pairs |W_teacher - U' W_student V'|^2,
 
-with projections that all layers share, and that are dropped when the student is finished. One-dimensional parameters are
-mapped on their one side. Here U maps the output of a layer and V its input; the sides of the feed-forward's inner width
-have a pair of their own. Siblings in terms/ compare outputs and states of the two models, not their parameters.
+with projections that all layers share, and that are dropped when the student is finished. One-dimensional parameters
+are mapped on their one side. Here U maps the output of a layer and V its input; the sides of the feed-forward's inner
+width have a pair of their own. Siblings in terms/ compare outputs and states of the two models, not their parameters.
 
 Pairs are parameters of the same name: those of the layers (attention, feed-forward, norms), of the masked LM's head
 but its bias, and of the embeddings, whose rows are not mapped: positions (as many as both have), segments, and the
@@ -120,7 +120,9 @@ def add_teacher(student: HeadedModel, objectives: Sequence[Objective], teacher: 
     directions = tuple(dict.fromkeys(direction for each in projecting for direction in each.directions))
     if directions:
         sizes = sizes_of(student, dual.model)
-        student.companions[PARAMETER_PROJECTIONS] = ParameterProjections(sizes, directions, seed=_seed_of(seed, PARAMETER_PROJECTIONS))
+        student.companions[PARAMETER_PROJECTIONS] = ParameterProjections(
+            sizes, directions, seed=_seed_of(seed, PARAMETER_PROJECTIONS)
+        )
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Training of a student with a small vocabulary of its own, its teacher training beside it.
 
 Zhao et al. 2019, arXiv:1909.11687v1. Pretraining has the loop; here is what stands beside the model: a teacher that
-reads both vocabularies, and the projections between the two. Sibling text.py has a teacher that stays as it is and reads
-what its student reads.
+reads both vocabularies, and the projections between the two. Sibling text.py has a teacher that is not trained and
+reads what its student reads.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.text import freeze
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.find import encoder_directory
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import check_vocabulary, load_model, read_config, refuse_quantised
+from bertkit.models.hub import read_config, refuse_quantised
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
@@ -41,7 +40,6 @@ from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
 from bertkit.training.engine import resolve_engine
 
@@ -130,7 +128,7 @@ class MixedVocabularyTrainer(Pretrainer):
             self.student_recipe.teacher,
             f"{sizes.get(PARAMETER_PROJECTIONS, 0):,}",
         )
-        for stage, term, weight, compares in lesson_rows(self.student_recipe):
+        for stage, term, weight, compares in trained_teacher_rows(self.student_recipe):
             log.info("  %s%-18s weight %-8g %s", stage and f"{stage}  ", term, weight, compares)
 
 
@@ -225,7 +223,7 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
     return [Override(f"tokenizer.{key}", value) for key, value in wanted.items()]
 
 
-def teacher_costs(recipe: DistillTextRecipe, teacher: HeadedModel) -> dict[str, float]:
+def trained_teacher_costs(recipe: DistillTextRecipe, teacher: HeadedModel) -> dict[str, float]:
     """What the teacher that trains along adds to a plan: `flops` of the whole run, `memory_mb` and `disk_mb`; its text
     is taken to be as long as the student's."""
     costs = {"flops": 0.0, "memory_mb": 0.0, "disk_mb": 0.0}

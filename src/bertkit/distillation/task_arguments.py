@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bertkit.distillation.plan import task_teacher_plan
 from bertkit.distillation.recipe import (
     DistillRecipe,
     GivenModel,
@@ -98,6 +99,14 @@ class DistillRequest(FinetuneRequest):
         assert isinstance(recipe, DistillRecipe)
         assert isinstance(taught, DistillationData)
         return TaskDistiller(recipe, taught, run, cache=self.cache, start=start)
+
+    def teacher_plan(
+        self, prepared: Sequence[Prepared], runs: Sequence[tuple[FinetuneRecipe, float]]
+    ) -> dict[str, Any] | None:
+        (taught,) = prepared
+        assert isinstance(taught, DistillationData)
+        own = [(recipe, epochs) for recipe, epochs in runs if isinstance(recipe, DistillRecipe)]
+        return task_teacher_plan(taught, own, model=own[-1][0].teacher)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The teacher beside the mean of the students."""

@@ -2,9 +2,9 @@
 
 Own design. An item (an example of a task, a sequence of a text) is identified by the hash of its tokens, and of the
 tokens whose logits are wanted. Values are appended to one file, and then a record with their place and checksum to
-another, so that a crash leaves a tail that the next opening drops; a damaged item is computed anew, and its later record
-counts. One process writes at a time, others read. The directory is named by what the values depend on, and its manifest
-repeats it.
+another, so that a crash leaves a tail that the next opening drops; a damaged item is computed anew, and its later
+record counts. One process writes at a time, others read. The directory is named by what the values depend on, and its
+manifest repeats it.
 
     values.bin   rows x columns floats of one item, and behind them its states | next item ...
     index.bin    key, place, rows, columns, floats, checksum: 40 bytes an item

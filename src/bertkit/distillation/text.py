@@ -169,12 +169,14 @@ class TextDistiller(TeacherCost, Pretrainer):
 
     def results(self) -> dict[str, Any]:
         results = super().results()
-        last = self.stages[-1].held_out
+        last = self.stages[-1]
         masked = [each for each in last.objectives if isinstance(each, MaskedLM)]
         if masked and all(MaskedLM.term in model.head_names for model in self.teachers):
             totals = []
             for model in self.teachers:
-                batches = counted(last.batches, self.closing_progress, "the teacher on held-out text", unit="batches")
+                batches = counted(
+                    last.held_out.batches, self.closing_progress, "the teacher on held-out text", unit="batches"
+                )
                 totals.append(evaluate(model, ObjectiveTerms(masked), batches, self.engine)[MaskedLM.term])
             results["teacher"] = {
                 "model": self.student_recipe.teacher,

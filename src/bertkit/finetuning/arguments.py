@@ -133,6 +133,12 @@ class FinetuneRequest:
         """
         return Finetuner(recipe, prepared, run)
 
+    def teacher_plan(
+        self, prepared: Sequence[Prepared], runs: Sequence[tuple[FinetuneRecipe, float]]
+    ) -> dict[str, Any] | None:
+        """What the plan of these runs, each with its number of epochs, holds of a teacher; None where there is none."""
+        return None
+
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What a suite's results.json says besides, of the runs of the setting that was chosen."""
         return {}

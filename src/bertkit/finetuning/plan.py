@@ -15,6 +15,7 @@ import torch
 from bertkit.finetuning.arguments import FinetuneRequest
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joined
+from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import members
 from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.models.headed import HeadedModel
@@ -35,17 +36,19 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs that are asked for.
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
-    encoder as it is costs less. What a teacher is asked is not counted. Settings of a grid are taken to cost what their
-    own epochs and batch make of the same sequences.
+    encoder as it is costs less. Settings of a grid are taken to cost what their own epochs and batch make of the same
+    sequences. The passes of a teacher are counted, and stand under `teacher`.
     """
     recipe = request.requested()
-    parts = [_Part.of(request.prepare(each)) for each in recipe.alone]
+    prepared = [request.prepare(each) for each in recipe.alone]
+    parts = [_Part.of(each) for each in prepared]
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
     runs = members(recipe, request.seeds or [recipe.seed], request.grid)
     steps, tokens, flops = 0, 0.0, 0.0
     recipes = [recipe for run in runs for recipe in (request.before(run.recipe), run.recipe) if recipe is not None]
+    read: list[tuple[FinetuneRecipe, float]] = []
     for each_recipe in recipes:
         optimisation = each_recipe.optimisation
         assert optimisation.epochs is not None
@@ -54,10 +57,13 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
         order = TaskOrder(tuple(orders), each_recipe.seed, optimisation.task_smoothing)
         own = order.steps(optimisation.epochs, optimisation.steps)
         steps += own
+        read.append((each_recipe, own / order.steps_per_epoch))
         for part, each, count in zip(parts, orders, order.steps_by_task, strict=True):
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
+    teacher = request.teacher_plan(prepared, read)
+    flops += 0.0 if teacher is None else teacher["flops"]
     rate = measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
     micro_batch_tokens = min(engine.micro_batch_tokens, max(part.tokens for part in parts))
     return {
@@ -70,6 +76,7 @@ def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
         "memory_mb": training_memory_bytes(parts[0].model, micro_batch_tokens=micro_batch_tokens, predictions=0) / 1e6,
         "disk_mb": parameters.total * (CHECKPOINT_BYTES * 2 + 4 * len(recipes)) / 1e6,
         "seconds": flops / rate,
+        **({} if teacher is None else {"teacher": teacher}),
     }
 
 

@@ -25,7 +25,7 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 
 LinearProjections = nn.ModuleDict
-"""Learnt linear maps from the student's states to the teacher's width, by name; dropped when the student is finished."""
+"""Learnt linear maps from the student's states to the teacher's width, by name; a finished student has none."""
 PROJECTIONS = "distillation"
 """A student's companion of this name holds its projections while it trains."""
 
