@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.loss_terms import task_query
 from bertkit.distillation.losses import soft_targets
-from bertkit.distillation.student import student_of
+from bertkit.distillation.student import from_teacher_layers
 from bertkit.distillation.task_arguments import DistillRequest
-from bertkit.distillation.task_loss_terms import reading_of
-from bertkit.distillation.teachers import answers_identity
+from bertkit.distillation.teacher_files import cache_identity
 from bertkit.distillation.terms import ActivationSpec
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
@@ -189,14 +189,14 @@ def test_answers_are_those_of_these_weights_settings_tokens_and_precision(place:
     tokenizer, wanted = load_tokenizer(place.teacher), ActivationSpec(logits=True)
     first = {"weights": "a", "tokenizer": tokenizer, "wanted": wanted, "precision": "fp32"}
     others = [
-        answers_identity([other], **first),
-        answers_identity([teacher], **{**first, "weights": "b"}),
-        answers_identity([teacher], **{**first, "tokenizer": tiny_tokenizer(vocab_size=60)}),
-        answers_identity([teacher], **{**first, "wanted": wanted | ActivationSpec(states=frozenset({1}))}),
-        answers_identity([teacher], **{**first, "precision": "bf16"}),
+        cache_identity([other], **first),
+        cache_identity([teacher], **{**first, "weights": "b"}),
+        cache_identity([teacher], **{**first, "tokenizer": tiny_tokenizer(vocab_size=60)}),
+        cache_identity([teacher], **{**first, "wanted": wanted | ActivationSpec(states=frozenset({1}))}),
+        cache_identity([teacher], **{**first, "precision": "bf16"}),
     ]
-    same = answers_identity([load_model(place.teacher)[0]], **first)
-    assert same == answers_identity([teacher], **first)
+    same = cache_identity([load_model(place.teacher)[0]], **first)
+    assert same == cache_identity([teacher], **first)
     for number, identity in enumerate(others):
         assert identity != same, number
 
@@ -205,7 +205,7 @@ def test_a_control_is_the_same_student_fine_tuned(place: Place, every_term: str,
     """To the bit: without its teacher, a student is a model like any other."""
     control = place.run(every_term, control=True, run_dir=tmp_path / "control")
     teacher, _ = load_model(place.teacher)
-    save_model(student_of(teacher, [1]), load_tokenizer(place.teacher), tmp_path / "student")
+    save_model(from_teacher_layers(teacher, [1]), load_tokenizer(place.teacher), tmp_path / "student")
     request = FinetuneRequest(
         task=place.task, model=str(tmp_path / "student"), overrides=SETTINGS, run_dir=tmp_path / "plain"
     )
@@ -324,7 +324,7 @@ def test_equal_pieces_that_are_other_words_have_other_answers() -> None:
     task = Tagging(Labels(("O", "X")), ("accuracy",), TaggingSettings())
     first_T = torch.tensor([False, True, False, True, False, True, True, False])
     batch = TaskBatch(PackedBatch.from_ids([[2, 6, 7, 8]] * 2), torch.arange(2), {}, {FIRST: first_T})
-    reading = reading_of(task, batch)
+    reading = task_query(task, batch)
     assert list(reading.rows_I) == [2, 2]
     assert len(set(reading.keys())) == 2
 

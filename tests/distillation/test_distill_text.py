@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.losses import cosine_distance, soft_targets
-from bertkit.distillation.teacher_cache import KeptWords
-from bertkit.distillation.text_plan import distill_text_plan
-from bertkit.distillation.text_trainer import TextDistillation
+from bertkit.distillation.plan import distill_text_plan
+from bertkit.distillation.teacher_cache import TopWords
+from bertkit.distillation.text import TextDistiller
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
@@ -40,9 +40,9 @@ def finished(classroom: Classroom) -> Finished:
     return classroom.run("finished")
 
 
-def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> TextDistillation:
+def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> TextDistiller:
     """What a request would train."""
-    return classroom.job(directory, TextDistillation, *overrides, **changes)
+    return classroom.job(directory, TextDistiller, *overrides, **changes)
 
 
 def test_transformers_loads_the_student_with_equal_logits(finished: Finished) -> None:
@@ -155,7 +155,7 @@ def test_transfer_goes_layer_by_layer_before_the_rest(classroom: Classroom, tmp_
     training = job(classroom, tmp_path, *PHASES)
     before = {name: parameter.detach().clone() for name, parameter in training.model.named_parameters()}
     assert [(run.stage.first_step, run.stage.end_step) for run in training.stages] == [(0, 2), (2, 4), (4, 12)]
-    layers = [[each.distilled.table(training.sizes) for each in run.objectives] for run in training.stages[:2]]
+    layers = [[each.distilled.layer_pairs(training.sizes) for each in run.objectives] for run in training.stages[:2]]
     assert layers == [[((1, 1),), ((1, 2),)], [((2, 2),), ((2, 4),)]]
     assert [each.term for each in training.stages[2].objectives] == ["soft_targets", "masked_lm", "cosine"]
     assert [run.stage.own_schedule for run in training.stages] == [False, False, True]
@@ -315,7 +315,7 @@ def test_a_second_run_asks_its_teacher_nothing_and_ends_with_the_same_weights(
     caplog.set_level("INFO", logger="bertkit")
     runs = [classroom.run("first", *overrides, max_steps=4)]
     assert "the teacher's answers: at most" in caplog.text
-    monkeypatch.setattr(KeptWords, "of", None)  # nothing is computed any more
+    monkeypatch.setattr(TopWords, "of", None)  # nothing is computed any more
     runs.append(classroom.run("second", *overrides, max_steps=4))
     weights = [(each.run.path / "model" / "model.safetensors").read_bytes() for each in runs]
     assert weights[0] == weights[1]

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from bertkit.distillation.dual_teacher import teacher_of
-from bertkit.distillation.projections import projections_of
+from bertkit.distillation.plan import distill_text_plan
+from bertkit.distillation.shared_projections import parameter_projections_of
 from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer
-from bertkit.distillation.text_plan import distill_text_plan
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
@@ -167,7 +167,7 @@ def test_dual_training_alone_is_asked_for_by_leaving_projections_out(classroom: 
     assert set(training.model.companions) == {"teacher"}
     assert teacher_of(training.model).own_words == load_model(classroom.teacher)[0].encoder.vocab_size
     both = job(classroom, tmp_path)
-    assert projections_of(both.model)["down_out_width"].shape == (24, 12)
+    assert parameter_projections_of(both.model)["down_out_width"].shape == (24, 12)
 
 
 def test_a_plan_counts_the_teachers_training_and_says_what_it_is_for(classroom: Classroom) -> None:

@@ -183,7 +183,7 @@ class TextQuery(TeacherQuery):
         marked_T = torch.full((self.packed.num_tokens,), self.index_M is None, device=self.packed.ids_T.device)
         if self.index_M is not None:
             marked_T.index_fill_(0, self.index_M, True)
-        parts = marked_T.tensor_split(self.packed.sequences.cu_seqlens_B1[1:-1].cpu())
+        parts = marked_T.tensor_split(self.packed.sequences.cu_seqlens_B1[1:-1].long().cpu())
         return ItemLayout([int(part.sum()) for part in parts], [1] * len(parts), marked_T)
 
     def states(self, model: HeadedModel, recorder: Recorder | None) -> Tensor:

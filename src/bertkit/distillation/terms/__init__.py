@@ -9,6 +9,7 @@ from bertkit.distillation.terms.base import (
     add_projections,
     check_single_teacher,
     compares_layers,
+    new_projections,
     projections_of,
     specs_of,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "add_projections",
     "check_single_teacher",
     "compares_layers",
+    "new_projections",
     "projections_of",
     "specs_of",
 ]

@@ -121,9 +121,8 @@ def check_single_teacher(terms: Sequence[DistillationTerm], teachers: int, *, ke
         )
 
 
-def add_projections(student: HeadedModel, terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> None:
-    """Put the projections of all terms beside the student, drawn by the seed like torch's linear layers; they train
-    with it, and are never written with it.
+def new_projections(terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> LinearProjections:
+    """The projections of all terms, drawn by the seed like torch's linear layers.
 
     Raises:
         UsageError: student and teacher do not fit a term.
@@ -131,13 +130,16 @@ def add_projections(student: HeadedModel, terms: Sequence[DistillationTerm], sha
     widths: dict[str, tuple[int, int]] = {}
     for term in terms:
         widths |= term.projections(shapes)
-    if not widths:
-        return
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student.companions[PROJECTIONS] = LinearProjections(
-            {name: nn.Linear(*sizes) for name, sizes in sorted(widths.items())}
-        )
+        return LinearProjections({name: nn.Linear(*sizes) for name, sizes in sorted(widths.items())})
+
+
+def add_projections(student: HeadedModel, terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> None:
+    """Put the projections of all terms beside the student: they train with it, and are never written with it."""
+    projections = new_projections(terms, shapes, seed=seed)
+    if projections:
+        student.companions[PROJECTIONS] = projections
 
 
 def projections_of(student: HeadedModel) -> LinearProjections:
