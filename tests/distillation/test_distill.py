@@ -15,7 +15,7 @@ from bertkit.distillation.losses import soft_targets
 from bertkit.distillation.student import from_teacher_layers
 from bertkit.distillation.task_arguments import DistillRequest
 from bertkit.distillation.teacher_files import cache_identity
-from bertkit.distillation.terms import ActivationSpec
+from bertkit.distillation.activations import ActivationSpec
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneRequest
