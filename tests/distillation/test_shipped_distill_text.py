@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.distillation.recipe import DistillTextRecipe, with_phases
 from bertkit.distillation.activations import ShapePair
+from bertkit.distillation.recipe import DistillTextRecipe, with_phases
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.mobilebert import MobileBertConfig

@@ -24,7 +24,7 @@ from bertkit.tasks.base import Account, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
 from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import Engine
-from bertkit.training.gradients import Gradient, Share
+from bertkit.training.gradients import Gradient, TermScale
 from bertkit.training.optimizers import AdamWConfig
 from bertkit.training.step import Step
 from tests.tasks.tiny_task import write_model
@@ -220,7 +220,7 @@ def test_words_that_cannot_be_perturbed_are_told(model: HeadedModel) -> None:
         return {"task": LossSum(weight.sum(), 1, torch.zeros(()))}
 
     with pytest.raises(UsageError, match="has no point 'hook_embed'"):
-        freelb().add(loss, batch, {"task": Share(1.0, 2)}, 0)
+        freelb().add(loss, batch, {"task": TermScale(1.0, 2)}, 0)
 
 
 def test_the_perturbed_loss_is_higher_than_the_plain_one(model: HeadedModel) -> None:
@@ -240,6 +240,6 @@ def test_the_task_may_have_several_sequences_an_item(model: HeadedModel) -> None
     def loss(recorder: Any, batch: TaskBatch = item) -> dict[str, LossSum]:
         return {"task": task().loss(model, model(batch.packed, recorder), batch)}
 
-    total = freelb().add(loss, item, {"task": Share(1.0, 1)}, 0)["task"]
+    total = freelb().add(loss, item, {"task": TermScale(1.0, 1)}, 0)["task"]
     assert total.count == 1
     assert all(parameter.grad is not None for name, parameter in model.named_parameters())

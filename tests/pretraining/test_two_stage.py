@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
@@ -45,7 +45,7 @@ engine: {device: cpu, log_every_steps: 1, save_every_steps: 1, keep_checkpoints:
 """
 
 
-def request(home: Path, run: str, **changes: Any) -> PretrainRequest:
+def request(home: Path, run: str, **changes: Any) -> PretrainArguments:
     asked = {
         "recipe": str(home / "two.yaml"),
         "sources": [str(home / "text.txt")],
@@ -53,7 +53,7 @@ def request(home: Path, run: str, **changes: Any) -> PretrainRequest:
         "cache": home / "cache",
         "command": ["test"],
     }
-    return PretrainRequest(**{**asked, **changes})
+    return PretrainArguments(**{**asked, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_stopping_at_every_step_changes_no_byte(home: Path, weights: dict[int, d
         assert checkpoint is not None
         assert checkpoint.state["step"] == step
         again = request(home, "stopped", recipe=None, sources=[], run_dir=None, resume=str(home / "stopped"))
-        again = PretrainRequest(**{**vars(again), "max_minutes": 0})
+        again = PretrainArguments(**{**vars(again), "max_minutes": 0})
         if step < STEPS - 1:
             with pytest.raises(StoppedError):
                 run_pretraining(again, progress=silent_progress)

@@ -48,10 +48,10 @@ def show_batch(
     common: Common,
 ) -> None:
     """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`."""
-    from bertkit.pretraining.arguments import PretrainRequest
+    from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.show_batch import show_batch as batch_of
 
-    request = PretrainRequest(
+    request = PretrainArguments(
         recipe=recipe,
         overrides=[*(overrides or ()), *as_overrides({"seed": seed})],
         sources=data or (),

@@ -23,19 +23,19 @@ from bertkit.distillation.task_data import DistillationData
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
 from bertkit.distillation.terms import specs_of
 from bertkit.distillation.text import layer_rows, load_teachers
-from bertkit.distillation.text_arguments import DistillTextRequest
+from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.stages import Stage, stages_of
 from bertkit.training.cost import FORWARD_SHARE, count_parameters, count_weights, spared_flops, step_flops
+from bertkit.training.plan import PlannedTeacher
 
 
-def distill_text_plan(request: DistillTextRequest) -> dict[str, Any]:
+def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
     """Pretraining's document, and what the teacher adds to it."""
-    recipe = request.requested()
-    files = request.teacher_files(recipe)
+    recipe = arguments.requested()
+    files = arguments.teacher_files(recipe)
     own = recipe.has_own_vocabulary
     teachers = [load_trained_teacher(files)] if own else load_teachers(recipe, files)
-    plan = pretraining_plan(recipe, vocab_size=None if own else teachers[0].encoder.vocab_size)
     training = trained_teacher_costs(recipe, teachers[0])
     flops = training["flops"]
     for stage in stages_of(recipe):
@@ -57,16 +57,19 @@ def distill_text_plan(request: DistillTextRequest) -> dict[str, Any]:
         *layer_rows(recipe, ShapePair.from_configs(recipe.model, files.config)),
         *trained_teacher_rows(recipe),
     ]
-    parameters = sum(count_parameters(teacher).total for teacher in teachers)
-    return {
-        **plan,
-        "teacher": {"model": recipe.teacher, "parameters": parameters, "flops": flops},
-        "flops": plan["flops"] + flops,
-        "memory_mb": plan["memory_mb"] + training["memory_mb"],
-        "disk_mb": plan["disk_mb"] + training["disk_mb"],
-        "seconds": plan["seconds"] * (plan["flops"] + flops) / plan["flops"],
-        "layers": [dict(zip(("stage", "term", "weight", "compares"), row, strict=True)) for row in rows],
-    }
+    planned = PlannedTeacher(
+        model=_in_json(recipe.teacher),
+        parameters=sum(count_parameters(teacher).total for teacher in teachers),
+        flops=flops,
+        memory_bytes=training["memory_mb"] * 1e6,
+        disk_bytes=training["disk_mb"] * 1e6,
+    )
+    plan = pretraining_plan(recipe, vocab_size=None if own else teachers[0].encoder.vocab_size, teacher=planned)
+    return plan | {"layers": [dict(zip(("stage", "term", "weight", "compares"), row, strict=True)) for row in rows]}
+
+
+def _in_json(names: str | tuple[str, ...]) -> str | list[str]:
+    return names if isinstance(names, str) else list(names)
 
 
 def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
@@ -81,15 +84,12 @@ def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
     return min(sequences, data.static_copies * shards.tokens / data.sequence_length)
 
 
-def task_teacher_plan(
-    prepared: DistillationData, runs: Sequence[tuple[DistillRecipe, float]], *, model: str | tuple[str, ...]
-) -> dict[str, Any]:
-    """The key `teacher` of a plan on a task.
+def planned_task_teacher(prepared: DistillationData, runs: Sequence[tuple[DistillRecipe, float]]) -> PlannedTeacher:
+    """What the teacher of a task adds to the cost of some runs.
 
     Args:
-        prepared: the data of the runs.
+        prepared: their data.
         runs: the recipe of each, and over how many epochs it trains.
-        model: the teacher as the recipe has it.
     """
     task = prepared.task
     models = prepared.teacher.load(task.head, task.labels)
@@ -118,4 +118,4 @@ def task_teacher_plan(
             epochs = 0.0 if example in kept else 1.0
             kept.add(example)
         flops += FORWARD_SHARE * pass_flops * epochs
-    return {"model": model, "parameters": sum(map(count_weights, models)), "flops": flops}
+    return PlannedTeacher(_in_json(runs[-1][0].teacher), sum(map(count_weights, models)), flops)

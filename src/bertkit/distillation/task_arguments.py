@@ -7,11 +7,11 @@ before; finetuning/run.py carries it out, with seeds, grid and resuming.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bertkit.distillation.plan import task_teacher_plan
+from bertkit.distillation.plan import planned_task_teacher
 from bertkit.distillation.recipe import (
     DistillRecipe,
     GivenModel,
@@ -22,7 +22,7 @@ from bertkit.distillation.recipe import (
 from bertkit.distillation.task import TaskDistiller, retained
 from bertkit.distillation.task_data import DistillationData, prepare_distillation
 from bertkit.errors import UsageError
-from bertkit.finetuning.arguments import FinetuneRequest, absolute
+from bertkit.finetuning.arguments import FinetuneArguments, absolute
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.trainer import Finetuner
@@ -30,24 +30,23 @@ from bertkit.metrics.statistics import summarise
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
+from bertkit.training.plan import PlannedTeacher
 
 
 @dataclass(frozen=True)
-class DistillRequest(FinetuneRequest):
+class DistillArguments(FinetuneArguments):
     """What the user asked for.
 
     Attributes:
         teachers: models to learn from, in place of the recipe's.
         student: the model that learns, in place of the recipe's.
         control: the same student without its teacher.
-        cache: the cache's root.
         progress: the display, for what is prepared.
     """
 
     teachers: Sequence[str] = ()
     student: str | None = None
     control: bool = False
-    cache: Path = field(default_factory=lambda: Path("~/.cache/bertkit").expanduser())
     progress: Progress = silent_progress
 
     kind: ClassVar[str] = "distill"
@@ -77,7 +76,8 @@ class DistillRequest(FinetuneRequest):
             update["student"] = GivenModel(model=absolute(self.student))
         if self.control:
             update["control"] = True
-        return resolved_distillation(changed(recipe.model_copy(update=update), list(self.overrides)))
+        recipe = changed(recipe.model_copy(update=update), list(self.overrides))
+        return resolved_distillation(self.with_seed(recipe))
 
     def before(self, recipe: FinetuneRecipe) -> DistillRecipe | None:
         assert isinstance(recipe, DistillRecipe)
@@ -92,7 +92,7 @@ class DistillRequest(FinetuneRequest):
         assert isinstance(recipe, DistillRecipe)
         return prepare_distillation(recipe, cache=self.cache, offline=self.offline, progress=self.progress)
 
-    def training(
+    def trainer(
         self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
     ) -> Finetuner:
         (taught,) = prepared
@@ -100,13 +100,13 @@ class DistillRequest(FinetuneRequest):
         assert isinstance(taught, DistillationData)
         return TaskDistiller(recipe, taught, run, cache=self.cache, start=start)
 
-    def teacher_plan(
+    def planned_teacher(
         self, prepared: Sequence[Prepared], runs: Sequence[tuple[FinetuneRecipe, float]]
-    ) -> dict[str, Any] | None:
+    ) -> PlannedTeacher | None:
         (taught,) = prepared
         assert isinstance(taught, DistillationData)
         own = [(recipe, epochs) for recipe, epochs in runs if isinstance(recipe, DistillRecipe)]
-        return task_teacher_plan(taught, own, model=own[-1][0].teacher)
+        return planned_task_teacher(taught, own)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The teacher beside the mean of the students."""

@@ -26,7 +26,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.layer_choice import ChoiceName, chosen_layers
 from bertkit.models.pruning import with_layers
-from bertkit.pretraining.arguments import PretrainRequest, completed, source_overrides, starting_from
+from bertkit.pretraining.arguments import PretrainArguments, completed, source_overrides, starting_from
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretrainer
@@ -38,7 +38,7 @@ from bertkit.text.tokenizer_files import load_tokenizer
 
 
 @dataclass(frozen=True)
-class DistillTextRequest(PretrainRequest):
+class DistillTextArguments(PretrainArguments):
     """What the user asked for.
 
     Attributes:
@@ -52,6 +52,7 @@ class DistillTextRequest(PretrainRequest):
     control: bool = False
 
     schema: ClassVar[type[Recipe]] = DistillTextRecipe
+    kind: ClassVar[str] = "distill"
 
     def requested(self) -> DistillTextRecipe:
         """The recipe with everything that the command line changes in it, checked against its teacher.
@@ -91,7 +92,7 @@ class DistillTextRequest(PretrainRequest):
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
         return {**super().fingerprints(recipe), "teacher": self.teacher_files(recipe).fingerprint}
 
-    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
+    def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
         assert isinstance(recipe, DistillTextRecipe)
         teacher = self.teacher_files(recipe)
         if recipe.has_own_vocabulary:
@@ -130,7 +131,7 @@ def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
             )
 
 
-def _teacher_names(request: DistillTextRequest, tree: Located) -> list[str]:
+def _teacher_names(request: DistillTextArguments, tree: Located) -> list[str]:
     """The teachers that the command line names, or the recipe."""
     written = tree.child("teacher")
     recipes = TO_BE_GIVEN if written is None else written.plain()
@@ -163,7 +164,7 @@ def _tokenizer_override(tree: Located, teacher: TeacherFiles, *, offline: bool) 
     return [Override("tokenizer", {"path": name})]
 
 
-def _with_teachers_vocabulary(request: DistillTextRequest, tree: Located, teacher: TeacherFiles) -> list[Override]:
+def _with_teachers_vocabulary(request: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
     """Overrides: the student's first weights and sizes, and its teacher's tokenizer."""
     tokenizer = _tokenizer_override(tree, teacher, offline=request.offline)
     if request.student is None:
@@ -172,7 +173,7 @@ def _with_teachers_vocabulary(request: DistillTextRequest, tree: Located, teache
     return [Override("student", None), *(each for each in given if each.key != "tokenizer"), *tokenizer]
 
 
-def _with_own_vocabulary(request: DistillTextRequest, tree: Located, teacher: TeacherFiles) -> list[Override]:
+def _with_own_vocabulary(request: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
     """Overrides: the student's first weights and sizes, and how its words are learnt where they are not its model's."""
     words = vocabulary_overrides(_mapping(tree, "tokenizer"), teacher.tokenizer, source=teacher.names[0])
     if request.student is None:

@@ -210,7 +210,7 @@ SEVERAL_TASKS = FinetuneDefaults(
     batch_sequences=32,
     source="MT-DNN, arXiv:1901.11504, section 4.2; its optimiser is Adamax, its heads' dropout differs by task",
 )
-"""How tasks are learnt together where the recipe says nothing else."""
+"""How tasks are learnt together where the recipe sets nothing else."""
 
 
 def own_spec(task: OwnTask) -> TaskSpec:
@@ -251,7 +251,7 @@ def load_finetune_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Fi
     """The recipe of that name or path; keys of `overrides` may be short ones.
 
     Raises:
-        UsageError: no such recipe, or faults in it (all of them at once).
+        UsageError: no such recipe, or errors in it (all of them at once).
     """
     return load_as(FinetuneRecipe, name, long_keys(overrides))
 
@@ -260,7 +260,7 @@ def from_tree(tree: Located) -> FinetuneRecipe:
     """The recipe of resolved settings, completed where it names task and model.
 
     Raises:
-        UsageError: faults in the settings, all of them at once.
+        UsageError: errors in the settings, all of them at once.
     """
     recipe = validate(tree, FinetuneRecipe)
     return resolved(recipe) if recipe.task is not None and recipe.model is not None else recipe
@@ -275,7 +275,7 @@ def load_own_task(path: Path) -> OwnTask:
     """A task of the user's own from a YAML file, named after the file; its files may lie beside it.
 
     Raises:
-        UsageError: no such file, or faults in it.
+        UsageError: no such file, or errors in it.
     """
     task = load_as(OwnTask, str(path))
     beside = {split: path.parent / file for split, file in files_of(task).items()}
@@ -288,7 +288,7 @@ def long_keys(overrides: Sequence[AnyOverride]) -> list[Override]:
 
 
 def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
-    """The recipe with the task's own settings where it says nothing.
+    """The recipe with the task's own settings where it leaves them out.
 
     Raises:
         UsageError: it names no task or no model.
@@ -299,7 +299,7 @@ def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
 
 
 def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
-    """The recipe, of this kind or one that builds on it, with the task's own settings where it says nothing.
+    """The recipe, of this kind or one that builds on it, with the task's own settings where it leaves them out.
 
     Raises:
         UsageError: it names no task.
@@ -323,7 +323,7 @@ def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
     )
     entries = recipe.task if isinstance(recipe.task, tuple) else (recipe.task,)
     named = tuple(spec.name if isinstance(entry, str) else entry for entry, spec in zip(entries, specs, strict=True))
-    # Of several tasks each has sequences as long as its own, unless the recipe says how long.
+    # Of several tasks each has sequences as long as its own, unless the recipe sets a length.
     max_length = recipe.data.max_length or (specs[0].max_length if is_one else None)
     sections = dict(_SECTIONS[spec.kind] for spec in specs)
     return recipe.model_copy(

@@ -5,7 +5,8 @@ merged and shuffled, and each update takes one of them, with the loss of its tas
 a permutation for each epoch, with or without other tasks: with one there is nothing to mix.
 
 How often a task comes may be smoothed as multilingual BERT smooths its languages (data/languages.py); an epoch has as
-many updates as before, so a task that comes less often than its size asks for sees its examples over several epochs.
+many updates as before, so a task that comes less often than in proportion to its size sees its examples over several
+epochs.
 
 Shapes: K tasks, U updates of an epoch.
 """

@@ -1,7 +1,7 @@
 """One task of a fine-tuning run: its model, its examples in their order, and what it predicts of the others.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. A run has one, or several that share an encoder (multitask.py);
-finetune.py is the loop that trains them. Sibling predict.py has a finished model.
+trainer.py trains them. inference/predict.py has a finished model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Predictions = dict[str, list[Prediction]]
 """By split."""
 
 LEARNT_TASK = "finetuning_task"
-"""The key of config.json that says which published task a head is of, as `transformers` calls it."""
+"""The key of config.json that names the published task of a head, as `transformers` calls it."""
 
 
 class TaskTrainer:

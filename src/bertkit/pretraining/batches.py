@@ -1,4 +1,4 @@
-"""The batches of a stage, for whoever wants to look at them without training.
+"""The batches of a stage, without training on them.
 
 Own design. A batch is a pure function of recipe, text and step (see data/stream.py); sibling pretrain.py trains on the
 same ones.

@@ -29,7 +29,7 @@ from bertkit.training.step import evaluate
 
 _MAX_EXPONENT = 700.0
 _MASKED_IN_TURN = 64
-"""Tokens of a sequence that pseudo-perplexity asks for at most: all of 512 would be eight times the work."""
+"""Most tokens of a sequence that pseudo-perplexity predicts: all of 512 would be eight times the work."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class HeldOut:
     ) -> float:
         """exp of the mean negative log-likelihood of ordinary tokens, each when it alone is masked.
 
-        Of a long sequence 64 tokens are asked for, evenly spread.
+        Of a long sequence 64 tokens are predicted, evenly spread.
         """
         total, count = 0.0, 0
         terms = ObjectiveTerms([MaskedLM()])

@@ -122,18 +122,18 @@ class Recipe(RecipeHeader):
 
     @model_validator(mode="after")
     def _nouns_fit_together(self) -> Recipe:
-        faults = []
+        errors = []
         if self.data.sequence_length > self.model.max_tokens:
-            faults.append(
+            errors.append(
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
                 f" ({self.model.max_tokens}); lower it, or raise model.max_position_embeddings"
             )
         for objective in self.objectives:
-            faults += objective.faults(self.data, self.model) + objective.faults_beside(self.objectives)
+            errors += objective.faults(self.data, self.model) + objective.faults_beside(self.objectives)
         if not any(objective.weight for objective in self.objectives):
-            faults.append("objective: the weights sum to nothing; give one of them a weight above 0")
-        if faults:
-            raise ValueError("; ".join(faults))
+            errors.append("objective: the weights sum to nothing; give one of them a weight above 0")
+        if errors:
+            raise ValueError("; ".join(errors))
         return self
 
     @property
@@ -146,7 +146,7 @@ def load_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Recipe:
     """The recipe of that name or path, one that pretrains, with overrides applied.
 
     Raises:
-        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or faults in the settings (all
+        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or errors in the settings (all
             of them at once).
     """
     return load_as(Recipe, name, overrides)
@@ -156,6 +156,6 @@ def from_tree(tree: Located) -> Recipe:
     """The recipe of resolved settings.
 
     Raises:
-        UsageError: faults in the settings, all of them at once.
+        UsageError: errors in the settings, all of them at once.
     """
     return validate(tree, Recipe)

@@ -18,7 +18,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.errors import UsageError
 from bertkit.objectives.base import Objective
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.batches import stage_batches
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
@@ -82,7 +82,7 @@ class ShownBatch:
         return {**vars(self), "sequences": [sequence.as_document() for sequence in self.sequences]}
 
 
-def show_batch(request: PretrainRequest, *, step: int, sequences: int, progress: Progress) -> ShownBatch:
+def show_batch(request: PretrainArguments, *, step: int, sequences: int, progress: Progress) -> ShownBatch:
     """The batch of a step.
 
     Args:
@@ -112,7 +112,7 @@ def shown(samples: Samples, objectives: Sequence[Objective], tokenizer: Tokenize
     return [_sequence(one, objectives, tokenizer) for one in samples.split(1)]
 
 
-def _recipe_and_shards(request: PretrainRequest, progress: Progress) -> tuple[Recipe, TokenShards]:
+def _recipe_and_shards(request: PretrainArguments, progress: Progress) -> tuple[Recipe, TokenShards]:
     assert request.recipe is not None
     directory = Path(request.recipe)
     if not (directory / RECORD).is_file():

@@ -187,7 +187,7 @@ class Pretrainer(Trainer[PackedBatch]):
     def results(self) -> dict[str, Any]:
         last, held_out_text = self.stages[-1], self.stages[-1].held_out
         evaluated, figures = self._last_evaluation
-        if evaluated != self.step:  # resumed behind the last step
+        if evaluated != self.step:  # resumed after the last step
             figures = self._figures(last, self.closing_progress)
         held_out = dict(figures)
         terms = {objective.term for objective in last.objectives}
@@ -291,15 +291,15 @@ def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
         ends = optimisation.model_copy(update={"steps": steps}).stage_ends()
         return sum((end - first) * each for first, end, each in zip([0, *ends], ends, epochs_a_step, strict=False))
 
-    asked = epochs(optimisation.steps)
-    if asked <= limit:
+    wanted = epochs(optimisation.steps)
+    if wanted <= limit:
         return
-    fitting = int(optimisation.steps * limit / asked)
+    fitting = int(optimisation.steps * limit / wanted)
     while fitting >= len(stages) and epochs(fitting) > limit:
         fitting -= 1
     fewer = f"take --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
     raise DataError(
-        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {asked:.2f}"
+        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {wanted:.2f}"
         f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
     )
 

@@ -93,7 +93,7 @@ class OptimisationConfig(Settings):
         return self.select == "best" or (self.select is None and self.early_stopping is not None)
 
     def stage_ends(self) -> list[int]:
-        """The step behind each stage's last; every stage has at least one."""
+        """The step after each stage's last; every stage has at least one."""
         assert self.steps is not None
         ends = [0]
         for number in range(1, len(self.stages)):

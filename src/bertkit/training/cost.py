@@ -32,7 +32,7 @@ FORWARD_SHARE = 1 / _BACKWARD_AND_FORWARD
 """Of the operations of an update, those of a pass that nothing is learnt from."""
 _PROBE_SECONDS = 0.3
 REACHED_SHARE = 0.65
-"""Of what a processor can multiply, what a step is taken to reach where the time of a run is foretold."""
+"""Of what a processor can multiply, the share that a step is assumed to reach where the time of a run is estimated."""
 CHECKPOINT_BYTES = 3 * 4
 """Of a parameter: a checkpoint holds a weight and two moments, each float32."""
 _ADAM_BYTES = 4 * 4

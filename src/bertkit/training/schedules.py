@@ -163,7 +163,10 @@ class WarmupStableDecaySchedule(Schedule):
 
     name: Literal["warmup-stable-decay"] = "warmup-stable-decay"
     stable_share: float = Field(
-        0.9, ge=0, le=1, description="Share of the steps behind the warm-up at which the rate stays at the peak."
+        0.9,
+        ge=0,
+        le=1,
+        description="Share of the steps after the warm-up that are at the peak.",
     )
     decay: Literal["1-sqrt", "linear", "cosine"] = Field("1-sqrt", description="The shape of the fall.")
     floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the rate ends.")
@@ -179,12 +182,12 @@ class WarmupStableDecaySchedule(Schedule):
 
 
 def _rising(step: int, peak: float, warmup: int) -> float:
-    """The learning rate within the warm-up: a line that reaches the peak right behind it."""
+    """The learning rate within the warm-up: a line that reaches the peak right after it."""
     return peak * (step + 1) / (warmup + 1)
 
 
 def _progress(step: int, steps: int, warmup: int) -> float:
-    """The share of the run behind the warm-up that is over."""
+    """The share of the run after the warm-up that is over."""
     return (step - warmup) / max(1, steps - warmup)
 
 
