@@ -140,7 +140,7 @@ def test_tinybert_learns_layer_m_from_layer_3m_through_one_map() -> None:
     tables = {each.term: each.distilled.layer_pairs(sizes) for each in recipe.objectives}  # type: ignore[attr-defined]  # all are terms
     every_third = ((1, 3), (2, 6), (3, 9), (4, 12))
     assert tables == {"attention": every_third, "hidden_states": every_third, "embeddings": ((0, 0),)}
-    maps = [each.distilled.maps(sizes) for each in recipe.objectives]  # type: ignore[attr-defined]
+    maps = [each.distilled.projections(sizes) for each in recipe.objectives]  # type: ignore[attr-defined]
     assert maps == [{}, {"fit": (312, 768)}, {"fit": (312, 768)}]
 
 

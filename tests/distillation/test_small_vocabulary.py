@@ -155,11 +155,11 @@ def test_a_steps_operations_are_the_students_and_its_teachers(classroom: Classro
     beside, alone = (job(classroom, tmp_path, *share, control=not share) for share in (SAME_TEXT, ()))
     stage_run = beside.stages[0]
     batches = stage_run.batches[1]
-    own = alone._flops(alone.stages[0].batches[1])
+    own = alone.flops(alone.stages[0].batches[1])
     as_if_teacher_read_it = [replace(each, targets={"masked_lm": each.targets["masked_lm"]}) for each in batches]
     theirs = training_flops(beside.teacher, as_if_teacher_read_it, [])
     assert own < theirs
-    assert beside._flops(batches) == pytest.approx(own + theirs, rel=0.01)
+    assert beside.flops(batches) == pytest.approx(own + theirs, rel=0.01)
 
 
 def test_dual_training_alone_is_asked_for_by_leaving_projections_out(classroom: Classroom, tmp_path: Path) -> None:

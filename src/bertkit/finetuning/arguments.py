@@ -26,6 +26,7 @@ from bertkit.finetuning.recipe import (
 )
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.training.plan import PlannedTeacher
 from bertkit.training.run import RunArguments
 
 _UNNAMED = "unnamed"
