@@ -116,7 +116,7 @@ def test_the_student_begins_with_its_teachers_layers_words_and_head(classroom: C
 
 def test_frozen_parts_stay_as_they_begin(classroom: Classroom, tmp_path: Path) -> None:
     training = job(classroom, tmp_path, "frozen=[embeddings.position]")
-    teacher, student = training.teacher.encoder, training.model.encoder
+    teacher, student = training.teachers[0].encoder, training.model.encoder
     training.take_step(training.stages[0].batches[1])
     training.take_step(training.stages[0].batches[2])
     assert torch.equal(student.embeddings.position.weight, teacher.embeddings.position.weight)
