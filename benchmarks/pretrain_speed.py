@@ -34,6 +34,7 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.next_sentence import NextSentence
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -141,7 +142,7 @@ def main() -> None:
         samples = batches.samples(step)
         parts = [PackedBatch.from_samples(part) for part in samples.split(engine.micro_batch_tokens)]
         seconds = {
-            "bertkit": timed(partial(ours.step, parts, OBJECTIVES, 1e-4)),
+            "bertkit": timed(partial(ours.update, parts, ObjectiveTerms(OBJECTIVES), 1e-4)),
             "transformers": timed(partial(peer.step, samples)),
         }
         if step:  # the first step of each warms up

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertkit.compression import pruned as method
 from bertkit.compression.head_importance import Heads, Measure, head_importance, least_first, normalised_by_layer
 from bertkit.compression.least_worth import TrainingLoss, least_worth
 from bertkit.compression.pruned import RECORD
@@ -19,7 +20,6 @@ from bertkit.errors import UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.methods import Pruned, Scratch, TrainingData
-from bertkit.finetuning.methods import pruned as method
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel

@@ -22,7 +22,7 @@ from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import load_as, resolve_recipe, shipped_headers
 from bertkit.training.cost import count_parameters
-from tests.recipe import test_shipped
+from tests.pretraining import test_shipped
 from tests.training.tiny_run import write_model, write_text
 
 NAMES = [

@@ -155,7 +155,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes_and_ties(
     generator = model.companion("generator")
     assert generator is not None
     assert generator.encoder.word_embedding.weight is model.encoder.word_embedding.weight
-    optimised = [parameter for group in made[0].optimizer.param_groups for parameter in group["params"]]
+    optimised = [parameter for group in made[0].training_step.optimizer.param_groups for parameter in group["params"]]
     assert len(optimised) == len(set(optimised)) == len(last_weights(directory / "run"))
 
 

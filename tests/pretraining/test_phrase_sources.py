@@ -136,7 +136,7 @@ def test_a_run_hides_annotated_spans_and_a_changed_annotation_is_noticed(
     corpus.write_text(first.replace('"verbs": [[', '"verbs": [[0, 3], [', 1), encoding="utf-8")
     done = bertkit("pretrain", "--resume", tmp_path / "run", "-q")
     assert done.code == 3, done.stderr
-    assert "the text has changed since the run began" in done.stderr
+    assert "the data has changed since the run began" in done.stderr
     corpus.write_text(first, encoding="utf-8")
     done = bertkit("pretrain", "--resume", tmp_path / "run", "-q")
     assert done.code == 0, done.stderr

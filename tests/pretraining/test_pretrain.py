@@ -265,7 +265,7 @@ def test_resuming_on_changed_text_is_refused(bertkit: Bertkit, tmp_path: Path) -
     write_text(text, seed=1)
     refused = bertkit("pretrain", "--resume", run)
     assert refused.code == 3
-    assert "the text has changed" in refused.stderr
+    assert "the data has changed" in refused.stderr
 
 
 def test_a_diverged_run_ends_with_exit_code_4(bertkit: Bertkit, tmp_path: Path) -> None:
