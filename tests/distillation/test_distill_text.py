@@ -20,12 +20,14 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.pretraining.arguments import PretrainArguments
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.show_batch import show_batch, shown
 from bertkit.progress import silent_progress
+from bertkit.training.cost import step_flops
 from bertkit.training.run import FinishedRun
 from tests.distillation.tiny_teacher import SIZES, Classroom, assert_transformers_agrees, write_classroom
 from tests.training.stopping import stopping_at
-from tests.training.tiny_run import write_model
+from tests.training.tiny_run import write_model, write_text
 
 WITHOUT_DROPOUT = ("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0")
 
@@ -319,6 +321,51 @@ def test_a_second_run_computes_nothing_of_its_teacher_and_ends_with_the_same_wei
     weights = [(each.run.path / "model" / "model.safetensors").read_bytes() for each in runs]
     assert weights[0] == weights[1]
     assert runs[0].results["held_out"] == runs[1].results["held_out"]
+
+
+def test_what_a_teacher_computes_is_counted_unless_its_outputs_are_kept(classroom: Classroom, tmp_path: Path) -> None:
+    """With an evaluation between two updates over the same batch."""
+
+    def flops(*overrides: str) -> tuple[list[float], float, float]:
+        training = job(classroom, tmp_path, "data.static_copies=1", *overrides)
+        batches, counted = training.stages[0].batches[0], []
+        with training.session():
+            for _ in range(2):
+                training.step = 0
+                training.take_step(batches)
+                counted.append(training.flops(batches))
+                training._figures(training.stages[0], silent_progress)
+        lengths_B = torch.cat([batch.sequences.cu_seqlens_B1.diff() for batch in batches]).double()
+        tokens = float(lengths_B.sum())
+        sizes = {"tokens": tokens, "squared_lengths": float((lengths_B**2).sum()), "sequences": len(lengths_B)}
+        teacher = step_flops(training.teachers[0], **sizes, predictions=tokens) / 3
+        return counted, ObjectiveTerms(training.stages[0].objectives).flops(training.model, batches), teacher
+
+    (plain, student, teacher), (kept, _, _) = flops(), flops("teacher_store={top_k: 3, gb: 0.01}")
+    assert plain == pytest.approx([student + teacher] * 2)
+    assert kept == pytest.approx([student + teacher, student])
+
+
+def test_two_teachers_teach_by_the_mean_of_their_logits(classroom: Classroom, tmp_path: Path) -> None:
+    """One who is listed twice teaches what it teaches alone; of another the run's record has both weights."""
+    words = ("objective=[{soft_targets: {temperature: 2}}, {masked_lm: {weight: 0.1}}]",)
+    same = [str(classroom.teacher)] * 2
+    runs = [
+        classroom.run("once", *words, max_steps=2, run_dir=tmp_path / "once"),
+        classroom.run("twice", *words, max_steps=2, run_dir=tmp_path / "twice", teachers=same),
+    ]
+    losses = [each.results["held_out"]["loss/soft_targets"] for each in runs]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert runs[1].results["teacher"]["model"] == [str(classroom.teacher.resolve())] * 2
+    assert runs[0].run.record["fingerprints"]["teacher"] != runs[1].run.record["fingerprints"]["teacher"]
+    plans = [distill_text_plan(classroom.request("none", *words, teachers=teachers)) for teachers in (same[:1], same)]
+    assert plans[1]["teacher"]["flops"] == pytest.approx(2 * plans[0]["teacher"]["flops"])
+    assert plans[1]["flops"] - plans[1]["teacher"]["flops"] == plans[0]["flops"] - plans[0]["teacher"]["flops"]
+    with pytest.raises(UsageError, match=r"objective\.cosine: compares layers, and needs a single teacher"):
+        classroom.request("none", teachers=same).requested()
+    other = write_model(BertConfig(num_hidden_layers=4, **SIZES), write_text(tmp_path / "few.txt", 40), tmp_path / "o")
+    with pytest.raises(DataError, match="have different tokenizers"):
+        classroom.request("none", *words, teachers=[same[0], str(other)]).requested()
 
 
 def test_a_store_that_keeps_all_words_or_has_no_room_changes_nothing(classroom: Classroom, tmp_path: Path) -> None:

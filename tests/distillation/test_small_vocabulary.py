@@ -206,7 +206,10 @@ def test_a_student_that_goes_on_keeps_its_own_vocabulary(
         (["tokenizer.type=unigram"], "tokenizer.type is unigram, .* write wordpiece"),
         (["student={}"], "leave student out"),
         (["teacher_store={}"], "leave teacher_store out"),
-        (["objective=[masked_lm, mixed_vocabulary, cosine, soft_targets]"], "cosine, soft_targets compares what both"),
+        (
+            ["objective=[masked_lm, mixed_vocabulary, cosine, soft_targets]"],
+            "cosine, soft_targets compares the outputs",
+        ),
         (["objective=[masked_lm, mixed_vocabulary, replaced_token]"], "leave one of them out"),
         (["objective=[mixed_vocabulary]"], "add masked_lm, by which the student learns"),
         (["objective=[masked_lm, shared_projections]", "tokenizer={}"], "needs mixed_vocabulary beside it"),

@@ -15,6 +15,7 @@ vocabulary, M masked tokens, V the student's vocabulary.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -28,6 +29,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.dual_teacher import teacher_of
 from bertkit.distillation.retokenize import Recutter
 from bertkit.models.loss_sum import LossSum
@@ -51,6 +53,10 @@ class TeacherObjective(Objective):
 
     def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
         return batch.ids_T.new_zeros(0)
+
+    @abstractmethod
+    def compares(self, shapes: ShapePair) -> str:
+        """What is compared, for people."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +216,9 @@ class MixedVocabulary(TeacherObjective):
     @property
     def _masking(self) -> MaskedLM:
         return MaskedLM(rate=self.rate, max_predictions=self.max_predictions)
+
+    def compares(self, shapes: ShapePair) -> str:
+        return f"words cut by the student's vocabulary with probability {self.student_share:g}"
 
     def expected_count(self, length: int) -> float:
         return self._masking.expected_count(length)

@@ -17,6 +17,7 @@ from pydantic import Field, create_model
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.teacher import WORDS_HEAD
 from bertkit.distillation.terms import TERMS, DistillationTerm, LogitTerm
 from bertkit.models.loss_sum import LossSum
@@ -46,6 +47,10 @@ class DistillationObjective(Objective):
     def count(self, batch: PackedBatch) -> int:
         return self.distilled.count(batch, 0)
 
+    def compares(self, shapes: ShapePair) -> str:
+        """What is compared, for people: the layers as student's: teacher's."""
+        return "layers " + ", ".join(f"{m}: {n}" for m, n in self.distilled.layer_pairs(shapes))
+
     def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         raise AssertionError(f"{self.term} is a comparison with a teacher: loss_terms.py")
 
@@ -71,6 +76,9 @@ class WordObjective(DistillationObjective):
 
     def count(self, batch: PackedBatch) -> int:
         return batch.num_tokens if self.positions == "all" else batch.targets[MaskedLM.term].count
+
+    def compares(self, shapes: ShapePair) -> str:
+        return f"words at {self.positions} positions"
 
     def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
         return self.index_M(batch)

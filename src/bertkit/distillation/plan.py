@@ -17,13 +17,14 @@ from bertkit.data.shards import TokenShards, is_shards
 from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.objectives import distillation_objectives, word_rows
 from bertkit.distillation.recipe import DistillRecipe, DistillTextRecipe
-from bertkit.distillation.small_vocabulary import load_trained_teacher, trained_teacher_costs, trained_teacher_rows
+from bertkit.distillation.small_vocabulary import load_trained_teacher, planned_trained_teacher
 from bertkit.distillation.task import output_bytes
 from bertkit.distillation.task_data import DistillationData
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
 from bertkit.distillation.terms import specs_of
-from bertkit.distillation.text import layer_rows, load_teachers
+from bertkit.distillation.text import load_teachers, term_rows
 from bertkit.distillation.text_arguments import DistillTextArguments
+from bertkit.models.headed import HeadedModel
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.stages import Stage, stages_of
 from bertkit.training.cost import FORWARD_SHARE, count_parameters, count_weights, spared_flops, step_flops
@@ -34,42 +35,25 @@ def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
     """Pretraining's document, and what the teacher adds to it."""
     recipe = arguments.requested()
     files = arguments.teacher_files(recipe)
-    own = recipe.has_own_vocabulary
-    teachers = [load_trained_teacher(files)] if own else load_teachers(recipe, files)
-    training = trained_teacher_costs(recipe, teachers[0])
-    flops = training["flops"]
+    if recipe.has_own_vocabulary:
+        planned, vocab_size = planned_trained_teacher(recipe, load_trained_teacher(files)), None
+    else:
+        teachers = load_teachers(recipe, files)
+        planned, vocab_size = planned_text_teacher(recipe, teachers), teachers[0].encoder.vocab_size
+    plan = pretraining_plan(recipe, vocab_size=vocab_size, teacher=planned)
+    return plan | {"layers": term_rows(recipe, ShapePair.from_configs(recipe.model, files.config))}
+
+
+def planned_text_teacher(recipe: DistillTextRecipe, teachers: Sequence[HeadedModel]) -> PlannedTeacher:
+    """What a teacher that is not trained adds to the cost of a run on text."""
+    flops = 0.0
     for stage in stages_of(recipe):
         if distillation_objectives(stage.recipe.objectives):
-            length = stage.recipe.data.sequence_length
-            sequences = _sequences_read(recipe, stage)
-            flops += sum(
-                FORWARD_SHARE
-                * step_flops(
-                    teacher,
-                    tokens=sequences * length,
-                    squared_lengths=sequences * length**2,
-                    predictions={WORDS_HEAD: sequences * word_rows(stage.recipe.objectives, length)},
-                    sequences=sequences,
-                )
-                for teacher in teachers
-            )
-    rows = [
-        *layer_rows(recipe, ShapePair.from_configs(recipe.model, files.config)),
-        *trained_teacher_rows(recipe),
-    ]
-    planned = PlannedTeacher(
-        model=_in_json(recipe.teacher),
-        parameters=sum(count_parameters(teacher).total for teacher in teachers),
-        flops=flops,
-        memory_bytes=training["memory_mb"] * 1e6,
-        disk_bytes=training["disk_mb"] * 1e6,
-    )
-    plan = pretraining_plan(recipe, vocab_size=None if own else teachers[0].encoder.vocab_size, teacher=planned)
-    return plan | {"layers": [dict(zip(("stage", "term", "weight", "compares"), row, strict=True)) for row in rows]}
-
-
-def _in_json(names: str | tuple[str, ...]) -> str | list[str]:
-    return names if isinstance(names, str) else list(names)
+            length, sequences = stage.recipe.data.sequence_length, _sequences_read(recipe, stage)
+            sizes = {"tokens": sequences * length, "squared_lengths": sequences * length**2, "sequences": sequences}
+            words = {WORDS_HEAD: sequences * word_rows(stage.recipe.objectives, length)}
+            flops += FORWARD_SHARE * sum(step_flops(each, **sizes, predictions=words) for each in teachers)
+    return PlannedTeacher(recipe.teacher_in_json, sum(count_parameters(each).total for each in teachers), flops)
 
 
 def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
@@ -118,4 +102,4 @@ def planned_task_teacher(prepared: DistillationData, runs: Sequence[tuple[Distil
             epochs = 0.0 if example in kept else 1.0
             kept.add(example)
         flops += FORWARD_SHARE * pass_flops * epochs
-    return PlannedTeacher(_in_json(runs[-1][0].teacher), sum(map(count_weights, models)), flops)
+    return PlannedTeacher(runs[-1][0].teacher_in_json, sum(map(count_weights, models)), flops)

@@ -80,6 +80,11 @@ class _Distillation(Settings):
         """All of them."""
         return (self.teacher,) if isinstance(self.teacher, str) else self.teacher
 
+    @property
+    def teacher_in_json(self) -> str | list[str]:
+        """For documents: the teacher's name, or the names of several."""
+        return self.teacher if isinstance(self.teacher, str) else list(self.teacher)
+
 
 # --- Students -------------------------------------------------------------------------------------------------------
 

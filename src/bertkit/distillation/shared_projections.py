@@ -29,6 +29,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.dual_teacher import TEACHER, DualTeacher, teacher_of
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, TeacherObjective
 from bertkit.errors import UsageError
@@ -77,6 +78,9 @@ class SharedProjections(TeacherObjective):
                 " student_share: 0 the teacher reads its own pieces alone)"
             ]
         return []
+
+    def compares(self, shapes: ShapePair) -> str:
+        return f"parameters of {', '.join(self.parts)}, {' and '.join(self.directions)}"
 
     def expected_count(self, length: int) -> float:
         return 1.0

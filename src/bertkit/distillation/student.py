@@ -36,17 +36,6 @@ from bertkit.models.quantised import QUANTISATION
 log = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
-_DISTILBERT_HAS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "max_position_embeddings",
-    "initializer_range",
-    "hidden_act",
-)
 
 
 def student_directory(recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Path, offline: bool = False) -> Path:
@@ -208,8 +197,8 @@ def distilbert_config(config: EncoderConfig) -> DistilBertConfig:
             f"student.form: distilbert is BERT's layers without pooler and segment types; the teacher is of the family"
             f" {config.model_type}; leave form out"
         )
-    settings = {name: getattr(config, name) for name in _DISTILBERT_HAS}
-    return DistilBertConfig(**settings)
+    shared = (DistilBertConfig.model_fields.keys() & BertConfig.model_fields.keys()) - {"family"}
+    return DistilBertConfig(**{name: getattr(config, name) for name in shared})
 
 
 def drawn_anew(model: HeadedModel, *, seed: int) -> HeadedModel:

@@ -17,7 +17,13 @@ from typing import Any
 from bertkit.data.shards import TokenShards
 from bertkit.distillation.activations import ActivationSpec, ShapePair
 from bertkit.distillation.loss_terms import TeacherCost, TextDistillationTerms
-from bertkit.distillation.objectives import WordObjective, distillation_objectives, word_rows
+from bertkit.distillation.mixed_vocabulary import TeacherObjective
+from bertkit.distillation.objectives import (
+    DistillationObjective,
+    WordObjective,
+    distillation_objectives,
+    word_rows,
+)
 from bertkit.distillation.recipe import DistillTextRecipe
 from bertkit.distillation.student import init_from_teacher
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
@@ -143,8 +149,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         )
         if layers := copied_layers(recipe, self.shapes):
             log.info("the student's layers are initialised from the teacher's %s", layers)
-        for stage, term, weight, compares in layer_rows(recipe, self.shapes):
-            log.info("  %s%-14s weight %-8g %s", stage and f"{stage}  ", term, weight, compares)
+        log_terms(recipe, self.shapes)
         for stage_run in self.stages:
             terms = self.terms(stage_run)
             if isinstance(terms, TextDistillationTerms) and terms.teacher.cache is not None:
@@ -179,7 +184,7 @@ class TextDistiller(TeacherCost, Pretrainer):
                 )
                 totals.append(evaluate(model, ObjectiveTerms(masked), batches, self.engine)[MaskedLM.term])
             results["teacher"] = {
-                "model": self.student_recipe.teacher,
+                "model": self.student_recipe.teacher_in_json,
                 "held_out": {
                     "loss/masked_lm": fmean(total.mean for total in totals),
                     "accuracy/masked_lm": fmean(total.accuracy for total in totals),
@@ -215,20 +220,26 @@ def load_teachers(recipe: DistillTextRecipe, files: TeacherFiles) -> list[Headed
     return models
 
 
-def layer_rows(recipe: DistillTextRecipe, shapes: ShapePair) -> list[tuple[str, str, float, str]]:
-    """What is compared, as rows for people: stage ("" where there is one), term, weight, and the layers by pairs
-    (student's: teacher's)."""
+def term_rows(recipe: DistillTextRecipe, shapes: ShapePair) -> list[dict[str, Any]]:
+    """What a teacher is compared in, or trained by, for people: `stage` ("" where there is one), `term`, `weight`, and
+    what it `compares`."""
     stages = stages_of(recipe)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for stage in stages:
         steps = f"steps {stage.first_step:,} to {stage.end_step:,}" if len(stages) > 1 else ""
-        for objective in distillation_objectives(stage.recipe.objectives):
-            if isinstance(objective, WordObjective):
-                compares = f"words at {objective.positions} positions"
-            else:
-                compares = "layers " + ", ".join(f"{m}: {n}" for m, n in objective.distilled.layer_pairs(shapes))
-            rows.append((steps, objective.term, objective.weight, compares))
+        rows += [
+            {"stage": steps, "term": each.term, "weight": each.weight, "compares": each.compares(shapes)}
+            for each in stage.recipe.objectives
+            if isinstance(each, DistillationObjective | TeacherObjective)
+        ]
     return rows
+
+
+def log_terms(recipe: DistillTextRecipe, shapes: ShapePair) -> None:
+    """Log `term_rows`."""
+    for row in term_rows(recipe, shapes):
+        stage = row["stage"] and f"{row['stage']}  "
+        log.info("  %s%-18s weight %-8g %s", stage, row["term"], row["weight"], row["compares"])
 
 
 def copied_layers(recipe: DistillTextRecipe, shapes: ShapePair) -> list[int] | None:

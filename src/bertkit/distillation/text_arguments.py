@@ -18,6 +18,7 @@ from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.distillation.objectives import distillation_objectives
 from bertkit.distillation.recipe import TO_BE_GIVEN, DistillTextRecipe, with_phases
+from bertkit.distillation.shared_projections import teacher_objectives
 from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer, check_trained_teacher, vocabulary_overrides
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.terms import check_single_teacher, specs_of
@@ -119,13 +120,13 @@ def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
     """
     shapes = ShapePair.from_configs(recipe.model, teacher)
     copied_layers(recipe, shapes)
-    check_trained_teacher(recipe, teacher)
     for stage in stages_of(recipe):
+        check_trained_teacher(recipe, stage.recipe, teacher)
         terms = [each.distilled for each in distillation_objectives(stage.recipe.objectives)]
         check_single_teacher(terms, len(recipe.teachers), key="objective")
         specs_of(terms, shapes)
         length = stage.recipe.data.sequence_length
-        if length > teacher.max_tokens and terms:
+        if length > teacher.max_tokens and (terms or teacher_objectives(stage.recipe.objectives)):
             raise UsageError(
                 f"data.sequence_length ({length}) is above what the teacher reads ({teacher.max_tokens}); lower it"
             )
