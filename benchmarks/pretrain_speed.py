@@ -33,7 +33,7 @@ from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_doc
 from bertkit.models.bert import BertConfig
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.next_sentence import NextSentence
+from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig

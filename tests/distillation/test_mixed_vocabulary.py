@@ -320,6 +320,6 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float], message: 
 
 def test_it_stands_beside_masked_lm_and_not_alone() -> None:
     mixed = MixedVocabulary()
-    assert not mixed.faults_beside([MaskedLM(), mixed])
-    assert "add masked_lm" in mixed.faults_beside([CausalLM(), mixed])[0]
+    assert not mixed.errors_beside([MaskedLM(), mixed])
+    assert "add masked_lm" in mixed.errors_beside([CausalLM(), mixed])[0]
     assert mixed.expected_count(100) == MaskedLM().expected_count(100)

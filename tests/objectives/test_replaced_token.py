@@ -33,7 +33,7 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import encode, masked_lm_of, pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.replaced_token import ReplacedToken, drawn_ids
-from bertkit.objectives.sentence_order import SentenceOrder
+from bertkit.objectives.sentence_relations import SentenceOrder
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import training_flops
@@ -139,7 +139,7 @@ def test_only_chosen_tokens_are_replaced_and_no_mask_is_left_unfilled() -> None:
     original_T = torch.from_numpy(original.ids_T)
     assert torch.equal(filled.ids_T[~chosen_T], original_T[~chosen_T])
     assert not torch.equal(filled.ids_T[chosen_T], batch.ids_T[chosen_T])
-    assert torch.equal(objectives()[1].replaced_T(filled), filled.ids_T != original_T)
+    assert torch.equal(objectives()[1].marks_M(filled), filled.ids_T != original_T)
 
 
 def test_a_drawn_token_equal_to_the_original_counts_as_original() -> None:
@@ -156,7 +156,7 @@ def test_a_drawn_token_equal_to_the_original_counts_as_original() -> None:
     reading = encode(model, (masked, detector), batch)["replaced_token"]
     targets = batch.targets["masked_lm"]
     assert (reading.batch.ids_T[targets.index_M] == word).all()
-    replaced_T = detector.replaced_T(reading.batch)
+    replaced_T = detector.marks_M(reading.batch)
     assert torch.equal(replaced_T[targets.index_M], targets.id_M != word)
     assert int(replaced_T.sum()) == int((targets.id_M != word).sum())
     assert 0 < int(replaced_T.sum()) < targets.count
@@ -240,14 +240,14 @@ def test_both_models_agree_with_transformers_on_the_same_batch(tie: Tie, tmp_pat
     expected = oracles["model"](
         input_ids=padded(list(filled.ids_T.split(lengths)), 0),
         attention_mask=real_BS,
-        labels=padded(list(detector.replaced_T(filled).long().split(lengths)), 0),
+        labels=padded(list(detector.marks_M(filled).long().split(lengths)), 0),
     )
     ours_T = model.token_logits("replaced_token", readings["replaced_token"].hidden_TD).squeeze(-1)
     torch.testing.assert_close(ours_T, expected.logits[real_BS.bool()], rtol=1e-5, atol=1e-5)
     part = parts["replaced_token"]
     assert part.count == sum(lengths)
     torch.testing.assert_close(part.sum / part.count, expected.loss, rtol=1e-5, atol=1e-5)
-    assert int(part.correct) == int(((ours_T > 0) == detector.replaced_T(filled)).sum())
+    assert int(part.correct) == int(((ours_T > 0) == detector.marks_M(filled)).sum())
 
 
 def stepped(max_tokens: int | None) -> tuple[Any, torch.Tensor]:
@@ -367,7 +367,7 @@ def test_any_family_can_be_trained_so(config: EncoderConfig, tmp_path: Path) -> 
     """Without ties at any size; with them where the embeddings have a width of their own, or the sizes are the same."""
     tie: Tie = "embeddings" if isinstance(config, AlbertConfig) else "none"
     of = objectives(size=1 / 3 if tie == "none" else 0.5, tie=tie)
-    assert of[1].faults(DataConfig(), config) == []
+    assert of[1].errors(DataConfig(), config) == []
     model = made_model(of, config)
     parts = ObjectiveTerms(of).losses(model, batch_of(of))
     (parts["masked_lm"].sum + parts["replaced_token"].sum).backward()
@@ -410,7 +410,7 @@ FAULTS = [
 def test_a_recipe_that_makes_no_generator_is_told(
     config: EncoderConfig, detector: ReplacedToken, told: list[str]
 ) -> None:
-    (fault,) = detector.faults(DataConfig(), config)
+    (fault,) = detector.errors(DataConfig(), config)
     assert all(word in fault for word in told), fault
 
 
@@ -440,7 +440,7 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
     replaced, called = [], []
     for batch in batches:
         reading = encode(model.eval(), of, batch)["replaced_token"]
-        replaced += of[1].replaced_T(reading.batch).tolist()
+        replaced += of[1].marks_M(reading.batch).tolist()
         called += (model.token_logits("replaced_token", reading.hidden_TD).squeeze(-1) > 0).tolist()
     precision, recall, _, _ = precision_recall_fscore_support(replaced, called, average="binary")
     assert 0 < precision < 1 > recall > 0
@@ -455,16 +455,16 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
 
 
 def test_who_never_calls_a_token_replaced_has_the_accuracy_of_the_baseline_and_no_recall() -> None:
-    counters = {"replaced": 13, "called": 0, "found": 0}
+    counters = {"marked": 13, "predicted": 0, "both": 0}
     figures = ReplacedToken().figures(counters, 100)
     assert list(figures.values()) == [0.87, 0.0, 0.0]
-    assert ReplacedToken().figures({"replaced": 70, "called": 100, "found": 70}, 100)["baseline/replaced_token"] == 0.7
+    assert ReplacedToken().figures({"marked": 70, "predicted": 100, "both": 70}, 100)["baseline/replaced_token"] == 0.7
 
 
 def test_without_a_masked_lm_beside_it_there_is_nothing_to_detect() -> None:
     masked, detector = objectives()
-    assert detector.faults_beside((detector, masked)) == []
-    (fault,) = detector.faults_beside((detector, SentenceOrder()))
+    assert detector.errors_beside((detector, masked)) == []
+    (fault,) = detector.errors_beside((detector, SentenceOrder()))
     assert "masked_lm beside it" in fault
     with pytest.raises(UsageError, match="masked_lm beside it"):
         corrupted((detector,))

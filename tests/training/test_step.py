@@ -17,7 +17,7 @@ from bertkit.models.dropout import dropout
 from bertkit.models.hub import save_model
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.next_sentence import NextSentence
+from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer

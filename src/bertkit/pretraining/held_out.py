@@ -54,11 +54,15 @@ class HeldOut:
         sequences: int,
         micro_batch_tokens: int,
     ) -> HeldOut:
-        """The first `sequences` samples of the held-out stream, or as many as one pass has."""
+        """The first `sequences` samples of the held-out stream, or as many as one pass has.
+
+        What changes along the run is as at its end, so that the figures of all steps compare: GPT-BERT's released code
+        evaluates at its final masking rate, too (arXiv:2410.24159, pretraining/dataset.py).
+        """
         count = min(sequences, stream.epoch_length(0))
         samples = stream.samples(0, count, vocabulary)
-        corrupt = corrupted(samples, objectives, vocabulary, stream.spec.draw)
-        batches = tuple(PackedBatch.from_samples(part) for part in corrupt.split(micro_batch_tokens))
+        masked = corrupted(samples, objectives, vocabulary, stream.spec.draw, progress=1.0)
+        batches = tuple(PackedBatch.from_samples(part) for part in masked.split(micro_batch_tokens))
         return cls(samples, batches)
 
     def figures(
@@ -80,13 +84,14 @@ class HeldOut:
         for objective in terms.objectives:
             total = totals[objective.term]
             figures |= objective.figures(total.counters, total.count)
-        if "masked_lm" in totals:
-            figures["perplexity"] = math.exp(min(totals["masked_lm"].mean, _MAX_EXPONENT))
+        for objective in terms.objectives:
+            if objective.fills_masks:
+                figures["perplexity"] = math.exp(min(totals[objective.term].mean, _MAX_EXPONENT))
         return figures
 
-    def unigram_accuracy(self, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:
-        """Accuracy of always predicting the most frequent token of the corpus, on these targets."""
-        target_id_M = torch.cat([batch.targets[MaskedLM.term].id_M for batch in self.batches])
+    def unigram_accuracy(self, term: str, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:
+        """Accuracy of always predicting the most frequent token of the corpus, on an objective's targets."""
+        target_id_M = torch.cat([batch.targets[term].id_M for batch in self.batches])
         return float((target_id_M == int(token_counts_V.argmax())).double().mean())
 
     def pseudo_perplexity(

@@ -5,8 +5,7 @@ Nothing here follows a paper.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from bertkit.models.heads import HEAD_KINDS
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.recipe import Recipe
-from bertkit.pretraining.stages import stages_of
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
+from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops, training_memory_bytes
 from bertkit.training.engine import resolve_engine
 from bertkit.training.plan import PlannedTeacher, plan_document
 
@@ -42,8 +41,8 @@ def pretraining_plan(
     for stage in stages:
         length = stage.recipe.data.sequence_length
         sequences = stage.recipe.optimisation.batch_sequences
-        predictions = _predictions(stage.recipe.objectives, length)
-        in_all = sum(predictions.values())
+        predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage))
+        in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
         steps = stage.end_step - stage.first_step
         tokens += steps * sequences * length
         flops += steps * step_flops(
@@ -72,11 +71,8 @@ def pretraining_plan(
     )
 
 
-def _predictions(objectives: Sequence[Objective], length: int) -> dict[str, float]:
-    """What each vocabulary head predicts of a sequence of this many tokens."""
-    counts: dict[str, float] = defaultdict(float)
-    for objective in objectives:
-        for head in objective.heads:
-            if HEAD_KINDS[head] == "vocabulary":
-                counts[head] += objective.expected_count(length)
-    return counts
+def _mean_count(objective: Objective, stage: Stage) -> float:
+    """An objective's predictions of one sequence, on average over the stage."""
+    steps = stage.recipe.optimisation.steps
+    length = stage.recipe.data.sequence_length
+    return objective.mean_expected_count(length, stage.first_step / steps, stage.end_step / steps)

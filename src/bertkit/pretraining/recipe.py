@@ -129,7 +129,7 @@ class Recipe(RecipeHeader):
                 f" ({self.model.max_tokens}); lower it, or raise model.max_position_embeddings"
             )
         for objective in self.objectives:
-            errors += objective.faults(self.data, self.model) + objective.faults_beside(self.objectives)
+            errors += objective.errors(self.data, self.model) + objective.errors_beside(self.objectives)
         if not any(objective.weight for objective in self.objectives):
             errors.append("objective: the weights sum to nothing; give one of them a weight above 0")
         if errors:

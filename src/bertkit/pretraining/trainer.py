@@ -28,14 +28,14 @@ from bertkit.models.hub import check_vocabulary, find_model, load_companions, lo
 from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
-    add_generator,
-    follows_generator,
+    add_companions,
     heads_of,
     masked_lm_of,
     pretraining_model,
     scoring_rule,
     set_trained,
     take_over,
+    takes_over,
 )
 from bertkit.pretraining.held_out import HeldOut
 from bertkit.pretraining.loss_terms import ObjectiveTerms
@@ -138,9 +138,9 @@ class Pretrainer(Trainer[PackedBatch]):
             if before is not None and stage.recipe.model != before.stage.recipe.model:
                 self._use(stacked(self.model, stage.recipe.model))
                 log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
-            begins = follows_generator(stage_run.objectives)
-            if begins and before is not None and not follows_generator(before.objectives):
-                take_over(self.model)
+            leader = takes_over(stage_run.objectives)
+            if leader is not None and before is not None and takes_over(before.objectives) is None:
+                take_over(self.model, leader)
                 self._use(self.model)
                 log.info("step %d: the model takes over the weights of its generator", self.step)
         set_trained(self.model, stage_run.objectives)
@@ -190,12 +190,12 @@ class Pretrainer(Trainer[PackedBatch]):
         if evaluated != self.step:  # resumed after the last step
             figures = self._figures(last, self.closing_progress)
         held_out = dict(figures)
-        terms = {objective.term for objective in last.objectives}
         results: dict[str, Any] = {"held_out": held_out}
-        if "masked_lm" in terms:
-            held_out["accuracy/unigram"] = held_out_text.unigram_accuracy(self.shards.token_counts_V)
+        filling = next((objective for objective in last.objectives if objective.fills_masks), None)
+        if filling is not None:
+            held_out["accuracy/unigram"] = held_out_text.unigram_accuracy(filling.term, self.shards.token_counts_V)
         # A masked LM that only ever replaces words has no use for a [MASK].
-        if "masked_lm" in terms and "mask" in self.tokenizer.roles:
+        if filling is not None and "mask" in self.tokenizer.roles:
             scored = self.recipe.engine.pseudo_perplexity_sequences
             if scored:
                 held_out["pseudo_perplexity"] = held_out_text.pseudo_perplexity(
@@ -231,7 +231,7 @@ class Pretrainer(Trainer[PackedBatch]):
             )
             if remade is not None:
                 log.info("new vocabulary of %s", remade)
-            add_generator(model, objectives, pad_id=self.vocabulary.pad_id)
+            add_companions(model, objectives, pad_id=self.vocabulary.pad_id)
             model.initialise_companions(self.recipe.seed)
             if remade is None:  # a companion's embeddings are of the old vocabulary, too
                 load_companions(model, directory)
@@ -256,6 +256,8 @@ class Pretrainer(Trainer[PackedBatch]):
             objectives,
             batch_sequences=recipe.optimisation.batch_sequences,
             micro_batch_tokens=self.engine.micro_batch_tokens,
+            first_step=stage.first_step,
+            run_steps=recipe.optimisation.steps,
         )
         held_out = HeldOut.prepare(
             held,
