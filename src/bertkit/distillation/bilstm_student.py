@@ -84,7 +84,7 @@ def new_bilstm(texts: Iterable[str], student: BilstmStudent, out: Path, *, pairs
     Raises:
         UsageError: a vocabulary too small for the text's characters, word vectors of another width, or a student made
             for another number of texts.
-        DataError: no text, or a faulty file of word vectors.
+        DataError: no text, or word vectors that cannot be read.
     """
     tokenizer = own_tokenizer(texts, student)
     model = HeadedModel(student.config(2 if pairs else 1).build(tokenizer.vocab_size, pad_id=tokenizer.pad_id))
@@ -127,7 +127,7 @@ def _take_vectors(model: HeadedModel, tokenizer: Tokenizer, student: BilstmStude
     row = torch.from_numpy(np.array([words[word] for word in vectors.words], dtype=np.int64))
     with torch.no_grad():
         model.encoder.word_embedding.weight[row] = torch.from_numpy(vectors.vector_NE)
-    log.info("%s: %d of %d words begin with its vectors", path, len(vectors.words), len(words))
+    log.info("%s: %d of %d words have its vectors", path, len(vectors.words), len(words))
 
 
 def _texts(example: Example) -> Iterable[str]:

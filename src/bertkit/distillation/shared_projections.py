@@ -75,7 +75,7 @@ class SharedProjections(TeacherObjective):
         if not any(isinstance(each, MixedVocabulary) for each in objectives):
             return [
                 "objective.shared_projections needs mixed_vocabulary beside it, which trains the teacher; add it (with"
-                " student_share: 0 the teacher reads its own pieces alone)"
+                " student_share: 0 the teacher reads its own tokens alone)"
             ]
         return []
 

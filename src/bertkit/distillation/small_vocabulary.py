@@ -54,7 +54,7 @@ class MixedVocabularyTrainer(Pretrainer):
 
     Args:
         recipe: resolved.
-        shards: the corpus in the student's pieces.
+        shards: the corpus in the student's tokens.
         run: the directory, whose lock the caller holds.
         cache: where plans of epochs are kept.
         teacher: a masked LM; it trains along.
@@ -149,7 +149,7 @@ def load_trained_teacher(files: TeacherFiles) -> HeadedModel:
 
 
 def check_trained_teacher(recipe: DistillTextRecipe, stage: Recipe, teacher: EncoderConfig) -> None:
-    """Check a stage of a recipe against its teacher, as far as the two configurations tell.
+    """Check a stage of a recipe against its teacher, as far as the two configurations show.
 
     Raises:
         UsageError: it has objectives of another kind of teacher, or the student is not as deep as its teacher.
@@ -179,7 +179,7 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
         source: what to call the teacher.
 
     Raises:
-        UsageError: the recipe asks for another case, or for accents to be treated otherwise.
+        UsageError: the recipe wants another case, or accents treated otherwise.
         DataError: the teacher's is no WordPiece vocabulary.
     """
     rules = word_rules(teacher)
@@ -189,7 +189,7 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
             " vocabulary of its own beside a teacher that reads WordPieces as BERT does"
         )
     if given.get("path") is not None:
-        return []  # what is in it is checked once it is loaded
+        return []  # its contents are checked once it is loaded
     wanted = {key: rules[key] for key in ("lowercase", "strip_accents")}
     for key, value in wanted.items():
         if given.get(key) not in (None, value):

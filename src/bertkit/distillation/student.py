@@ -62,11 +62,6 @@ def student_directory(recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Pa
     return directory
 
 
-def has_own_head(recipe: DistillRecipe) -> bool:
-    """Whether the student may have a head of its own, learnt before, whose labels may stand in another order."""
-    return isinstance(recipe.student, GivenModel) and not recipe.new_head
-
-
 def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig:
     """The settings of the student's encoder.
 
@@ -168,7 +163,7 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
         [name for name in model.head_names if name in DistilBertConfig().all_heads()],
         labels=model.labels,
     )
-    # What config.json says of BERT's sizes, the other family calls otherwise.
+    # The keys of BERT's sizes in config.json have other names in this family.
     config = model.encoder.config
     foreign = {*config.to_hub(), *config.hub_fixed}
     smaller.extras = {key: value for key, value in model.extras.items() if key not in foreign}

@@ -1,6 +1,6 @@
-"""The request of a distillation on a task: a recipe, its data, and its trainer.
+"""The arguments of distillation on a task: a recipe, its data, and its trainer.
 
-Nothing here follows a paper. It is fine-tuning's request with teachers, a student, a control and a run that goes
+Nothing here follows a paper. They are fine-tuning's with teachers, a student, a control and a run that goes
 before; finetuning/run.py carries it out, with seeds, grid and resuming.
 """
 
@@ -60,14 +60,14 @@ class DistillArguments(FinetuneArguments):
 
     def requested(self) -> DistillRecipe:
         if self.recipe is None:
-            raise UsageError("give a RECIPE that says how the student learns, such as distil-task")
+            raise UsageError("give a RECIPE of how the student learns, such as distil-task")
         return self.completed(self.load(self.recipe))
 
     def completed(self, recipe: DistillRecipe) -> DistillRecipe:
         """The recipe with everything that the command line changes in it, resolved.
 
         Raises:
-            UsageError: all faults at once.
+            UsageError: all errors at once.
         """
         recipe = self.with_data(recipe)
         teachers = tuple(absolute(teacher) for teacher in self.teachers)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from bertkit.distillation.activations import ShapePair
-from bertkit.distillation.recipe import DistillRecipe
-from bertkit.distillation.student import has_own_head, student_config, student_directory
+from bertkit.distillation.recipe import DistillRecipe, GivenModel
+from bertkit.distillation.student import student_config, student_directory
 from bertkit.distillation.teacher_files import TeacherFiles, find_task_teachers
 from bertkit.distillation.terms import LogitError, LogitTerm, check_single_teacher, compares_layers, specs_of
 from bertkit.errors import DataError, UsageError
@@ -75,20 +75,21 @@ def prepare_distillation(
     Args:
         recipe: resolved.
         cache: the cache's root, for augmented examples and new students.
-        offline: ask no network.
+        offline: use no network.
         progress: the display.
 
     Raises:
         UsageError: teacher and student do not fit each other or the terms.
-        DataError: data, labels, models or tokenizers at fault.
+        DataError: data, labels, models or tokenizers do not fit.
     """
     spec = recipe.spec
     _check_terms(recipe, spec)
     teacher = find_task_teachers(recipe.teachers, spec, offline=offline)
     directory = student_directory(recipe, teacher, cache=cache, offline=offline)
-    preparation = _Preparation(recipe, teacher, cache=cache, offline=offline, progress=progress)
+    preparation = _Preparation(recipe, teacher, cache, offline, progress)
     # A student that is made of its teacher lies in no directory: its head is not compared with the task.
-    made = recipe.model_copy(update={"model": str(directory), "new_head": not has_own_head(recipe)})
+    new_head = recipe.new_head or not isinstance(recipe.student, GivenModel)
+    made = recipe.model_copy(update={"model": str(directory), "new_head": new_head})
     own = prepare(made, offline=offline, preparation=preparation)
     _check_labels(teacher, own, recipe)
     if recipe.labels_weight and not own.train.scored:
@@ -112,19 +113,17 @@ def prepare_distillation(
     return taught
 
 
+@dataclass(frozen=True)
 class _Preparation(Preparation):
     """Where distillation prepares its data otherwise than fine-tuning."""
 
-    needs_labels = False  # checked by prepare_distillation
+    recipe: DistillRecipe
+    teacher: TeacherFiles
+    cache: Path
+    offline: bool
+    progress: Progress
 
-    def __init__(
-        self, recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Path, offline: bool, progress: Progress
-    ) -> None:
-        self.recipe = recipe
-        self.teacher = teacher
-        self.cache = cache
-        self.offline = offline
-        self.progress = progress
+    needs_labels = False  # checked by prepare_distillation
 
     def check_start(self, directory: Path, contents: Mapping[str, Any]) -> None:
         return  # `student_directory` has checked the student

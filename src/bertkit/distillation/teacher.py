@@ -46,7 +46,7 @@ class ItemLayout:
     Attributes:
         rows_I: rows of logits of each item.
         sequences_I: sequences of each item.
-        marked_T: the tokens that the rows belong to, bool; None where the sequences alone tell.
+        marked_T: the tokens that the rows belong to, bool; None where the sequences alone decide.
     """
 
     rows_I: Sequence[int]

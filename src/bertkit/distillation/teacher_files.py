@@ -56,7 +56,7 @@ class TeacherFiles:
         Args:
             names: Hub ids, model or run directories.
             task: whose head is wanted of a model that has learnt several.
-            offline: ask no network.
+            offline: use no network.
 
         Raises:
             DataError: there is no such model, or they have different tokenizers.

@@ -108,13 +108,13 @@ class TextDistiller(TeacherCost, Pretrainer):
             return None
         positions = [each.positions for each in stage_run.objectives if isinstance(each, WordObjective)]
         words = f"{settings.top_k} at {min(positions)} positions" if positions else "none"
-        asked = f"{spec.to_json()} {words}"
-        if asked not in self._caches:
+        kept = f"{spec.to_json()} {words}"
+        if kept not in self._caches:
             identity = cache_identity(self.teachers, self.files, spec, self.engine.precision)
-            self._caches[asked] = TeacherCache.under(
+            self._caches[kept] = TeacherCache.under(
                 self._cache_root, {**identity, "words": words}, max_bytes=settings.gb * 1e9
             )
-        return self._caches[asked]
+        return self._caches[kept]
 
     def _new_model(self, config: EncoderConfig) -> PretrainingModel:
         recipe, teacher = self.student_recipe, self.teachers[0]

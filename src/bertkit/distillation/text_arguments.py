@@ -1,4 +1,4 @@
-"""The request of a distillation on text: a student's pretraining beside its teacher, whom the recipe must fit.
+"""The arguments of distillation on text: a student's pretraining beside its teacher, which the recipe must fit.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108; Jiao et al. 2019, TinyBERT, arXiv:1909.10351, section 3.1; Sun et al.
 2020, MobileBERT, arXiv:2004.02984, section 3.4; Zhao et al. 2019, arXiv:1909.11687v1. What the recipe leaves out is
@@ -59,8 +59,8 @@ class DistillTextArguments(PretrainArguments):
         """The recipe with everything that the command line changes in it, checked against its teacher.
 
         Raises:
-            UsageError: all faults at once.
-            DataError: a model or the tokenizer is at fault.
+            UsageError: all errors at once.
+            DataError: a model is not there, or the tokenizer is another.
         """
         tree = resolve_recipe(self.named, self.overrides)
         teacher = TeacherFiles.find(_teacher_names(self, tree), offline=self.offline)
@@ -113,7 +113,7 @@ def check_tokenizer(student: Tokenizer, teacher: Tokenizer, *, source: str) -> N
 
 
 def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
-    """Check a recipe against its teacher, as far as the two configurations tell.
+    """Check a recipe against its teacher, as far as the two configurations show.
 
     Raises:
         UsageError: a term, the layers to copy, or the length of a sequence does not fit.
@@ -132,11 +132,11 @@ def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
             )
 
 
-def _teacher_names(request: DistillTextArguments, tree: Located) -> list[str]:
+def _teacher_names(arguments: DistillTextArguments, tree: Located) -> list[str]:
     """The teachers that the command line names, or the recipe."""
     written = tree.child("teacher")
     recipes = TO_BE_GIVEN if written is None else written.plain()
-    found = list(request.teachers) or (list(recipes) if isinstance(recipes, list | tuple) else [recipes])
+    found = list(arguments.teachers) or (list(recipes) if isinstance(recipes, list | tuple) else [recipes])
     if not found or TO_BE_GIVEN in found or not all(isinstance(name, str) for name in found):
         raise UsageError(
             "teacher: the recipe learns from a model of yours; give --teacher MODEL, a model or run directory or a Hub"
@@ -165,21 +165,21 @@ def _tokenizer_override(tree: Located, teacher: TeacherFiles, *, offline: bool) 
     return [Override("tokenizer", {"path": name})]
 
 
-def _with_teachers_vocabulary(request: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
+def _with_teachers_vocabulary(arguments: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
     """Overrides: the student's first weights and sizes, and its teacher's tokenizer."""
-    tokenizer = _tokenizer_override(tree, teacher, offline=request.offline)
-    if request.student is None:
+    tokenizer = _tokenizer_override(tree, teacher, offline=arguments.offline)
+    if arguments.student is None:
         return [*_model_override(tree, teacher.config, same_depth=False), *tokenizer]
-    given = starting_from(replace(request, init=request.student))
+    given = starting_from(replace(arguments, init=arguments.student))
     return [Override("student", None), *(each for each in given if each.key != "tokenizer"), *tokenizer]
 
 
-def _with_own_vocabulary(request: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
+def _with_own_vocabulary(arguments: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
     """Overrides: the student's first weights and sizes, and how its words are learnt where they are not its model's."""
     words = vocabulary_overrides(_mapping(tree, "tokenizer"), teacher.tokenizer, source=teacher.names[0])
-    if request.student is None:
+    if arguments.student is None:
         return [*_model_override(tree, teacher.config, same_depth=True), *words]
-    return [Override("student", None), *starting_from(replace(request, init=request.student))]
+    return [Override("student", None), *starting_from(replace(arguments, init=arguments.student))]
 
 
 def _has_own_vocabulary(tree: Located) -> bool:
