@@ -37,7 +37,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bertkit.cli.common import cache_root
+from bertkit.cli.options import cache_root
 from bertkit.data.batch import PackedBatch
 from bertkit.evaluation.arguments import EvalRequest, Evaluated
 from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
@@ -53,6 +53,7 @@ from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import open_shards, run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer import Tokenizer
@@ -152,7 +153,12 @@ def train(arm: str, seed: int, data: Sequence[str], out: Path) -> None:
         overrides = [*COMMON, *ARMS[arm], f"seed={seed}"]
         overrides.append(f"optimisation.steps={steps_within_budget(overrides, data)}")
         request = PretrainArguments(
-            "quickstart", overrides, sources=data, run_dir=run, cache=cache_root(), command=command
+            "quickstart",
+            [Override.parse(text) for text in overrides],
+            sources=data,
+            run_dir=run,
+            cache=cache_root(),
+            command=command,
         )
     run_pretraining(request, progress=silent_progress)
     minutes = resource.getrusage(resource.RUSAGE_SELF).ru_utime / 60
@@ -162,7 +168,7 @@ def train(arm: str, seed: int, data: Sequence[str], out: Path) -> None:
 def steps_within_budget(overrides: Sequence[str], data: Sequence[str], *, sample: int = 48) -> int:
     """The budget over the mean cost of a step, measured on the first batches."""
     sources = json.dumps([str(Path(source).absolute()) for source in data])
-    recipe = load_recipe("quickstart", [*overrides, f"data.sources={sources}"])
+    recipe = load_recipe("quickstart", [Override.parse(text) for text in [*overrides, f"data.sources={sources}"]])
     shards = open_shards(recipe, cache=cache_root(), offline=True, progress=silent_progress)
     tokenizer = load_tokenizer(shards.directory)
     batches = stage_batches(stages_of(recipe)[0], shards, tokenizer, cache=cache_root())
@@ -199,7 +205,7 @@ def fine_tuned(model: Path, task: str, overrides: Sequence[str], seed: int, task
             task=task,
             model=str(model),
             data_dir=str(tasks / "glue"),
-            overrides=overrides,
+            overrides=[Override.parse(text) for text in overrides],
             seeds=[seed],
             run_dir=run,
             command=["compare_objectives"],

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.overrides import parsed
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
@@ -50,7 +51,7 @@ class Trained:
                 task=task,
                 model=str(self.base),
                 run_dir=self.directory / f"run-{kind}",
-                overrides=["lr=6e-3", "batch=7", "optimisation.max_steps=5", "engine.device=cpu", *extra],
+                overrides=parsed(["lr=6e-3", "batch=7", "optimisation.max_steps=5", "engine.device=cpu", *extra]),
             )
             self._made[kind] = finetune(request, progress=silent_progress).run.path, inputs
         return self._made[kind]
@@ -130,7 +131,7 @@ def test_a_blank_line_is_answered_by_null_so_that_lines_stay_together(trained: T
     assert "2 of 4 lines are blank" in outcome.stderr
     empty = piped("", "--model", trained.of("classification")[0])
     assert (empty.code, empty.stdout) == (0, "")
-    assert "stdin holds nothing to predict" in empty.stderr
+    assert "stdin has nothing to predict" in empty.stderr
 
 
 def test_top_keeps_the_greatest_scores_first(trained: Trained, piped: Bertkit) -> None:

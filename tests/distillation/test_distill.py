@@ -31,6 +31,7 @@ from bertkit.tasks.tagging import FIRST, Tagging, TaggingSettings
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import FinishedRun
 from tests.distillation.task_place import ALL_TERMS, DEV, HEAD, LABELS, SETTINGS, TRAIN, Place
+from tests.overrides import parsed
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_model, write_table
 from tests.training.stopping import stopping_at
@@ -212,7 +213,7 @@ def test_a_control_is_the_same_student_fine_tuned(place: Place, every_term: str,
     teacher, _ = load_model(place.teacher)
     save_model(from_teacher_layers(teacher, [1]), load_tokenizer(place.teacher), tmp_path / "student")
     request = FinetuneArguments(
-        task=place.task, model=str(tmp_path / "student"), overrides=SETTINGS, run_dir=tmp_path / "plain"
+        task=place.task, model=str(tmp_path / "student"), overrides=parsed(SETTINGS), run_dir=tmp_path / "plain"
     )
     plain = finetune(request, progress=silent_progress)
     assert weights(control) == weights(plain)
@@ -293,7 +294,7 @@ def test_every_kind_of_task_can_be_imitated(kind: str, tmp_path: Path) -> None:
     shared = {"runs_root": tmp_path / "runs", "task": task}
     settings = [*SETTINGS, "optimisation.max_steps=1", *(["span.max_query_tokens=9"] if kind == "span" else [])]
     taught = finetune(
-        FinetuneArguments(model=str(base), overrides=settings, run_dir=tmp_path / "teacher", **shared),
+        FinetuneArguments(model=str(base), overrides=parsed(settings), run_dir=tmp_path / "teacher", **shared),
         progress=silent_progress,
     )
     term = "logit_error" if kind == "regression" else "soft_targets"
@@ -301,7 +302,7 @@ def test_every_kind_of_task_can_be_imitated(kind: str, tmp_path: Path) -> None:
     request = DistillArguments(
         recipe=str(tmp_path / "r.yaml"),
         teachers=[str(taught.run.path)],
-        overrides=[*settings, "lr=1e-9"],
+        overrides=parsed([*settings, "lr=1e-9"]),
         cache=tmp_path / "cache",
         run_dir=tmp_path / "student",
         **shared,

@@ -16,6 +16,7 @@ from bertkit.progress import silent_progress
 from bertkit.training.meters import WindowMeter
 from bertkit.training.run import FinishedRun
 from tests.distillation.task_place import ALL_TERMS, DEV, SETTINGS, Place
+from tests.overrides import parsed
 from tests.tasks.tiny_task import reviews
 
 
@@ -62,7 +63,10 @@ def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
     asked = of(place.request(logits_only, short, "engine.teacher_store_gb=0"))
     teacher = of(
         FinetuneArguments(
-            task=place.task, model=str(place.teacher), overrides=[*SETTINGS, short], runs_root=place.directory / "runs"
+            task=place.task,
+            model=str(place.teacher),
+            overrides=parsed([*SETTINGS, short]),
+            runs_root=place.directory / "runs",
         )
     )
     assert asked - kept == pytest.approx(teacher / 3)
@@ -108,7 +112,7 @@ def test_a_plan_counts_the_teacher_once_an_example_where_its_outputs_are_kept_an
 ) -> None:
     """A pass forward is a third of what an epoch of fine-tuning the same model costs."""
     one_epoch = finetuning_plan(
-        FinetuneArguments(task=place.task, model=str(place.teacher), overrides=[*SETTINGS, "epochs=1"])
+        FinetuneArguments(task=place.task, model=str(place.teacher), overrides=parsed([*SETTINGS, "epochs=1"]))
     )["flops"]
     kept = finetuning_plan(place.request(logits_only, "epochs=2"))
     student = kept["flops"] - kept["teacher"]["flops"]

@@ -26,6 +26,7 @@ from bertkit.progress import silent_progress
 from bertkit.training.cost import step_flops
 from bertkit.training.run import FinishedRun
 from tests.distillation.tiny_teacher import SIZES, Classroom, assert_transformers_agrees, write_classroom
+from tests.overrides import parsed
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_model, write_text
 
@@ -232,7 +233,7 @@ def test_what_is_set_layer_by_layer_goes_with_the_layers(classroom: Classroom, t
     )
 
     def of_student(*overrides: str) -> list[str]:
-        recipe = replace(request, overrides=[*request.overrides, *overrides]).requested()
+        recipe = replace(request, overrides=parsed([*request.overrides, *overrides])).requested()
         return list(recipe.model.model_dump()["layer_types"])
 
     full, sliding = kinds[:2]

@@ -22,6 +22,7 @@ from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import load_as, resolve_recipe, shipped_headers
 from bertkit.training.cost import count_parameters
+from tests.overrides import parsed
 from tests.pretraining import test_shipped
 from tests.training.tiny_run import write_model, write_text
 
@@ -169,7 +170,7 @@ def test_mobilebert_has_24_phases_and_then_half_the_teachers_words() -> None:
 @pytest.mark.parametrize("width", [48, 96, 192])
 def test_students_with_a_small_vocabulary_have_the_papers_widths_and_depth(width: int) -> None:
     overrides = [f"model.hidden_size={width}", f"model.intermediate_size={4 * width}"]
-    recipe = load_as(DistillTextRecipe, "small-vocabulary", overrides)
+    recipe = load_as(DistillTextRecipe, "small-vocabulary", parsed(overrides))
     words, layers, inner, norm = 4928, 12, 4 * width, 2 * width
     assert recipe.tokenizer.vocab_size == words
     tables = (words + 512 + 2) * width + norm

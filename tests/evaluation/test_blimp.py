@@ -14,8 +14,9 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.arguments import EvalRequest
-from bertkit.evaluation.blimp import BlimpSettings, Outcome, Side, blimp_results, evaluate_blimp, share_preferred
+from bertkit.evaluation.blimp import Outcome, Side, blimp_results, evaluate_blimp, share_preferred
 from bertkit.evaluation.run import LoadedModel
+from bertkit.evaluation.settings import BlimpSettings
 from bertkit.models.headed import HeadedModel
 from bertkit.models.pseudo_likelihood import TextScore, score_texts
 from bertkit.run.verify import verify_run

@@ -23,6 +23,7 @@ from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.tasks.tiny_task import GOOD, reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -58,7 +59,7 @@ class Place:
         request = FinetuneArguments(
             task=task,
             model=str(self.model),
-            overrides=[*SETTINGS, *overrides],
+            overrides=parsed([*SETTINGS, *overrides]),
             seeds=seeds,
             runs_root=self.directory / "runs",
         )

@@ -15,7 +15,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.arguments import EvalRequest
-from bertkit.evaluation.mlm import MlmSettings, Window, chosen_tokens, drawn_windows, evaluate_mlm
+from bertkit.evaluation.mlm import Window, chosen_tokens, drawn_windows, evaluate_mlm
+from bertkit.evaluation.settings import MlmSettings
 from bertkit.models.headed import HeadedModel
 from bertkit.run.verify import verify_run
 from bertkit.text.sources import open_corpus

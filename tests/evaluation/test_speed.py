@@ -24,8 +24,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.run import LoadedModel, MeasureRequest
+from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.compression import frontier, retention
-from bertkit.evaluation.speed.contenders import Cell, SpeedSettings, random_batch
+from bertkit.evaluation.speed.contenders import Cell, random_batch
 from bertkit.evaluation.speed.footprint import Footprint, ask, asked_head, multiply_adds, weight_files
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.report import spread

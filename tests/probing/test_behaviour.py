@@ -12,7 +12,8 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.arguments import EvalRequest
-from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
+from bertkit.evaluation.blimp import evaluate_blimp
+from bertkit.evaluation.settings import BlimpSettings
 from bertkit.probing.behaviour.run import BehaviourSettings, probe_behaviour
 from bertkit.probing.run import Probed
 from bertkit.run.verify import verify_run

@@ -23,6 +23,7 @@ from bertkit.progress import silent_progress
 from bertkit.run.verify import verify_run
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
+from tests.overrides import parsed
 from tests.probing.request import request_for, write_sentences
 from tests.probing.tiny_models import tiny_model, tiny_tokenizer
 from tests.tasks.tiny_glue import write_glue
@@ -111,7 +112,7 @@ def test_a_run_of_its_own_brings_its_task_along(glue: Path, tmp_path: Path) -> N
         task="sst2",
         model=str(write_model(tmp_path / "base")),
         data_dir=str(glue),
-        overrides=("optimisation.max_steps=2", "engine.device=cpu"),
+        overrides=parsed(("optimisation.max_steps=2", "engine.device=cpu")),
         run_dir=tmp_path / "tuned",
     )
     run = finetune(request, progress=silent_progress).run

@@ -29,6 +29,7 @@ from bertkit.run.checkpoint import save_checkpoint
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.verify import verify_run
 from bertkit.settings import Settings
+from tests.overrides import parsed
 from tests.probing.request import request_for, write_sentences, write_treebank
 from tests.probing.tiny_models import BERT, GPT2, save_tiny, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
@@ -120,7 +121,7 @@ def write_run(directory: Path, steps: Sequence[int], *, finished: bool = True) -
     """A pretraining run as it would have been left, with another model in each checkpoint."""
     tokenizer = tiny_tokenizer()
     sizes = [f"model.{key}={value}" for key, value in BERT.items()]
-    recipe = load_recipe("quickstart", ["model.family=bert", "data.sequence_length=40", *sizes])
+    recipe = load_recipe("quickstart", parsed(["model.family=bert", "data.sequence_length=40", *sizes]))
     identity = RunIdentity("pretrain", "tiny", dump_recipe(recipe), "0" * 64, 0, ["x"])
     run = RunDirectory.create(directory, identity, directory)
     for step in steps:

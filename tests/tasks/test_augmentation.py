@@ -37,6 +37,7 @@ from bertkit.text.masked import MaskedText
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
+from tests.overrides import parsed
 
 NOUNS = ("cat", "dog", "king", "garden", "river")
 VERBS = ("sees", "likes", "paints")
@@ -103,8 +104,8 @@ def test_a_text_is_put_together_as_it_was_but_for_what_changed() -> None:
     assert cut.words == ["It's", "a", "well-made", "film", ",", "isn't", "it", "?"]
     assert cut.changed({}) == cut.text
     assert cut.changed({3: "play", 6: "she"}) == "  It's a well-made play, isn't she?"
-    assert cut.changed({3: "play", 7: "!"}, range(2, 5)) == "well-made play,"
-    masked = cut.changed({1: None, 3: None}, range(1, 5))
+    assert cut.changed({3: "play", 7: "!"}, parsed(range(2, 5))) == "well-made play,"
+    masked = cut.changed({1: None, 3: None}, parsed(range(1, 5)))
     assert isinstance(masked, MaskedText)
     assert masked.parts == ("", " well-made ", ",")
     assert masked == "[MASK] well-made [MASK],"

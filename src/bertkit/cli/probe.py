@@ -1,14 +1,12 @@
-"""`bertkit probe`: what a model knows and how it attends, kind by kind.
+"""`bertkit probe`: what a model knows and how it attends, one command for each kind of probe.
 
-Nothing here follows a paper; each kind's job does. A kind is a subcommand with options of its own. To add one, write
-its function beside the others (cli/probe_*.py) and enter it in KINDS; it is imported when it is asked for.
+Nothing here follows a paper; each kind's probe does. To add one, write its function beside the others (probe_*.py) and
+enter it in KINDS.
 """
 
 from __future__ import annotations
 
-import typer
-
-from bertkit.cli.groups import LazyGroup
+from bertkit.cli.commands import CommandGroup
 
 KINDS = {
     "points": "bertkit.cli.probe_states:points",
@@ -23,25 +21,12 @@ KINDS = {
     "similarity": "bertkit.cli.probe_states:similarity",
     "behaviour": "bertkit.cli.probe_behaviour:behaviour",
 }
-"""Each kind's name on the command line, and the module and function that hold its command; one line a kind."""
+"""Each kind's name on the command line and its command."""
 
 
-class KindGroup(LazyGroup):
-    """The kinds."""
+class Kinds(CommandGroup):
+    """Probe a model; each kind has options of its own: `bertkit probe KIND --help`."""
 
     table = KINDS
-    called = "kind of probe"
+    noun = "kind of probe"
     path = "bertkit probe"
-
-
-app = typer.Typer(
-    help="Look into a model; each kind has options of its own: `bertkit probe KIND --help`.",
-    cls=KindGroup,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-@app.callback()
-def probe() -> None:
-    """Look into a model; each kind has options of its own: `bertkit probe KIND --help`."""

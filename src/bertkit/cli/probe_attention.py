@@ -9,12 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import option
-from bertkit.cli.probe_common import Models, Probing, Sentences, Texts
-from bertkit.cli.shared import with_options
+from bertkit.cli.options import Models, Texts, option
+from bertkit.cli.probe_common import Probing, Sentences
 
 
-@with_options
 def attention(
     model: Models = None,
     data: Texts = None,
@@ -47,10 +45,9 @@ def attention(
         show=show or [],
         seed=common.seed,
     )
-    common.tell(probe_attention(common.request(model, data), settings))
+    common.show(probe_attention(common.request(model, data), settings))
 
 
-@with_options
 def attribution(
     model: Models = None,
     data: Texts = None,
@@ -120,10 +117,9 @@ def attribution(
         steps=steps,
         seed=common.seed,
     )
-    common.tell(probe_attribution(common.request(model, data), settings))
+    common.show(probe_attribution(common.request(model, data), settings))
 
 
-@with_options
 def effective_attention(
     model: Models = None,
     data: Texts = None,
@@ -145,4 +141,4 @@ def effective_attention(
     from bertkit.probing.effective_attention.run import EffectiveAttentionSettings, probe_effective_attention
 
     settings = EffectiveAttentionSettings(sentences=sentences, texts=texts, lengths=length or [], seed=common.seed)
-    common.tell(probe_effective_attention(common.request(model, data), settings))
+    common.show(probe_effective_attention(common.request(model, data), settings))

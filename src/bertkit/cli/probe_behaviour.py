@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from bertkit.cli.common import option
-from bertkit.cli.probe_common import Models, Probing
-from bertkit.cli.shared import with_options
+from bertkit.cli.options import Models, option
+from bertkit.cli.probe_common import Probing
 
 
-@with_options
 def behaviour(
     model: Models = None,
     data: Annotated[
@@ -52,4 +50,4 @@ def behaviour(
     settings = BehaviourSettings(
         rule=rule, pairs=pairs, only=only or [], top=top or [1, 5], ending=ending, seed=common.seed
     )
-    common.tell(probe_behaviour(common.request(model, data), settings))
+    common.show(probe_behaviour(common.request(model, data), settings))

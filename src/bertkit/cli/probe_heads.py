@@ -5,17 +5,15 @@ Nothing here follows a paper; the job of the same name does.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import option
-from bertkit.cli.eval_tasks import DataDir
-from bertkit.cli.probe_common import Models, Probing, Texts
-from bertkit.cli.shared import with_options
+from bertkit.cli.options import DataDir, Models, Texts, option
+from bertkit.cli.probe_common import Probing
 
 
-@with_options
 def heads(
     model: Models = None,
     data: Texts = None,
@@ -66,4 +64,6 @@ def heads(
         random_orders=random_orders,
         seed=common.seed,
     )
-    common.tell(probe_heads(common.request(model, data), settings, data_dir=data_dir))
+    common.show(
+        probe_heads(common.request(model, data), settings, data_dir=None if data_dir is None else Path(data_dir))
+    )

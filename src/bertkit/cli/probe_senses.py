@@ -9,13 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import option
-from bertkit.cli.probe_common import Models, Probing
+from bertkit.cli.options import Models, option
+from bertkit.cli.probe_common import Probing
 from bertkit.cli.probe_syntax import StoreGb
-from bertkit.cli.shared import with_options
 
 
-@with_options
 def senses(
     model: Models = None,
     data: Annotated[
@@ -66,4 +64,4 @@ def senses(
         words=word or [],
         seed=common.seed,
     )
-    common.tell(probe_senses(common.request(model, data), settings, test_data=test_data or (), store_gb=store_gb))
+    common.show(probe_senses(common.request(model, data), settings, test_data=test_data or (), store_gb=store_gb))

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from bertkit.cli.common import option, result, story
-from bertkit.cli.probe_common import Models, Probing, Sentences, Texts
-from bertkit.cli.shared import Common, with_options
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common, Models, Texts, option
+from bertkit.cli.probe_common import Probing, Sentences
 
 
-@with_options
 def points(
     model: Models = None,
     sentence: Annotated[str | None, option("--sentence", metavar="TEXT", help="Give its sizes, too.")] = None,
@@ -34,11 +33,10 @@ def points(
         shape = " x ".join(point["shape"])
         sizes = " x ".join(map(str, point["example"]))
         result(f"{point['name']:<42}{shape:<16}{sizes}")
-    story.info("; ".join(f"{symbol}: {meaning}" for symbol, meaning in SYMBOLS.items() if symbol in used))
-    story.info(f"sizes are those of {found['example']['sentence']!r}, {found['example']['tokens']} tokens")
+    console.info("; ".join(f"{symbol}: {meaning}" for symbol, meaning in SYMBOLS.items() if symbol in used))
+    console.info(f"sizes are those of {found['example']['sentence']!r}, {found['example']['tokens']} tokens")
 
 
-@with_options
 def contextuality(
     model: Models = None,
     data: Texts = None,
@@ -76,10 +74,9 @@ def contextuality(
         static_layers=static_layer or [],
         seed=common.seed,
     )
-    common.tell(probe_contextuality(common.request(model, data), settings))
+    common.show(probe_contextuality(common.request(model, data), settings))
 
 
-@with_options
 def similarity(
     model: Models = None,
     data: Texts = None,
@@ -101,4 +98,4 @@ def similarity(
     from bertkit.probing.similarity.run import SimilaritySettings, probe_similarity
 
     settings = SimilaritySettings(sentences=sentences, words=words, variance=variance, seed=common.seed)
-    common.tell(probe_similarity(common.request(model, data), settings))
+    common.show(probe_similarity(common.request(model, data), settings))

@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import option
-from bertkit.cli.probe_common import Models, Probing
-from bertkit.cli.shared import with_options
+from bertkit.cli.options import Models, option
+from bertkit.cli.probe_common import Probing
 
 TestData = Annotated[
     str | None,
@@ -29,7 +28,6 @@ StoreGb = Annotated[
 ]
 
 
-@with_options
 def structure(
     model: Models = None,
     data: Annotated[list[str] | None, option("--data", metavar="FILE", help="A treebank (.conllu).")] = None,
@@ -68,10 +66,9 @@ def structure(
         training=ProbeTraining(max_epochs=max_epochs, learning_rate=learning_rate),
         seed=common.seed,
     )
-    common.tell(probe_structure(common.request(model, data), settings, test_data=test_data, store_gb=store_gb))
+    common.show(probe_structure(common.request(model, data), settings, test_data=test_data, store_gb=store_gb))
 
 
-@with_options
 def layers(
     model: Models = None,
     data: Annotated[
@@ -124,4 +121,4 @@ def layers(
     settings = LayersSettings(
         tasks=task or [], sentences=sentences, test_sentences=test_sentences, fit=fit, seed=common.seed
     )
-    common.tell(probe_layers(common.request(model, data), settings, test_data=test_data or (), store_gb=store_gb))
+    common.show(probe_layers(common.request(model, data), settings, test_data=test_data or (), store_gb=store_gb))

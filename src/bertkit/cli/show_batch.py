@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertkit.cli.common import (
-    Data,
-    Seed,
-    SetOption,
-    cache_root,
-    command_app,
-    result,
-    runs_root,
-    story,
-)
-from bertkit.cli.shared import Common, as_overrides, with_options
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common, Data, Seed, SetOption, cache_root, runs_root, set_overrides
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,11 +23,7 @@ if TYPE_CHECKING:
 
 STYLES = {"masked": "bold cyan", "replaced": "bold red", "kept": "bold green", "moved": "bold magenta"}
 
-app = command_app()
 
-
-@app.command()
-@with_options
 def show_batch(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE|RUN", help="A recipe (file or shipped name), or a run directory.")
@@ -46,7 +33,7 @@ def show_batch(
         int, typer.Option("--sequences", metavar="N", min=1, help="Show so many sequences of the batch.")
     ] = 4,
     data: Data = None,
-    overrides: SetOption = None,
+    settings: SetOption = None,
     seed: Seed = None,
     *,
     common: Common,
@@ -59,16 +46,17 @@ def show_batch(
     from bertkit.finetuning.show_batch import show_task_batch
     from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.show_batch import show_batch as batch_of
+    from bertkit.recipe.resolve import overrides_of
 
     shared: dict[str, Any] = {
-        "overrides": [*(overrides or ()), *as_overrides({"seed": seed})],
+        "overrides": [*overrides_of({} if seed is None else {"seed": seed}), *set_overrides(settings)],
         "runs_root": runs_root(),
         "offline": common.offline,
     }
     arguments = _of_task(recipe, shared)
     if arguments is None:
         request = PretrainArguments(recipe=recipe, sources=data or (), cache=cache_root(), **shared)
-        batch = batch_of(request, step=step, sequences=sequences, progress=story.progress)
+        batch = batch_of(request, step=step, sequences=sequences, progress=console.progress)
     elif data:
         raise UsageError("--data: the recipe is of a task, and this is of text")
     else:
@@ -91,21 +79,21 @@ def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
     if kind_of(tree) == "finetune":
         return FinetuneArguments(recipe=name, **shared)
     if kind_of(tree) == "distill" and tree.child("objective") is None:
-        return DistillArguments(recipe=name, cache=cache_root(), progress=story.progress, **shared)
+        return DistillArguments(recipe=name, cache=cache_root(), progress=console.progress, **shared)
     return None
 
 
 def _print(batch: ShownBatch) -> None:
-    from rich.console import Console
+    import rich.console
 
     # No soft wrapping where nobody looks: a sequence is one line then.
-    console = Console(highlight=False, soft_wrap=True)
+    out = rich.console.Console(highlight=False, soft_wrap=True)
     stage = f", stage {batch.stage}" if batch.stage else ""
-    console.print(f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences")
+    out.print(f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences")
     for number, sequence in enumerate(batch.sequences, start=1):
-        console.print()
-        console.print(_heading(number, sequence), style="bold", markup=False)
-        console.print(_line(sequence))
+        out.print()
+        out.print(_heading(number, sequence), style="bold", markup=False)
+        out.print(_line(sequence))
 
 
 def _heading(number: int, sequence: ShownSequence) -> str:

@@ -39,9 +39,9 @@ from bertkit.objectives.registry import OBJECTIVES
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.recipe import Term as ObjectiveItem
-from bertkit.recipe.faults import validate
-from bertkit.recipe.resolve import AnyOverride, load_as, overrides_of, with_overrides
-from bertkit.recipe.terms import OneKey, check_each_once
+from bertkit.recipe.errors import validate
+from bertkit.recipe.named_item import NamedItem, check_each_once
+from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
 from bertkit.recipe.tree import Located
 from bertkit.settings import Settings
 from bertkit.tasks.augmentation import AnyAugmentation
@@ -345,7 +345,7 @@ class OwnLoss(Settings):
     weight: float = Field(1.0, ge=0, description="Factor of its mean in the total loss.")
 
 
-class TaskItem(OneKey):
+class TaskItem(NamedItem):
     """One term of what is learnt."""
 
     what: ClassVar[str] = "term"
@@ -444,7 +444,7 @@ def from_tree(tree: Located) -> DistillTextRecipe | DistillRecipe:
     return resolved_distillation(recipe) if recipe.is_complete else recipe
 
 
-def load_distill_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> DistillRecipe:
+def load_distill_recipe(name: str, overrides: Sequence[Override] = ()) -> DistillRecipe:
     """The recipe of that name or path, on a task; keys of `overrides` may be short ones.
 
     Raises:

@@ -19,20 +19,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from bertkit.errors import DataError
 from bertkit.evaluation.arguments import EvalRequest, Evaluated, measured_once
 from bertkit.evaluation.run import LoadedModel, begin_measurement
+from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import TextScore, choose_rule, score_texts
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
-from bertkit.settings import Settings
 from bertkit.tasks.minimal_pairs import FIELD_SPELLINGS, MinimalPair, Paradigm, read_paradigms, select
 from bertkit.training.engine import Engine
 
@@ -88,23 +87,6 @@ REFERENCES = (
     {"model": "n-gram", "accuracy": 0.612, "source": "Warstadt et al. 2020, repository alexwarstadt/blimp"},
 )
 """Published averages over all pairs of all 67 paradigms."""
-
-
-class BlimpSettings(Settings):
-    """What decides the result, beside model and data."""
-
-    rule: (
-        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token"] | None
-    ) = Field(
-        None,
-        description="How a sentence is scored; null: as the model's config.json says it was trained, else original with"
-        " a masked-LM head, else left_to_right.",
-    )
-    pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random; null: all.")
-    only: list[str] = Field(
-        default_factory=list, description="Paradigms, fields or phenomena, as patterns (`anaphor_*`); empty: all."
-    )
-    seed: int = Field(0, ge=0, description="Of the draw of pairs.")
 
 
 @dataclass(frozen=True)

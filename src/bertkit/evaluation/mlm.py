@@ -19,37 +19,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.arguments import EvalRequest, Evaluated, measured_once
 from bertkit.evaluation.run import LoadedModel, begin_measurement
+from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
 from bertkit.models.pseudo_likelihood import Original, TokenPredictor, choose_rule, score_ids
 from bertkit.progress import Progress, silent_progress
-from bertkit.settings import Settings
 from bertkit.text.sources import Corpus, open_corpus
 from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "mlm"
 USUAL_LENGTH = 128
-SPECIAL_TOKENS = 2
-MIN_TOKENS = 8
-"""A shorter rest of a document is no window."""
-
 Int64s = NDArray[np.int64]
-
-
-class MlmSettings(Settings):
-    """What decides the result, beside model and text."""
-
-    sequence_length: int | None = Field(
-        None, ge=MIN_TOKENS + SPECIAL_TOKENS, description="Tokens of a window; null: 128, or what the model reads."
-    )
-    sequences: int = Field(512, ge=1, description="Windows that are masked at `rate`, drawn from the whole text.")
-    pseudo_sequences: int = Field(16, ge=0, description="How many of them are scored with each token masked in turn.")
-    rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
-    seed: int = Field(0, ge=0, description="Of the draws of windows and masks.")
 
 
 @dataclass(frozen=True)

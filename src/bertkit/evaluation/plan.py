@@ -45,7 +45,7 @@ class TaskEvaluation:
         request: the model, and where to compute and write.
         data_dir: where the official files lie; the Hub's copies where None.
         seeds: one fine-tuning run for each.
-        overrides: KEY=VALUE of every task's recipe; keys may be short (`lr`).
+        overrides: of every task's recipe; keys may be short (`lr`).
         head: what to do with a head that the model has.
         predict: splits without labels that the best seed predicts where they are there.
         published: whose rows to set beside; the model's own where None.
@@ -58,7 +58,7 @@ class TaskEvaluation:
     request: EvalRequest
     data_dir: Path | None = None
     seeds: tuple[int, ...] = (0,)
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
     head: HeadChoice = "auto"
     predict: tuple[str, ...] = ()
     published: str | None = None

@@ -20,7 +20,8 @@ import yaml
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.finetuning.data import load_examples
-from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, load_finetune_recipe, resolved
+from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.recipe import FinetuneRecipe, load_finetune_recipe, resolved
 from bertkit.finetuning.run import SUITE_FILE
 from bertkit.finetuning.warm_start import run_recipe
 from bertkit.metrics import RESAMPLED

@@ -184,7 +184,7 @@ def _identity(wanted: TaskEvaluation, planned: Sequence[PlannedTask], fingerprin
         "data_dir": None if wanted.data_dir is None else str(wanted.data_dir.absolute()),
         "tasks": [task.spec.name for task in planned],
         "seeds": list(wanted.seeds),
-        "overrides": list(wanted.overrides),
+        "overrides": list(map(str, wanted.overrides)),
         "head": wanted.head,
     }
     return RunIdentity(

@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.data import Prepared, prepare
+from bertkit.finetuning.inputs import OwnTask, TaskEntry
 from bertkit.finetuning.recipe import (
     AnyRecipe,
     FinetuneRecipe,
-    OwnTask,
-    TaskEntry,
     changed,
     load_finetune_recipe,
     load_own_task,

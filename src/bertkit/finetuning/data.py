@@ -18,7 +18,8 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask
+from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.warm_start import head_directory, with_start
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.find import encoder_directory

@@ -59,7 +59,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
         begun: called with each run's directory before its training starts.
 
     Raises:
-        UsageError: a faulty recipe, or a resume whose recipe decides on another result.
+        UsageError: a faulty recipe, or a resume whose recipe gives another result.
         DataError: data, model or checkpoints at fault.
         StoppedError, DivergedError: see `Trainer.train`.
     """

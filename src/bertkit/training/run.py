@@ -18,10 +18,10 @@ from bertkit.errors import DataError
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
-from bertkit.recipe.resolve import AnyOverride
+from bertkit.recipe.header import RecipeHeader
+from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
-from bertkit.training.config import RecipeHeader
 from bertkit.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
     """
 
     recipe: str | None = None
-    overrides: Sequence[AnyOverride] = ()
+    overrides: Sequence[Override] = ()
     resume: str | None = None
     runs_root: Path = Path("runs")
     run_dir: Path | None = None

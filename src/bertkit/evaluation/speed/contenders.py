@@ -11,45 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from bertkit.data.batch import PackedBatch
 from bertkit.evaluation.loaded_model import short_name
 from bertkit.evaluation.run import LoadedModel, MeasureRequest
+from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.footprint import Footprint, ask, asked_head, multiply_adds
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.stopwatch import CLOCKS, Timing, time_in_rounds
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress
-from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
-
-USUAL_LENGTH = 128
-"""The length of the figure and of the compression table where it is among those that are measured."""
-
-
-class SpeedSettings(Settings):
-    """What is measured."""
-
-    models: list[str] = Field(min_length=1, description="The models; the first is the reference.")
-    batch_sizes: list[int] = Field([1, 32], min_length=1, description="Sentences computed at once.")
-    lengths: list[int] = Field([32, 128, 512], min_length=1, description="Tokens of a sentence, special ones included.")
-    threads: int | None = Field(None, ge=1, description="Of torch's operators; null: as many as it has.")
-    clock: Literal["wall", "processor"] = Field(
-        "wall", description="Time that passes, or what one thread computes, which other processes hardly change."
-    )
-    rounds: int = Field(7, ge=1, description="How often each cell is timed.")
-    seed: int = Field(0, ge=0, description="Of the draw of tokens.")
-
-    @property
-    def told_length(self) -> int:
-        """The one length of the figure and of the compression table: 128, or the nearest there is."""
-        return min(self.lengths, key=lambda length: abs(length - USUAL_LENGTH))
 
 
 @dataclass(frozen=True, order=True)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from bertkit.evaluation.arguments import measured_once
+from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.compression import Compressed, frontier, retention
-from bertkit.evaluation.speed.contenders import Cell, Contender, SpeedSettings, Timings
+from bertkit.evaluation.speed.contenders import Cell, Contender, Timings
 from bertkit.metrics.statistics import summarise
 from bertkit.tasks.published_compression import published_compression
 
@@ -115,7 +116,7 @@ def _cell_row(cell: Cell, contender: Contender, timings: Timings, reference: Con
 def compression_table(contenders: Sequence[Contender], timings: Timings, settings: SpeedSettings) -> list[Compressed]:
     """Every model against the first, timed at the first batch size and the length that is told."""
     reference = contenders[0]
-    cell = Cell(settings.batch_sizes[0], settings.told_length)
+    cell = Cell(settings.batch_sizes[0], settings.reported_length)
     rows = []
     for each in contenders:
         own, theirs = timings[cell].get(each.label), timings[cell].get(reference.label)
@@ -147,7 +148,7 @@ def _pareto(contenders: Sequence[Contender], timings: Timings, settings: SpeedSe
     by_score = bool(tasks)
     points = []
     for batch in settings.batch_sizes:
-        cell = Cell(batch, settings.told_length)
+        cell = Cell(batch, settings.reported_length)
         timed = [each for each in contenders if each.label in timings[cell]]
         heights = {
             each.label: sum(each.scores[task].value for task in tasks) / len(tasks)

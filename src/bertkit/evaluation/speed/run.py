@@ -11,7 +11,8 @@ from typing import Any
 from bertkit.errors import UsageError
 from bertkit.evaluation.arguments import Evaluated
 from bertkit.evaluation.run import MeasureRequest, begin_measurement
-from bertkit.evaluation.speed.contenders import SpeedSettings, load_contenders, measure
+from bertkit.evaluation.settings import SpeedSettings
+from bertkit.evaluation.speed.contenders import load_contenders, measure
 from bertkit.evaluation.speed.report import write_report
 from bertkit.evaluation.speed.results import SUITE, speed_results
 from bertkit.evaluation.speed.stopwatch import processor_share, threads

@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import Field
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.blimp import BlimpSettings, blimp_results, chosen_paradigms, score_paradigms
+from bertkit.evaluation.blimp import blimp_results, chosen_paradigms, score_paradigms
 from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import choose_rule
 from bertkit.probing.behaviour.measure import blank_rule, fill_blanks

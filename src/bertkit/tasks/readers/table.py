@@ -41,12 +41,14 @@ QUOTED = "texts in quotes (a TSV is not quoted: export as CSV if the quotes are 
 class Columns(Settings):
     """Which columns of a user's table hold what."""
 
-    text: str = Field("text", description="The text; for tagging in JSON Lines the words, for choice the context.")
-    text_pair: str | None = Field(None, description="The second text of a pair; for choice the question.")
-    label: str | None = Field("label", description="The label, score or tags; null where there are none.")
-    endings: tuple[str, ...] = Field(("endings",), description="For choice: a column of lists, or a column each.")
-    id: str | None = Field(None, description="The ids; a column `id` where there is one, else rows counted from 0.")
-    separator: str = Field("|", min_length=1, description="What parts the names of a multi-label column of text.")
+    text: str = Field("text", description="Column of the text, of the words (tagging) or of the context (choice).")
+    text_pair: str | None = Field(None, description="Column of the second text of a pair, or of the question (choice).")
+    label: str | None = Field("label", description="Column of the label, score or tags; null where there are none.")
+    endings: tuple[str, ...] = Field(("endings",), description="A column of lists, or one for each ending (choice).")
+    id: str | None = Field(
+        None, description="Column of the ids (default: `id` if present, else the row's number from 0)."
+    )
+    separator: str = Field("|", min_length=1, description="What separates the names in a multi-label column of text.")
 
     @property
     def named_label(self) -> str | None:

@@ -1,6 +1,6 @@
-"""Lists of named things in a recipe, each written as a mapping with one key: `masked_lm: {rate: 0.15}`.
+"""Lists of named items in a recipe, each written as a mapping with one key: `masked_lm: {rate: 0.15}`.
 
-Nothing here follows a paper. Objectives are written so (schema.py), and the terms of distillation (distill.py).
+Nothing here follows a paper. Objectives are written so, and the terms of distillation.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pydantic import model_serializer, model_validator
 from bertkit.settings import Settings
 
 
-class OneKey(Settings):
-    """One of several things with its settings. A subclass has an optional field for each; pydantic then locates every
-    fault inside it by its name."""
+class NamedItem(Settings):
+    """One of several kinds of settings, by its name.
+
+    A subclass has an optional field for each kind, so that pydantic locates every error by the item's name.
+    """
 
     what: ClassVar[str]
-    """What it is one of, for messages."""
+    """What the items are, for messages."""
 
     @model_validator(mode="before")
     @classmethod
@@ -31,20 +33,20 @@ class OneKey(Settings):
         return data
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> OneKey:
+    def _exactly_one(self) -> NamedItem:
         if len(self.model_fields_set) != 1:
             raise ValueError(f"each item of the list is one {self.what}: `- name: {{settings}}`")
         return self
 
     @property
     def name(self) -> str:
-        """Which one it is."""
+        """The item's name."""
         (name,) = self.model_fields_set
         return name
 
     @property
     def chosen(self) -> Any:
-        """Its settings."""
+        """The item's settings."""
         return getattr(self, self.name)
 
     @model_serializer(mode="plain")
@@ -53,24 +55,19 @@ class OneKey(Settings):
 
 
 def _with_tuples(data: Any) -> Any:
-    """JSON's lists as tuples: behind a validator of its own, pydantic no longer takes one for the other."""
+    """JSON's lists as tuples: after a validator of its own, pydantic no longer accepts one for the other."""
     if isinstance(data, dict):
         return {key: _with_tuples(value) for key, value in data.items()}
     return tuple(map(_with_tuples, data)) if isinstance(data, list) else data
 
 
-def check_each_once(items: Sequence[OneKey], kind: type[OneKey], known: Iterable[str]) -> None:
-    """Check a list.
-
-    Args:
-        items: of it.
-        kind: what they are.
-        known: all that there are.
+def check_each_once(items: Sequence[NamedItem], kind: type[NamedItem], known: Iterable[str]) -> None:
+    """Check a list of items of a kind, whose names are `known`.
 
     Raises:
         ValueError: it is empty, or has one of them twice.
     """
-    # No min_length on the field: pydantic then reports a list whose items are at fault as empty, too.
+    # No min_length on the field: pydantic then reports a list whose items are invalid as empty, too.
     if not items:
         raise ValueError(f"needs at least one {kind.what} of: {', '.join(known)}")
     names = [each.name for each in items]

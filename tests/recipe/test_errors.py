@@ -1,4 +1,4 @@
-"""All faults of a recipe are reported at once, each with its place, its key, the value and the way out."""
+"""All errors of a recipe are reported at once, each with its place, its key, the value and the way out."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from small_schema import Colour, SmallRecipe
 
 from bertkit.errors import UsageError
-from bertkit.recipe.faults import validate
+from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import read_tree
 
 
-def faults(text: str) -> list[str]:
-    with pytest.raises(UsageError) as fault:
+def errors_of(text: str) -> list[str]:
+    with pytest.raises(UsageError) as caught:
         validate(read_tree(f"name: x\n{text}", "r.yaml"), SmallRecipe)
-    return [line.strip() for line in str(fault.value).splitlines()[1:]]
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def faults(text: str) -> list[str]:
     [
         ("sed: 1", "r.yaml:2: sed: unknown key; did you mean seed?"),
         ("seed: one", 'r.yaml:2: seed: expected a whole number, got "one"'),
-        ("seed: '1'", 'r.yaml:2: seed: expected a whole number, got "1"; take the quotes off'),
+        ("seed: '1'", 'r.yaml:2: seed: expected a whole number, got "1"; remove the quotes'),
         ("seed: 1.0", "r.yaml:2: seed: expected a whole number, got 1.0; write 1"),
         ("seed: true", "r.yaml:2: seed: expected a whole number, got true"),
         ("arxiv: 1810.04805", "r.yaml:2: arxiv: expected text, got 1810.04805; put it in quotes"),
@@ -49,13 +49,13 @@ def faults(text: str) -> list[str]:
         ("objective: [masked_lm]", 'objective.0: expected a mapping of keys to values, got "masked_lm"'),
     ],
 )
-def test_a_fault_reads_as_its_remedy(text: str, line: str) -> None:
-    (only,) = faults(text)
+def test_an_error_reads_as_its_remedy(text: str, line: str) -> None:
+    (only,) = errors_of(text)
     assert line in only
 
 
-def test_every_fault_is_reported_in_one_go() -> None:
-    found = faults("sed: 1\nseed: x\nmodel: {family: brt, hiden_size: 3}\noptimisation:\n  peek: 1\n  steps: -1\n")
+def test_every_error_is_reported_in_one_go() -> None:
+    found = errors_of("sed: 1\nseed: x\nmodel: {family: brt, hiden_size: 3}\noptimisation:\n  peek: 1\n  steps: -1\n")
     assert len(found) == 6
     assert {line.split(": ")[0] for line in found} == {"r.yaml:2", "r.yaml:3", "r.yaml:4", "r.yaml:6", "r.yaml:7"}
 
@@ -66,7 +66,7 @@ def test_a_missing_key_is_named_with_the_mapping_it_misses_from() -> None:
 
 
 def test_long_values_are_cut() -> None:
-    (only,) = faults(f"seed: {'x' * 500}")
+    (only,) = errors_of(f"seed: {'x' * 500}")
     assert len(only) < 120
 
 

@@ -1,7 +1,7 @@
-"""Check a tree against a pydantic class, and report every fault at once in the user's terms.
+"""Validation of a tree by a pydantic class, with every error reported at once in the user's terms.
 
-Nothing here follows a paper. Each fault is one line: file and line, dotted key, what was expected, the value found, and
-the nearest valid name. Sibling load.py builds the tree; this file knows nothing of what a recipe holds.
+Nothing here follows a paper. Each error is one line: file and line, dotted key, what was expected, the value found, and
+the nearest valid name. Sibling resolve.py builds the tree; nothing here depends on what a recipe holds.
 """
 
 from __future__ import annotations
@@ -35,20 +35,26 @@ _EXPECTED = {
     "none_required": "null",
     "finite_number": "a finite number",
 }
-_OF_ANOTHER_SORT = frozenset(
+_WITHOUT_EXPECTED = frozenset(
     {"extra_forbidden", "missing", "union_tag_invalid", "union_tag_not_found", "value_error", "assertion_error"}
 )
 _LONGEST_VALUE = 60
 
 
-def validate(tree: Located, schema: type[Model]) -> Model:
+def validate(tree: Located, schema: type[Model], *, what: str = "the recipe", with_keys: bool = True) -> Model:
     """The tree as an instance of `schema`.
 
     Validation is strict, by JSON's rules: whole numbers serve where a float is wanted, lists where a tuple is, text
     where a path or an enumeration is; nothing else is converted.
 
+    Args:
+        tree: plain values and where they were written.
+        schema: the class.
+        what: what the tree is, for the message.
+        with_keys: whether a line names the dotted key behind the place, and a single error has a heading.
+
     Raises:
-        UsageError: with one line per fault.
+        UsageError: with one line for each error.
     """
     data = tree.plain()
     try:
@@ -61,13 +67,17 @@ def validate(tree: Located, schema: type[Model]) -> Model:
         if detail["type"] == "union_tag_invalid":
             path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
         places.setdefault(path, []).append(detail)
-    faults = [_describe(path, found, tree, schema) for path, found in places.items()]
-    count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
-    raise UsageError("\n  ".join([f"the recipe has {count}:", *faults]))
+    lines = [_describe(path, found, tree, schema, with_key=with_keys) for path, found in places.items()]
+    if len(lines) == 1 and not with_keys:
+        raise UsageError(lines[0])
+    count = "an error" if len(lines) == 1 else f"{len(lines)} errors"
+    raise UsageError("\n  ".join([f"{what} has {count}:", *lines]))
 
 
-def _describe(path: Path, details: Sequence[ErrorDetails], tree: Located, schema: type[BaseModel]) -> str:
-    """One line for all that is wrong at one place; a union's branches each report there that they are not met."""
+def _describe(
+    path: Path, details: Sequence[ErrorDetails], tree: Located, schema: type[BaseModel], *, with_key: bool
+) -> str:
+    """One line for all errors at one place; each branch of a union reports there that the value does not fit it."""
     data = tree.plain()
     value = _value_at(data, path)
     if len(details) > 1 and all(_expected(each) for each in details):
@@ -75,7 +85,7 @@ def _describe(path: Path, details: Sequence[ErrorDetails], tree: Located, schema
         message = f"expected {wanted}, got {_show(value)}"
     else:
         message = "; ".join(dict.fromkeys(_message(each, path, data, schema) for each in details))
-    key = ".".join(map(str, _dotted(path, data)))
+    key = ".".join(map(str, _dotted(path, data))) if with_key else ""
     return f"{_nearest_located(tree, path).place}: {key + ': ' if key else ''}{message}"
 
 
@@ -91,7 +101,7 @@ def _message(detail: ErrorDetails, path: Path, data: Any, schema: type[BaseModel
     if kind == "union_tag_invalid":
         return f"unknown {path[-1]} {_show(value)}{_nearest(str(value), _choices(detail))}"
     if kind == "union_tag_not_found":
-        return f"needs the key {context['discriminator']}, which says which kind it is"
+        return f"needs the key {context['discriminator']}, the name of its kind"
     if kind in ("value_error", "assertion_error"):
         return str(context["error"])
     if choices := _choices(detail):
@@ -107,8 +117,8 @@ def _choices(detail: ErrorDetails) -> list[str]:
 
 
 def _expected(detail: ErrorDetails) -> str:
-    """What a value should have been, as a noun; empty where the fault is of another sort."""
-    if detail["type"] in _OF_ANOTHER_SORT:
+    """What a value should have been, as a noun; empty where that is not the error."""
+    if detail["type"] in _WITHOUT_EXPECTED:
         return ""
     if detail["type"] in _EXPECTED:
         return _EXPECTED[detail["type"]]
@@ -131,7 +141,7 @@ def _remedy(kind: str, value: Any) -> str:
     if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
         return f"; write {int(value)}"
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
-        return "; take the quotes off" if not isinstance(plain_scalar(value), str | None) else ""
+        return "; remove the quotes" if not isinstance(plain_scalar(value), str | None) else ""
     return ""
 
 
@@ -166,7 +176,7 @@ def _path_in_data(location: Sequence[str | int], data: Any, *, keep_last: bool) 
 
 
 def _dotted(path: Path, data: Any) -> list[str | int]:
-    """The path as `--set` takes it: an item of a list of single-key mappings goes by its key, not its index."""
+    """The path as `--set` takes it: an item of a list of single-key mappings is written by its key, not its index."""
     parts: list[str | int] = []
     for index, part in enumerate(path):
         data = data[part] if _holds(data, part) else None
@@ -193,7 +203,7 @@ def _value_at(data: Any, path: Path) -> Any:
 
 
 def _field_names(schema: type[BaseModel], path: Path, data: Any) -> list[str]:
-    """The keys that are valid at `path`, by the classes that may stand there."""
+    """The keys that are valid at `path`, by the classes that are allowed there."""
     classes = _chosen([schema], data)
     for part in path:
         data = data[part]
@@ -210,7 +220,7 @@ def _classes_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _chosen(classes: list[type[BaseModel]], data: Any) -> list[type[BaseModel]]:
-    """Of a union's classes, those whose Literal fields (name, family, ...) hold what the data says."""
+    """Of a union's classes, those whose Literal fields (name, family, ...) match the data."""
 
     def fits(kind: type[BaseModel]) -> bool:
         literals = {
@@ -221,5 +231,5 @@ def _chosen(classes: list[type[BaseModel]], data: Any) -> list[type[BaseModel]]:
     if not isinstance(data, dict) or len(classes) < 2:
         return classes
     if VARIANT_KEY not in data and all(VARIANT_KEY in kind.model_fields for kind in classes):
-        return classes[:1]  # the variant that stands where none is named
+        return classes[:1]  # the default variant
     return [kind for kind in classes if fits(kind)] or classes
