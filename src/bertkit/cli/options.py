@@ -39,7 +39,6 @@ from bertkit.errors import UsageError
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from bertkit.probing.run import Probed, ProbeRequest
     from bertkit.recipe.resolve import Override
     from bertkit.run.directory import RunDirectory
     from bertkit.settings import Settings
@@ -589,48 +588,6 @@ class Training(Common):
         }
         for name, value in rows.items():
             result(f"{name:<12}{value}")
-
-
-Models = Annotated[
-    list[str] | None,
-    option(
-        "--model",
-        metavar="MODEL",
-        help="A Hub id, a model or a run directory; RUN@500 is the checkpoint of that step, RUN@all every one that the"
-        f" run has kept. Repeatable where a probe compares models (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
-    ),
-]
-Texts = Annotated[
-    list[str] | None,
-    option(
-        "--data",
-        metavar="SOURCE...",
-        help="Text: files, directories, globs, hub:ORG/NAME or builtin:pydocs; or treebanks (.conllu).",
-    ),
-]
-
-
-@dataclass(frozen=True)
-class Probing(Measuring):
-    """Of every kind of probe that writes a run directory."""
-
-    def request(self, models: Sequence[str] | None, data: Sequence[str] | None = None) -> ProbeRequest:
-        """The arguments that all kinds of probe have."""
-        from bertkit.probing.run import ProbeRequest
-
-        return ProbeRequest(
-            models=models or [model_or_default(None)],
-            data=data or (),
-            progress=console.progress,
-            **self.request_fields(),
-        )
-
-    def show(self, probed: Probed) -> None:
-        """The findings as sentences on stderr; the contract's document or the run's directory on stdout."""
-        for sentence in probed.sentences:
-            console.info(sentence)
-        assert probed.run is not None
-        self.finish(probed.run, probed.document)
 
 
 def given_flags(options: Options) -> list[str]:

@@ -165,8 +165,12 @@ class Tokenizer:
 
         Much slower than `encode_plain`.
         """
-        encodings = self._plain_backend.encode_batch(list(texts), add_special_tokens=False)
-        return [np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) for encoding in encodings]
+        return [np.array(each.offsets, dtype=np.int64).reshape(-1, 2) for each in self.encodings_plain(texts)]
+
+    def encodings_plain(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """The library's encoding of each text, with offsets and word numbers; `[MASK]` in a text is just text."""
+        found: list[tokenizers.Encoding] = self._plain_backend.encode_batch(list(texts), add_special_tokens=False)
+        return found
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids, special tokens written out."""
