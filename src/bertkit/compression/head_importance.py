@@ -48,7 +48,7 @@ class ExampleBatch:
 
     Attributes:
         packed: their sequences.
-        item_B: the example (from 0) of each sequence.
+        example_B: the example (from 0) of each sequence.
         items: how many examples.
         content: targets and the like, for the measure.
     """
