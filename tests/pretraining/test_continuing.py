@@ -21,6 +21,7 @@ from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.training.tiny_run import write_model, write_text
 
 SIZES: dict[str, Any] = {
@@ -56,7 +57,7 @@ def request(
 ) -> PretrainArguments:
     return PretrainArguments(
         recipe,
-        overrides=[*SMALL, *overrides],
+        overrides=parsed([*SMALL, *overrides]),
         sources=[str(home / "text.txt")],
         init=None if init is None else str(home / init),
         run_dir=home / run,
@@ -173,6 +174,6 @@ def test_stages_with_their_own_schedule_warm_up_in_proportion() -> None:
     assert [schedule.warmup_steps for schedule in schedules] == [10, 0, 0]
     assert [schedule.peak for schedule in schedules] == [8e-4, 5.5e-4, 3e-4]
     first, second, third = stages_of(recipe)
-    assert second.rate(50) == pytest.approx(5.5e-4)
-    assert third.rate(120) == pytest.approx(3e-4)
-    assert first.rate(49) > 5.5e-4 > second.rate(119) > 3e-4 > third.rate(399) > 0
+    assert second.learning_rate(50) == pytest.approx(5.5e-4)
+    assert third.learning_rate(120) == pytest.approx(3e-4)
+    assert first.learning_rate(49) > 5.5e-4 > second.learning_rate(119) > 3e-4 > third.learning_rate(399) > 0

@@ -15,7 +15,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attribution.explanations import (
-    Text,
+    TokenisedText,
     embeddings,
     gradients,
     integrated_gradients,
@@ -209,9 +209,9 @@ def test_identifiability_is_repeatable_and_perfect_at_the_inputs() -> None:
 # Explanations.
 
 
-def a_text() -> Text:
+def a_text() -> TokenisedText:
     sentence = encoded()[0]
-    return Text(tuple(sentence.ids_T.tolist()), tuple(sentence.types_T.tolist()))
+    return TokenisedText(tuple(sentence.ids_T.tolist()), tuple(sentence.types_T.tolist()))
 
 
 def probability(model: HeadedModel, place: int, number: int):  # type: ignore[no-untyped-def]

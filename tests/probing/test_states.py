@@ -100,7 +100,7 @@ def test_the_batch_changes_nothing_beyond_rounding() -> None:
     assert words == [word for sentence in sentences for word in sentence.words]
 
 
-def test_first_takes_the_first_piece_and_mean_their_mean() -> None:
+def test_a_words_state_is_the_mean_of_its_tokens() -> None:
     model, sentences = tiny_model(tiny_tokenizer()), encoded_texts()
     assert any(end - start > 1 for sentence in sentences for start, end in sentence.spans_W2.tolist())
     numbers = [np.arange(sentence.ids_T.size) for sentence in sentences]
@@ -111,11 +111,10 @@ def test_first_takes_the_first_piece_and_mean_their_mean() -> None:
     (tokens,) = layer_states(model, pieces, max_batch_tokens=10_000)
     offsets = np.cumsum([0, *(s.ids_T.size for s in sentences)])
     spans = np.concatenate([s.spans_W2 + offset for s, offset in zip(sentences, offsets, strict=False)]).tolist()
-    for pooling, pool in (("first", lambda rows: rows[0]), ("mean", lambda rows: rows.mean(0))):
-        (found,) = layer_states(model, sentences, pooling=pooling, max_batch_tokens=10_000)
-        for states_WD, tokens_TD in zip(found.states, tokens.states, strict=True):
-            expected = torch.stack([pool(tokens_TD[start:end]) for start, end in spans])
-            torch.testing.assert_close(states_WD, expected)
+    (found,) = layer_states(model, sentences, max_batch_tokens=10_000)
+    for states_WD, tokens_TD in zip(found.states, tokens.states, strict=True):
+        expected = torch.stack([tokens_TD[start:end].mean(0) for start, end in spans])
+        torch.testing.assert_close(states_WD, expected)
 
 
 def test_a_survey_records_nothing_and_changes_nothing() -> None:

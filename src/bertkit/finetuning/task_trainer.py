@@ -13,7 +13,7 @@ from typing import Any
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.metrics.statistics import degenerate
+from bertkit.metrics.statistics import no_better_than_constant
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.progress import Progress
@@ -104,7 +104,7 @@ class TaskTrainer:
         examples = self.prepared.others[main].examples
         guesses, references = self.task.comparable(predictions[main], examples)
         majority = self.task.majority_score(self.primary, predictions[main], examples)
-        reason = degenerate(guesses, references, scores[main][self.primary], majority)
+        reason = no_better_than_constant(guesses, references, scores[main][self.primary], majority)
         return f"{self.name}: {reason}" if reason and self.prefix else reason
 
     def new_model(self, seed: int) -> HeadedModel:

@@ -7,6 +7,9 @@ of the l-th. Where a family puts a norm behind the last layer, the last state is
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from itertools import count, takewhile
+
 import torch
 from torch import Tensor
 
@@ -48,17 +51,29 @@ def survey(model: HeadedModel, batch: PackedBatch) -> dict[str, tuple[int, ...]]
     return seen.shapes
 
 
+def point_shapes(model: HeadedModel, lengths: Sequence[int] = (2,)) -> dict[str, tuple[int, ...]]:
+    """`survey` of sequences of these lengths, on the model's device."""
+    return survey(model, PackedBatch.from_ids([[0] * length for length in lengths]).to(device_of(model)))
+
+
+def of_layers(points: Collection[str], template: str) -> tuple[str, ...]:
+    """The points of all layers whose names a template with `{n}` gives, in order."""
+    return tuple(takewhile(lambda name: name in points, (template.format(n=number) for number in count())))
+
+
+def device_of(model: HeadedModel) -> torch.device:
+    """Where a model's weights are."""
+    return next(model.parameters()).device
+
+
 def layer_points(model: HeadedModel) -> tuple[str, ...]:
     """The point that holds each layer's states, the embeddings' first.
 
     Raises:
         DataError: the family has no layers to record.
     """
-    device = next(model.parameters()).device
-    points = survey(model, PackedBatch.from_ids([[0, 0]]).to(device))
-    outputs: list[str] = []
-    while (name := LAYER_OUTPUT.format(n=len(outputs))) in points:
-        outputs.append(name)
+    points = point_shapes(model)
+    outputs = list(of_layers(points, LAYER_OUTPUT))
     first = FIRST_INPUT if FIRST_INPUT in points else EMBEDDINGS
     if not outputs or first not in points:
         kind = model.encoder.config.model_type
