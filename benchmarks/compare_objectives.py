@@ -39,9 +39,9 @@ from sklearn.preprocessing import StandardScaler
 
 from bertkit.cli.options import cache_root
 from bertkit.data.batch import PackedBatch
-from bertkit.evaluation.arguments import EvalRequest, Evaluated
 from bertkit.evaluation.blimp import evaluate_blimp
 from bertkit.evaluation.mlm import evaluate_mlm
+from bertkit.evaluation.run import EvalArguments, Evaluated
 from bertkit.evaluation.settings import BlimpSettings, MlmSettings
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
@@ -49,10 +49,10 @@ from bertkit.models.hub import find_model, load_model
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.arguments import PretrainArguments
-from bertkit.pretraining.batches import stage_batches
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import open_shards, run_pretraining
 from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import Override
 from bertkit.tasks.examples import TaggedExample
@@ -172,7 +172,7 @@ def steps_within_budget(overrides: Sequence[str], data: Sequence[str], *, sample
     recipe = load_recipe("quickstart", [Override.parse(text) for text in [*overrides, f"data.sources={sources}"]])
     shards = open_shards(recipe, cache=cache_root(), offline=True, progress=silent_progress)
     tokenizer = load_tokenizer(shards.directory)
-    batches = stage_batches(stages_of(recipe)[0], shards, tokenizer, cache=cache_root())
+    batches = StageRun(stages_of(recipe)[0], shards, tokenizer, cache=cache_root()).batches
     model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size, pad_id=tokenizer.pad_id)
     costs = (training_flops(model, batches[step], recipe.objectives) for step in range(sample))
     return round(BUDGET_FLOPS / statistics.mean(costs))
@@ -228,11 +228,11 @@ def blimp(model: Path, tasks: Path, run: Path, *, causal: bool) -> float:
     return average(run, lambda request: evaluate_blimp(request, tasks / "blimp", settings), model)
 
 
-def average(run: Path, evaluate: Callable[[EvalRequest], Evaluated], model: Path) -> float:
+def average(run: Path, evaluate: Callable[[EvalArguments], Evaluated], model: Path) -> float:
     """Of a measurement, which is not repeated; of one that was broken off nothing is kept."""
     if not (run / "results.json").is_file():
         shutil.rmtree(run, ignore_errors=True)
-        evaluate(EvalRequest(str(model), run_dir=run, command=["compare_objectives"]))
+        evaluate(EvalArguments(str(model), run_dir=run, command=["compare_objectives"]))
     return float(json.loads((run / "results.json").read_text())["average"])
 
 

@@ -20,9 +20,9 @@ from tests.tasks.tiny_task import write_model
 from tests.training.stopping import stopping_at
 
 from bertkit.errors import StoppedError
-from bertkit.evaluation.arguments import EvalRequest, Evaluated
 from bertkit.evaluation.glue import AVERAGES, evaluate_glue, glue_tasks
 from bertkit.evaluation.plan import TaskEvaluation
+from bertkit.evaluation.run import EvalArguments, Evaluated
 from bertkit.evaluation.score import score_file
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.tasks.catalogue import GLUE, TASKS, find_task
@@ -43,9 +43,9 @@ class Place:
 
     def evaluation(self, *tasks: str, **fields: Any) -> TaskEvaluation:
         root = fields.pop("runs", self.runs)
-        request = EvalRequest(str(fields.pop("model", self.model)), device="cpu", runs_root=root)
+        request = EvalArguments(str(fields.pop("model", self.model)), device="cpu", runs_root=root)
         given = {"suite": tasks[0], "data_dir": self.data, "overrides": parsed(("optimisation.max_steps=1",)), **fields}
-        return TaskEvaluation(tasks=tuple(find_task(name) for name in tasks), request=request, **given)
+        return TaskEvaluation(tasks=tuple(find_task(name) for name in tasks), arguments=request, **given)
 
     @property
     def asked(self) -> tuple[str | Path, ...]:
@@ -179,7 +179,7 @@ def test_a_stopped_evaluation_goes_on_where_it_stood(place: Place) -> None:
     with stopping_at(1), pytest.raises(StoppedError, match=r"at step 1 of 2.*give the same command again"):
         evaluate_tasks(wanted)
     resumed = evaluate_tasks(wanted)
-    assert len(list(wanted.request.runs_root.iterdir())) == 1
+    assert len(list(wanted.arguments.runs_root.iterdir())) == 1
     straight = evaluate_tasks(place.evaluation("rte", runs=place.directory / "straight", **settings))
     assert resumed.results["tasks"] == straight.results["tasks"]
     assert predicted(resumed.run.path, "rte-dev") == predicted(straight.run.path, "rte-dev")

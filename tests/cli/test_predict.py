@@ -18,7 +18,7 @@ from tests.overrides import parsed
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import FIRST_WINDOW, Predictor, windows_of
@@ -161,7 +161,7 @@ def test_a_reader_who_leaves_ends_it_without_a_word(trained: Trained) -> None:
 
 def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
     """A stream without an end is answered, in windows that grow and stay bounded."""
-    predictor = Predictor.load(str(trained.of("classification")[0]), MeasureRequest(device="cpu").engine())
+    predictor = Predictor.load(str(trained.of("classification")[0]), MeasurementArguments(device="cpu").engine())
     read: list[int] = []
 
     def endless() -> Iterator[TextExample]:
@@ -185,7 +185,7 @@ def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
         ("body,n\na\n", ["--text", "body"], "stdin, line 2: 1 fields, expected 2"),
         ("body,n\n", ["--text", "boody", "--format", "csv"], ""),
         ("body,n\na,1\n", ["--text", "boody"], "did you mean 'body'?"),
-        ("a,a\nx,y\n", ["--text", "a"], "stdin, line 1: column 'a' stands there twice"),
+        ("a,a\nx,y\n", ["--text", "a"], "stdin, line 1: column 'a' is there twice"),
         (b"fine\n\xff\n", [], "stdin, line 2: not valid UTF-8 at byte 0"),
     ],
 )

@@ -21,7 +21,7 @@ from bertkit.compression.head_importance import (
     without_each,
 )
 from bertkit.errors import DataError
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
@@ -44,7 +44,7 @@ SMALL = {key: BERT[key] for key in ("hidden_size", "num_hidden_layers", "num_att
 
 
 def cpu(batch_tokens: int) -> Engine:
-    return MeasureRequest(device="cpu", batch_tokens=batch_tokens).engine()
+    return MeasurementArguments(device="cpu", batch_tokens=batch_tokens).engine()
 
 
 def encoded(model: HeadedModel, count: int = 7) -> list[EncodedSentence]:

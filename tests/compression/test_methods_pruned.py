@@ -14,13 +14,12 @@ import torch
 
 from bertkit.compression import pruned as method
 from bertkit.compression.head_importance import Heads, Measure, head_importance, least_first, normalised_by_layer
-from bertkit.compression.least_worth import TrainingLoss, least_worth
-from bertkit.compression.pruned import RECORD
+from bertkit.compression.pruned import RECORD, Pruned
+from bertkit.compression.pruning_order import TrainingLoss, heads_to_prune
 from bertkit.errors import UsageError
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import prepare
-from bertkit.finetuning.methods import Pruned, Scratch, TrainingData
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
@@ -32,6 +31,7 @@ from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
+from bertkit.training.method import TrainingData
 from bertkit.training.run import FinishedRun
 from tests.finetuning.test_finetune import DEV, TRAIN, Place, stopped, weights
 from tests.finetuning.test_multitask import MOODS
@@ -81,29 +81,29 @@ def test_importance_is_that_of_the_probes_on_the_same_examples(task_trainer: Tas
         task_trainer.task,
         SequenceEncoder(prepared.tokenizer, max_tokens=40, token_types=True),
         prepared.train.examples,
-        MeasureRequest(device="cpu", batch_tokens=64).engine(),
+        MeasurementArguments(device="cpu", batch_tokens=64).engine(),
         metric="accuracy",
         tuned={},
     )
     found, wanted = importance(ours), importance(theirs)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     order = least_first(normalised_by_layer(wanted)).tolist()
-    model = Pruned(heads=2).prepare_on(task_trainer.model, 0, data_of(task_trainer))
+    model = Pruned(heads=2).prepare(task_trainer.model, 0, data_of(task_trainer))
     gone = [3 * layer + head for layer, heads in pruned_heads(model.encoder).items() for head in heads]
     assert sorted(gone) == sorted(order[:2])
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_the_best_head_of_a_layer_stays_whatever_the_others_are_worth() -> None:
-    worth_LN = np.asarray([[0.1, 0.2, 0.3, 0.0], [0.9, 0.8, 0.7, 0.6]])
+def test_the_best_head_of_a_layer_is_kept_whatever_the_others_importance() -> None:
+    importance_LN = np.asarray([[0.1, 0.2, 0.3, 0.0], [0.9, 0.8, 0.7, 0.6]])
     present_LN = np.ones((2, 4))
-    assert least_worth(worth_LN, present_LN, 3) == {0: [0, 1, 3]}
-    assert least_worth(worth_LN, present_LN, 4) == {0: [0, 1, 3], 1: [3]}
+    assert heads_to_prune(importance_LN, present_LN, 3) == {0: [0, 1, 3]}
+    assert heads_to_prune(importance_LN, present_LN, 4) == {0: [0, 1, 3], 1: [3]}
     present_LN[0, [0, 3]] = 0
-    assert least_worth(worth_LN, present_LN, 2) == {0: [1], 1: [3]}
+    assert heads_to_prune(importance_LN, present_LN, 2) == {0: [1], 1: [3]}
 
 
-def test_a_run_says_what_it_took_out_and_its_model_lacks_it(finished: FinishedRun, place: Place) -> None:
+def test_results_name_the_removed_heads_and_the_model_lacks_them(finished: FinishedRun, place: Place) -> None:
     results = finished.results
     found = results["pruned"]
     assert found == json.loads((finished.run.path / RECORD).read_text()) | {"magnitude": found["magnitude"]}
@@ -128,8 +128,8 @@ def test_a_run_says_what_it_took_out_and_its_model_lacks_it(finished: FinishedRu
 def test_its_model_is_read_again_and_predicts_the_same(finished: FinishedRun) -> None:
     predictor = Predictor.load(str(finished.run.path), ENGINE)
     examples = [TextExample(str(i), text, None, None) for i, (text, _) in enumerate(reviews(DEV, 2))]
-    said = json_lines(finished.run.path / "predictions" / "stars-dev.jsonl")
-    assert [each.prediction for each in predictor(examples)] == [each["prediction"] for each in said]
+    predicted = json_lines(finished.run.path / "predictions" / "stars-dev.jsonl")
+    assert [each.prediction for each in predictor(examples)] == [each["prediction"] for each in predicted]
 
 
 @pytest.mark.parametrize("step", [2, 24])
@@ -156,7 +156,7 @@ def test_a_pruned_model_is_pruned_further_and_heads_keep_their_numbers(place: Pl
     assert again.results["pruned"]["parameters_before"] - again.results["pruned"]["parameters"] == A_HEAD
 
 
-def test_it_goes_on_with_another_method(place: Place, finished: FinishedRun) -> None:
+def test_its_model_is_trained_further_by_another_method(place: Place, finished: FinishedRun) -> None:
     again = place.run("optimisation.max_steps=1", model=str(finished.run.path))
     encoders = [load_model(each.run.model)[0].encoder for each in (finished, again)]
     assert pruned_heads(encoders[0]) == pruned_heads(encoders[1]) != {}
@@ -181,7 +181,7 @@ def test_layers_are_those_of_the_model_that_it_starts_from(
         found = Pruned(layers="last", keep=1).prepare(task_trainer.model, seed=0)
     assert found.state_dict().keys() == wanted.keys()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.state_dict().items())
-    assert "layers taken out: 0; kept: 1" in caplog.text
+    assert "layers removed: 0; kept: 1" in caplog.text
     halved = Pruned(layers="first").prepare(task_trainer.model, seed=0)
     assert halved.encoder.config.num_hidden_layers == 1  # type: ignore[attr-defined]  # BERT's
 
@@ -196,13 +196,13 @@ def test_heads_have_the_numbers_of_the_layers_before_any_is_taken_out(task_train
 def test_zeros_stay_zeros_however_the_optimiser_moves(task_trainer: TaskTrainer, tmp_path: Path) -> None:
     """Momentum of before would move a weight that has become 0; its gradient is 0 from then on."""
     settings = Pruned(magnitude=0.5, magnitude_ramp=1.0, magnitude_every_steps=2)
-    model = settings.prepare_on(task_trainer.model, 0, data_of(task_trainer))
+    model = settings.prepare(task_trainer.model, 0, data_of(task_trainer))
     maps = prunable_maps(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
     batch = task_trainer.prepared.train.features.batch(np.arange(7))
     seen: list[int] = []
     gone = {name: torch.zeros_like(part.weight, dtype=torch.bool) for name, part in maps.items()}
-    with settings.session(model, [], ENGINE, Scratch(tmp_path, 0.0)):
+    with settings.session(model, [], ENGINE, tmp_path, max_bytes=0.0):
         for step in range(1, 7):
             optimizer.zero_grad()
             hidden_TD = model.states(task_trainer.task.head, batch.packed)
@@ -234,13 +234,13 @@ def test_zeros_that_are_there_at_once_stay_where_they_are(place: Place) -> None:
     assert outcome.results["pruned"]["magnitude"]["share"] == pytest.approx(0.6, abs=1e-3)
 
 
-def test_a_best_look_of_before_the_share_had_grown_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_best_evaluation_before_the_share_had_grown_is_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     grows = "method={name: pruned, magnitude: 0.9, magnitude_ramp: 1.0}"
     outcome = place.run(grows, "epochs=4", "optimisation.select=best", "optimisation.early_stopping=4")
-    told = "the look that was kept is of before the share had grown" in caplog.text
+    warned = "the best evaluation came before the share had grown" in caplog.text
     share = outcome.results["pruned"]["magnitude"]["share"]
-    assert told == (share < 0.899)
-    assert outcome.results["selected"]["step"] == 28 or told
+    assert warned == (share < 0.899)
+    assert outcome.results["selected"]["step"] == 28 or warned
 
 
 def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None:
@@ -252,12 +252,12 @@ def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "warned"),
     [
-        ("{name: pruned}", "nothing is taken away; give heads, layers or magnitude"),
+        ("{name: pruned}", "nothing is pruned; give heads, layers or magnitude"),
         ("{name: pruned, heads: 1.5}", "a share is above 0 and below 1"),
         ("{name: pruned, heads: 0}", "expected at least one head"),
-        ("{name: pruned, heads: 5}", "method.heads: 5 of 6 heads are 5; one stays in each of 2 layers, so at most 4"),
+        ("{name: pruned, heads: 5}", "method.heads: 5 of 6 heads are 5; each of 2 layers keeps one, so at most 4"),
         ("{name: pruned, heads: 0.9}", "method.heads: 0.9 of 6 heads are 5"),
         ("{name: pruned, heads: {0: [0, 1, 2]}}", "layer 0 would have none of its 3 heads left"),
         ("{name: pruned, heads: {0: [7]}}", "layer 0 has no head 7"),
@@ -270,8 +270,8 @@ def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None
         ("{name: pruned, magnitude: 1.0}", "less than 1"),
     ],
 )
-def test_what_cannot_be_taken_out_is_told_with_exit_code_2(
-    bertkit: Bertkit, place: Place, tmp_path: Path, settings: str, told: str
+def test_what_cannot_be_removed_is_refused_with_exit_code_2(
+    bertkit: Bertkit, place: Place, tmp_path: Path, settings: str, warned: str
 ) -> None:
     data = ("--train", place.train, "--dev", place.dev, "--text", "review", "--label", "stars")
     done = bertkit(
@@ -279,7 +279,7 @@ def test_what_cannot_be_taken_out_is_told_with_exit_code_2(
         *("--set", f"method={settings}"),
     )
     assert done.code == 2, done.stderr
-    assert told in " ".join(done.stderr.split())
+    assert warned in " ".join(done.stderr.split())
 
 
 def test_importance_without_data_is_refused(task_trainer: TaskTrainer) -> None:

@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from bertkit.compression.q8bert import FakeEmbedding, FakeLinear, last_maps
+from bertkit.compression.q8bert import FakeEmbedding, FakeLinear, Q8Bert, last_maps
 from bertkit.errors import DataError, UsageError
-from bertkit.finetuning.methods import Q8Bert
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
@@ -65,23 +64,23 @@ def test_a_threshold_is_the_moving_average_of_the_largest_value() -> None:
     for peaks, expected in (((2.0,), 2.0), ((1.0, 4.0), 0.9 * 2.0 + 0.1 * 4.0), ((0.5,), 0.9 * 2.2 + 0.1 * 0.5)):
         for peak in peaks:
             made(torch.tensor([[0.1, -peak, 0.0]]))
-        made.move(0.9, begun=True)
+        made.update_thresholds(0.9, active=True)
         assert float(made.input_threshold) == pytest.approx(expected, rel=1e-6)
     made(torch.full((1, 3), float("nan")))
-    made.move(0.9, begun=True)
+    made.update_thresholds(0.9, active=True)
     assert float(made.input_threshold) == pytest.approx(2.03, rel=1e-6)
     made.eval()(torch.full((1, 3), 100.0))
-    made.move(0.9, begun=True)
+    made.update_thresholds(0.9, active=True)
     assert float(made.input_threshold) == pytest.approx(2.03, rel=1e-6)
 
 
-def test_before_it_begins_a_map_is_plain_and_what_it_sees_is_forgotten() -> None:
+def test_before_its_start_a_map_is_plain_and_measures_nothing() -> None:
     linear = nn.Linear(4, 3)
     made = FakeLinear(linear, 8, requantised=True).train()
     rows = torch.randn(5, 4)
     assert torch.equal(made(rows), linear(rows))
-    made.move(0.9, begun=False)
-    made.move(0.9, begun=True)
+    made.update_thresholds(0.9, active=False)
+    made.update_thresholds(0.9, active=True)
     assert (float(made.input_threshold), float(made.output_threshold or 0)) == (0, 0)
 
 
@@ -102,13 +101,13 @@ def test_a_map_computes_with_rounded_numbers_and_gradients_pass_as_if_not() -> N
     assert rows.detach().abs().max() > 0.8, "values beyond the threshold have their gradient, too"
 
 
-def test_rows_of_a_table_are_rounded_and_their_gradient_is_sparse_where_it_is_asked_for() -> None:
+def test_rows_of_a_table_are_rounded_and_their_gradient_can_be_sparse() -> None:
     table = nn.Embedding(9, 4)
     made = FakeEmbedding(table, by_row=False)
     made.sparse = True
     ids = torch.tensor([3, 0, 3])
     assert torch.equal(made(ids), table(ids))
-    made.move(0.9, begun=True)
+    made.update_thresholds(0.9, active=True)
     assert float(made.threshold) == float(table.weight.detach().abs().max())
     found = made(ids)
     torch.testing.assert_close(found, round_to(table(ids).detach(), float(made.threshold), 127))
@@ -130,7 +129,7 @@ def test_all_maps_and_tables_are_quantised_and_only_the_result_is_left_as_it_is(
     assert not [name for name, _ in bare.named_parameters() if name.endswith("output_threshold")]
 
 
-def test_thresholds_are_not_trained_and_the_first_update_only_looks(tmp_path: Path) -> None:
+def test_thresholds_are_not_trained_and_the_first_update_only_measures(tmp_path: Path) -> None:
     model, method = prepared(tmp_path / "m"), Q8Bert()
     method.set_trained(model, 0)
     still = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if not parameter.requires_grad}

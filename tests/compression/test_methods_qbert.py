@@ -11,11 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bertkit.compression.qbert import FakeGroupLinear, groups_of, layer_maps, top_eigenvalues
+from bertkit.compression.qbert import FakeGroupLinear, QBert, groups_of, layer_maps, top_eigenvalues
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.files import read_json
-from bertkit.finetuning.methods import QBert
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.models.low_bit import LowBitLinear, row_groups
@@ -160,7 +159,7 @@ def test_more_bits_come_nearer() -> None:
 
 def test_mixed_bits_without_data_and_bits_out_of_order_are_refused(place: Place) -> None:
     model, _ = load_model(place.calm)
-    with pytest.raises(UsageError, match=r"method\.bits: mixed asks the training data"):
+    with pytest.raises(UsageError, match=r"method\.bits: mixed is measured on training data"):
         QBert().prepare(model, 0)
     with pytest.raises(ValueError, match=r"low_bits \(4\) must be fewer than high_bits \(3\)"):
         QBert(low_bits=4)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertkit.compression.theseus import Replacing, Theseus
+from bertkit.compression.theseus import BlockDraws, Theseus
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
@@ -144,7 +144,7 @@ def test_how_a_batch_is_cut_changes_nothing() -> None:
 def test_blocks_are_replaced_at_the_rate_and_independently() -> None:
     method = Theseus(start=0.35, slope=0.0)
     draw = method.gradient(7).draw  # type: ignore[attr-defined]
-    drawn = np.asarray([draw.uniform("replaced", sample=step, position=np.arange(3)) < method.rate(step)
+    drawn = np.asarray([draw.uniform("replaced", sample=step, position=np.arange(3)) < method.probability(step)
                         for step in range(4000)])  # fmt: skip
     assert drawn.mean() == pytest.approx(0.35, abs=0.015)
     assert np.corrcoef(drawn.T)[np.triu_indices(3, 1)] == pytest.approx(0.0, abs=0.05)
@@ -152,8 +152,10 @@ def test_blocks_are_replaced_at_the_rate_and_independently() -> None:
 
 def test_schedules_are_the_papers() -> None:
     linear, constant = Theseus(), Theseus(replacing="constant", start=0.5, constant_steps=10)
-    assert [linear.rate(step) for step in (0, 500, 1166, 1167, 9999)] == pytest.approx([0.3, 0.6, 0.9996, 1.0, 1.0])
-    assert [constant.rate(step) for step in (0, 9, 10)] == [0.5, 0.5, 1.0]
+    assert [linear.probability(step) for step in (0, 500, 1166, 1167, 9999)] == pytest.approx(
+        [0.3, 0.6, 0.9996, 1.0, 1.0]
+    )
+    assert [constant.probability(step) for step in (0, 9, 10)] == [0.5, 0.5, 1.0]
 
 
 def test_the_result_is_a_plain_model_that_loads_again_and_in_transformers(tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_a_teacher_may_be_watched_while_layers_are_replaced() -> None:
     method = Theseus(start=0.0, slope=0.0)
     model = method.prepare(copy.deepcopy(teacher), seed=7).train()
     (batch,) = batches([0, 1, 2, 3])
-    recorder = Replacing(Draw(7, "theseus"), 0, method.rate(0)).also(["hook_embed"])
+    recorder = BlockDraws(Draw(7, "theseus"), 0, method.probability(0)).also(["hook_embed"])
     hidden_TD = model(batch.packed, recorder)
     torch.testing.assert_close(hidden_TD, teacher.eval()(batch.packed))
     assert list(recorder.kept) == ["hook_embed"]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.distillation.student_settings import GivenModel, NewModel, TeacherLayers
-from bertkit.distillation.task_recipe import (
+from bertkit.distillation.recipe import (
     DistillRecipe,
+    GivenModel,
+    NewModel,
+    TeacherLayers,
     load_distill_recipe,
     recipe_before,
     resolved_distillation,

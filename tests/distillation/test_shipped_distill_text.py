@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.distillation.terms import Sizes
-from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
+from bertkit.distillation.activations import ShapePair
+from bertkit.distillation.recipe import DistillTextRecipe, with_phases
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.mobilebert import MobileBertConfig
@@ -137,18 +137,18 @@ def test_distilbert_has_the_values_of_its_code() -> None:
 def test_tinybert_learns_layer_m_from_layer_3m_through_one_map() -> None:
     recipe = loaded("tinybert-general")
     teacher = BertConfig()
-    sizes = Sizes.told_by(recipe.model, teacher)
-    tables = {each.term: each.distilled.table(sizes) for each in recipe.objectives}  # type: ignore[attr-defined]  # all are terms
+    sizes = ShapePair.from_configs(recipe.model, teacher)
+    tables = {each.term: each.distilled.layer_pairs(sizes) for each in recipe.objectives}  # type: ignore[attr-defined]  # all are terms
     every_third = ((1, 3), (2, 6), (3, 9), (4, 12))
     assert tables == {"attention": every_third, "hidden_states": every_third, "embeddings": ((0, 0),)}
-    maps = [each.distilled.maps(sizes) for each in recipe.objectives]  # type: ignore[attr-defined]
+    maps = [each.distilled.projections(sizes) for each in recipe.objectives]  # type: ignore[attr-defined]
     assert maps == [{}, {"fit": (312, 768)}, {"fit": (312, 768)}]
 
 
 def test_mobilebert_has_24_phases_and_then_half_the_teachers_words() -> None:
     recipe = loaded("mobilebert")
     teacher = recipe.model.model_copy(update={"intra_bottleneck_size": 1024})
-    sizes = Sizes.told_by(recipe.model, teacher)
+    sizes = ShapePair.from_configs(recipe.model, teacher)
     stages = stages_of(with_phases(recipe, sizes))
     assert [stage.end_step - stage.first_step for stage in stages] == [10_000] * 24 + [500_000]
     for number, stage in enumerate(stages[:24], start=1):
@@ -164,7 +164,7 @@ def test_mobilebert_has_24_phases_and_then_half_the_teachers_words() -> None:
         "soft_targets": 0.5,
         "next_sentence": 1.0,
     }
-    assert last.rate(last.first_step + 10_000) == pytest.approx(1.5e-3 * (1 - 10_000 / 500_000))
+    assert last.learning_rate(last.first_step + 10_000) == pytest.approx(1.5e-3 * (1 - 10_000 / 500_000))
 
 
 @pytest.mark.parametrize("width", [48, 96, 192])

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import Evaluated
-from bertkit.evaluation.ensemble import COMBINED, EnsembleRequest, evaluate_ensemble, mean
+from bertkit.evaluation.ensemble import COMBINED, EnsembleArguments, evaluate_ensemble, mean
+from bertkit.evaluation.run import Evaluated
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import OwnTask
 from bertkit.finetuning.run import finetune
@@ -66,7 +66,7 @@ class Place:
         return finetune(request, progress=silent_progress)
 
     def ensemble(self, *runs: RunDirectory) -> Evaluated:
-        return evaluate_ensemble(EnsembleRequest(runs, runs_root=self.directory / "runs"))
+        return evaluate_ensemble(EnsembleArguments(runs, runs_root=self.directory / "runs"))
 
 
 @pytest.fixture(scope="module")

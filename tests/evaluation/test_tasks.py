@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from bertkit.errors import DataError
-from bertkit.evaluation.arguments import EvalRequest, Evaluated
 from bertkit.evaluation.plan import TaskEvaluation
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import EvalArguments, Evaluated, MeasurementArguments
 from bertkit.evaluation.score import score_file
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.finetuning.arguments import FinetuneArguments
@@ -48,7 +47,7 @@ def conll(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluated(task: str, data: Path, model: Path, root: Path, **fields: Any) -> Evaluated:
-    request = EvalRequest(str(model), device="cpu", runs_root=root)
+    request = EvalArguments(str(model), device="cpu", runs_root=root)
     given = {"data_dir": data, "overrides": parsed(SETTINGS), **fields}
     return evaluate_tasks(TaskEvaluation(task, (TASKS[task],), request, **given))
 
@@ -117,8 +116,8 @@ def test_the_heads_of_a_run_on_several_tasks_are_evaluated_each_on_its_own(base:
         summary = found.results["tasks"][task]["accuracy"]
         assert summary["mean"] == both.results["tasks"][task]["accuracy"]["mean"]
     with pytest.raises(DataError, match=r"learnt several tasks; name the head of one with --model: .*model/rte"):
-        Predictor.load(str(both.run.path), MeasureRequest(device="cpu").engine())
-    alone = Predictor.load(str(both.run.model / "wnli"), MeasureRequest(device="cpu").engine())
+        Predictor.load(str(both.run.path), MeasurementArguments(device="cpu").engine())
+    alone = Predictor.load(str(both.run.model / "wnli"), MeasurementArguments(device="cpu").engine())
     assert alone.task.labels.names == ("0", "1")
 
 

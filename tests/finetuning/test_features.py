@@ -83,14 +83,14 @@ def test_its_model_is_read_again_and_predicts_the_same(tagged: FinishedRun) -> N
     assert isinstance(model.encoder, FeatureLstm)
     assert not report.drawn_anew
     predictor = Predictor.load(str(tagged.run.path), resolve_engine(EngineConfig(device="cpu", precision="fp32")))
-    said = json_lines(tagged.run.path / "predictions" / "tagging-dev.jsonl")
+    predicted = json_lines(tagged.run.path / "predictions" / "tagging-dev.jsonl")
     dev = json_lines(tagged.run.path.parent / "tagging-dev.jsonl")
     examples = [TaggedExample(str(i), tuple(line["words"]), None, i) for i, line in enumerate(dev)]
     assert len(examples) == DEV
-    assert [list(each.prediction) for each in predictor(examples)] == [each["prediction"] for each in said]
+    assert [list(each.prediction) for each in predictor(examples)] == [each["prediction"] for each in predicted]
 
 
-def test_it_goes_on_from_its_own_model_and_from_no_other_method(place: Place, tagged: FinishedRun) -> None:
+def test_its_model_is_trained_further_by_this_method_alone(place: Place, tagged: FinishedRun) -> None:
     task = other_kind(place, place.directory, "tagging")
     still = ("optimisation.max_steps=1", "lr=1e-12")
     again = place.run(FEATURES, *still, task=task, model=str(tagged.run.path))
@@ -117,7 +117,7 @@ def test_kept_features_change_nothing_but_rounding_and_are_computed_once(
         assert outcome.results["splits"]["dev"]["accuracy"] > 0.8
         found[gigabytes] = len(passes), dev_probabilities(outcome)
     assert found["1.0"][0] == 2, "one micro-batch of train and one of dev"
-    assert found["0.0"][0] == 40, "35 updates and 5 looks at dev"
+    assert found["0.0"][0] == 40, "35 updates and 5 evaluations on dev"
     np.testing.assert_allclose(found["1.0"][1], found["0.0"][1], atol=1e-3)
 
 

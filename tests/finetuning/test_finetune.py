@@ -74,7 +74,8 @@ def test_it_learns_what_the_words_say(finished: FinishedRun) -> None:
     assert results["splits"]["dev"]["accuracy"] > 0.9
     assert results["degenerate"] is None
     assert results["tasks"]["stars"]["accuracy"]["seeds"] == [results["splits"]["dev"]["accuracy"]]
-    assert [look["epoch"] for look in results["looks"]] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [each["epoch"] for each in results["evaluations"]] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert results["looks"] == results["evaluations"], "the key's name up to version 0.1"
     assert results["examples"] == {"train": TRAIN, "dev": DEV}
     assert finished.run.record["steps"] == 35
     lines = [json.loads(line) for line in finished.run.metrics.read_text().splitlines()]
@@ -168,7 +169,7 @@ def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: Finished
     assert not list(resumed.run.checkpoints.glob("*"))
 
 
-def test_the_best_look_survives_a_stop(place: Place) -> None:
+def test_the_best_evaluation_survives_a_stop(place: Place) -> None:
     """With a patience of one look, a rate that ruins the model ends the run early, with the weights of before."""
     harmful = ("lr=0.03", "epochs=6", "optimisation.early_stopping=1", "optimisation.schedule=constant")
     straight = place.run(*harmful)
@@ -177,7 +178,10 @@ def test_the_best_look_survives_a_stop(place: Place) -> None:
     assert results["selected"]["step"] == results["best"]["step"]
     assert results["splits"]["dev"]["accuracy"] == results["best"]["accuracy"]
     assert results["stopped_early"]
-    assert len(results["looks"]) == 1 + [look["step"] for look in results["looks"]].index(results["best"]["step"]) + 1
+    assert (
+        len(results["evaluations"])
+        == 1 + [each["step"] for each in results["evaluations"]].index(results["best"]["step"]) + 1
+    )
     run_dir = place.directory / "best-stopped"
     stopped(place, results["best"]["step"] + 2, *harmful, run_dir=run_dir)
     assert weights(finetune(FinetuneArguments(resume=str(run_dir)), progress=silent_progress)) == weights(straight)
@@ -269,7 +273,7 @@ def test_a_grid_is_chosen_from_on_dev_and_the_choice_recorded(place: Place) -> N
 
 
 @pytest.mark.parametrize("method", ["{name: frozen}", "{name: gradual}", "{name: lora, rank: 3}"])
-def test_a_method_trains_what_it_says(place: Place, method: str) -> None:
+def test_a_method_trains_its_parameters_alone(place: Place, method: str) -> None:
     from safetensors.torch import load_file
 
     outcome = place.run(f"method={method}", "optimisation.max_steps=8")
@@ -384,7 +388,7 @@ def test_an_epoch_takes_every_example_once_and_another_order_next_time() -> None
     assert alone.steps(2.5, 3) == 3
 
 
-def test_faults_of_a_recipe_are_told_at_once() -> None:
+def test_errors_of_a_recipe_are_all_reported_at_once() -> None:
     recipe = FinetuneRecipe(name="x", task="mrpc")
     with pytest.raises(UsageError, match=r"(?s)schedule\.peak.*epochs") as caught:
         changed(recipe, parsed(["lr=-1", "epochs=none"]))
@@ -428,7 +432,7 @@ def test_a_task_in_yaml_names_files_beside_it(place: Place, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "messages"),
     [
         ([], "give a RECIPE, --task TASK"),
         (["--task", "ax"], "ax cannot be fine-tuned on"),
@@ -439,8 +443,8 @@ def test_a_task_in_yaml_names_files_beside_it(place: Place, tmp_path: Path) -> N
         (["--train", "t.csv"], "give --dev FILE too"),
     ],
 )
-def test_wrong_usage_is_told_without_a_traceback(bertkit: Bertkit, arguments: list[str], told: str) -> None:
+def test_wrong_usage_is_reported_without_a_traceback(bertkit: Bertkit, arguments: list[str], messages: str) -> None:
     done = bertkit("finetune", *arguments)
     assert done.code == 2
-    assert told in done.stderr
+    assert messages in done.stderr
     assert not done.stdout

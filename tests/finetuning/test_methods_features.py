@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.finetuning.methods import FeatureBased, Full
 from bertkit.finetuning.methods.feature_store import FeatureStore, fill
+from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice, LayerMix
@@ -25,6 +25,7 @@ from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.tasks.base import Account, Features, FeatureWriter
 from bertkit.training.engine import Engine
+from bertkit.training.method import Full
 from tests.models.oracle import VOCABULARY, Case, all_cases
 
 SIZES = {
@@ -237,7 +238,7 @@ def test_a_split_that_does_not_fit_is_computed_anew(tmp_path: Path, caplog: pyte
     assert store.get(small.batch(np.asarray([1])).packed) is not None
 
 
-def test_a_full_disk_is_told_and_borne(
+def test_a_full_disk_is_logged_and_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = reader(bert())
@@ -283,7 +284,7 @@ def test_only_what_is_above_the_encoder_is_trained_and_drawn() -> None:
     )
 
 
-def test_a_model_of_the_same_settings_goes_on_and_others_start_from_its_encoder() -> None:
+def test_a_model_of_the_same_settings_is_kept_and_others_start_from_its_encoder() -> None:
     first = wrapped(plain_model(), layers="last")
     assert wrapped(first, layers="last") is first
     other = wrapped(first, layers="embeddings")
@@ -292,14 +293,14 @@ def test_a_model_of_the_same_settings_goes_on_and_others_start_from_its_encoder(
         Full().prepare(first, seed=0)
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_the_encoder_are_refused(tmp_path: Path) -> None:
     for layers, choice, needed in (
         (3, "concat-last-four", 4),
         (1, "weighted-sum-last-four", 4),
         (1, "second-to-last", 2),
     ):
-        told = rf"method\.layers: {choice} needs {needed} layers; the encoder has {layers}"
-        with pytest.raises(UsageError, match=told):
+        messages = rf"method\.layers: {choice} needs {needed} layers; the encoder has {layers}"
+        with pytest.raises(UsageError, match=messages):
             wrapped(plain_model(num_hidden_layers=layers), layers=choice)
     assert wrapped(plain_model(num_hidden_layers=1), layers="weighted-sum-all")
     save_model(reader(bert()), None, tmp_path)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.loss_terms import TaskTerms
-from bertkit.finetuning.methods import FreeLb
-from bertkit.finetuning.methods.freelb import FreeLbGradient, Perturbation
+from bertkit.finetuning.methods.freelb import FreeLb, FreeLbGradient, Perturbation
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
@@ -141,7 +140,7 @@ def test_it_equals_the_algorithm_on_padded_rows(model: HeadedModel, directory: P
     for _ in range(3):
         delta = delta.detach().requires_grad_()
         words = oracle.get_input_embeddings()(padded["ids"])
-        mean = oracle(inputs_embeds=words + delta, attention_mask=mask, labels=batch.item_labels[LABEL]).loss
+        mean = oracle(inputs_embeds=words + delta, attention_mask=mask, labels=batch.example_labels[LABEL]).loss
         (mean / 3).backward()
         losses.append(float(mean.detach()))
         climbed = delta + 0.5 * delta.grad / delta.grad.flatten(1).norm(dim=1)[:, None, None]
@@ -201,7 +200,7 @@ def test_no_perturbation_leaves_its_ball(epsilon: float) -> None:
         found.climb()
 
 
-def test_without_a_bound_each_step_is_as_long_as_it_says() -> None:
+def test_without_a_bound_each_step_has_its_length() -> None:
     batch = features().batch(np.asarray([1, 0])).packed
     found = Perturbation(FreeLb(epsilon=None, step_size=0.25), batch, seed=0, step=0)
     gradient_TE = torch.zeros(batch.num_tokens, 4)
@@ -212,7 +211,7 @@ def test_without_a_bound_each_step_is_as_long_as_it_says() -> None:
     assert [float(part.norm()) for part in found.delta_TE.detach().split((9, 5))] == pytest.approx([0.25, 0.0])
 
 
-def test_words_that_cannot_be_perturbed_are_told(model: HeadedModel) -> None:
+def test_words_that_cannot_be_perturbed_are_refused(model: HeadedModel) -> None:
     batch = features().batch(np.asarray([0, 2]))
     weight = next(model.parameters())
 

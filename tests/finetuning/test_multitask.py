@@ -103,7 +103,7 @@ def test_an_epoch_has_every_batch_of_every_task_once_and_mixes_them_anew() -> No
             taken = [order.items(step).tolist() for step in steps if order.task(step) == task]
             in_turn = range(epoch * own.steps_per_epoch, (epoch + 1) * own.steps_per_epoch)
             assert taken == [own.items(step).tolist() for step in in_turn]
-            assert sorted(item for items in taken for item in items) == list(range(own.num_items))
+            assert sorted(item for items in taken for item in items) == list(range(own.num_examples))
 
 
 def test_a_task_alone_has_its_own_order() -> None:
@@ -157,14 +157,14 @@ def test_all_tasks_are_learnt_and_each_has_its_results(finished: FinishedRun) ->
     assert [line["step"] for line in looked] == [16, 32, 48, 64]
 
 
-def test_the_best_look_is_that_of_the_best_mean(place: Place) -> None:
+def test_the_best_evaluation_is_that_of_the_best_mean(place: Place) -> None:
     results = place.run("optimisation.select=best", "epochs=2", "optimisation.evaluations_per_epoch=3").results
     means = [
-        np.mean([look["scores"][f"{task}/dev"][metric] for task, metric in results["primary"].items()])
-        for look in results["looks"]
+        np.mean([each["scores"][f"{task}/dev"][metric] for task, metric in results["primary"].items()])
+        for each in results["evaluations"]
     ]
     assert len(means) == 6
-    assert results["selected"]["step"] == results["looks"][int(np.argmax(means))]["step"]
+    assert results["selected"]["step"] == results["evaluations"][int(np.argmax(means))]["step"]
     assert results["best"].keys() == {"step", "epoch", "mood/accuracy", "worth/pearson", "tags/f1"}
 
 
@@ -177,8 +177,8 @@ def test_each_head_is_a_whole_model_of_transformers_with_the_same_predictions(fi
     with torch.no_grad():
         logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
     lines = (finished.run.path / "predictions" / "mood-dev.jsonl").read_text().splitlines()
-    said = [json.loads(line) for line in lines]
-    probabilities = [[line["scores"]["bad"], line["scores"]["good"]] for line in said]
+    predicted = [json.loads(line) for line in lines]
+    probabilities = [[line["scores"]["bad"], line["scores"]["good"]] for line in predicted]
     np.testing.assert_allclose(probabilities, torch.softmax(logits, -1).numpy(), atol=1e-5)
     tagger = transformers.AutoModelForTokenClassification.from_pretrained(finished.run.model / "tags")
     shared = transformers.AutoModel.from_pretrained(finished.run.model)
@@ -188,14 +188,14 @@ def test_each_head_is_a_whole_model_of_transformers_with_the_same_predictions(fi
             assert torch.equal(parameter, shared.get_parameter(name))
 
 
-def test_each_head_predicts_and_goes_on_from_its_directory(place: Place, finished: FinishedRun) -> None:
+def test_each_head_predicts_and_is_trained_further_from_its_directory(place: Place, finished: FinishedRun) -> None:
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     predictor = Predictor.load(str(finished.run.model / "mood"), engine)
     assert predictor.kind == "classification"
     rows = reviews(MOODS + DEV, 1)[-DEV:]
-    said = predictor([TextExample(str(n), text, None, None) for n, (text, _) in enumerate(rows)])
+    predicted = predictor([TextExample(str(n), text, None, None) for n, (text, _) in enumerate(rows)])
     lines = (finished.run.path / "predictions" / "mood-dev.jsonl").read_text().splitlines()
-    assert [each.prediction for each in said] == [json.loads(line)["prediction"] for line in lines]
+    assert [each.prediction for each in predicted] == [json.loads(line)["prediction"] for line in lines]
     alone = recipe_of(finished.run.model / "worth")
     assert alone is not None
     assert alone.spec.name == "worth"

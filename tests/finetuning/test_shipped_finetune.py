@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bertkit.finetuning.methods import FeatureBased, FreeLb
+from bertkit.finetuning.methods.features import FeatureBased
+from bertkit.finetuning.methods.freelb import FreeLb
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel

@@ -161,9 +161,7 @@ def test_a_checkpoint_that_no_run_vouches_for_is_still_refused(place: Place, tmp
         place.start(two, other)
 
 
-def test_the_model_says_which_published_task_it_learnt_last(
-    shared_data: Path, bertkit: Bertkit, tmp_path: Path
-) -> None:
+def test_config_json_names_the_published_task_learnt_last(shared_data: Path, bertkit: Bertkit, tmp_path: Path) -> None:
     """The two commands of the documentation, on real files and a tiny model: MNLI's part, then RTE from its run."""
     model = write_model(tmp_path / "base")
     nli = tmp_path / "nli.yaml"

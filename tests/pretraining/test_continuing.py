@@ -71,12 +71,12 @@ def trained(wanted: PretrainArguments) -> FinishedRun:
     return run_pretraining(wanted, progress=silent_progress)
 
 
-def test_a_recipe_without_its_model_says_how_to_give_one(home: Path) -> None:
+def test_a_recipe_without_its_model_is_refused_with_the_option_that_gives_one(home: Path) -> None:
     with pytest.raises(UsageError, match=r"domain-adapt.*--init MODEL"):
         request(home, None).requested()
 
 
-def test_a_model_goes_on_with_its_own_tokenizer(home: Path) -> None:
+def test_a_model_is_pretrained_further_with_its_own_tokenizer(home: Path) -> None:
     recipe = request(home, "bert").requested()
     assert recipe.model == BertConfig(**SIZES)
     assert recipe.tokenizer.path == str(home / "bert")
@@ -87,7 +87,7 @@ def test_a_model_goes_on_with_its_own_tokenizer(home: Path) -> None:
 
 
 @pytest.mark.parametrize("new_pieces", ["mean", "random"])
-def test_a_new_vocabulary_is_learnt_told_and_begins_with_the_shared_rows(
+def test_a_new_vocabulary_is_learnt_logged_and_starts_with_the_shared_rows(
     home: Path, new_pieces: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     frozen = "optimisation.schedule={name: constant, peak: 1.0e-12}"
@@ -96,10 +96,10 @@ def test_a_new_vocabulary_is_learnt_told_and_begins_with_the_shared_rows(
         finished = trained(wanted)
     old, new = load_tokenizer(home / "bert"), load_tokenizer(finished.run.model)
     assert new.vocab_size == 112 != old.vocab_size
-    (told,) = [record.getMessage() for record in caplog.records if "new vocabulary of" in record.getMessage()]
+    (expected,) = [record.getMessage() for record in caplog.records if "new vocabulary of" in record.getMessage()]
     pieces = new.backend.get_vocab()
     known = [piece for piece in pieces if old.id(piece) is not None]
-    assert f"112 pieces: {len(known)} are" in told
+    assert f"112 pieces: {len(known)} are" in expected
     assert len(pieces) > len(known) > 50
     before, after = (load_file(path / "model.safetensors")[WORDS] for path in (home / "bert", finished.run.model))
     new_rows, old_rows = after[[pieces[piece] for piece in known]], before[[old.id(piece) for piece in known]]
@@ -139,7 +139,7 @@ def test_a_model_that_changed_since_the_run_began_is_noticed(home: Path) -> None
         trained(PretrainArguments(None, resume=str(home / "begun"), cache=home / "cache", command=["test"]))
 
 
-def test_roberta_goes_on_as_a_longformer_with_its_own_sizes(home: Path) -> None:
+def test_roberta_is_converted_to_a_longformer_with_its_own_sizes(home: Path) -> None:
     window, positions = "model.attention_window=6", "model.max_position_embeddings=200"
     wanted = request(home, "roberta", window, positions, "data.sequence_length=150", recipe="longformer", run="long")
     recipe = wanted.requested()
@@ -174,6 +174,6 @@ def test_stages_with_their_own_schedule_warm_up_in_proportion() -> None:
     assert [schedule.warmup_steps for schedule in schedules] == [10, 0, 0]
     assert [schedule.peak for schedule in schedules] == [8e-4, 5.5e-4, 3e-4]
     first, second, third = stages_of(recipe)
-    assert second.rate(50) == pytest.approx(5.5e-4)
-    assert third.rate(120) == pytest.approx(3e-4)
-    assert first.rate(49) > 5.5e-4 > second.rate(119) > 3e-4 > third.rate(399) > 0
+    assert second.learning_rate(50) == pytest.approx(5.5e-4)
+    assert third.learning_rate(120) == pytest.approx(3e-4)
+    assert first.learning_rate(49) > 5.5e-4 > second.learning_rate(119) > 3e-4 > third.learning_rate(399) > 0

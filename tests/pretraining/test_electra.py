@@ -69,14 +69,14 @@ def write_recipe(directory: Path) -> tuple[Path, Path]:
 
 
 def request_of(directory: Path, run: str, **changes: Any) -> PretrainArguments:
-    asked = {
+    defaults = {
         "recipe": str(directory / "electra.yaml"),
         "sources": [str(directory / "text.txt")],
         "run_dir": directory / run,
         "cache": directory / "cache",
         "command": ["test"],
     }
-    return PretrainArguments(**{**asked, **changes})
+    return PretrainArguments(**{**defaults, **changes})
 
 
 def trained(request: PretrainArguments) -> FinishedRun:
@@ -275,9 +275,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "told"), FAULTS, ids=[" ".join(changes) for changes, _ in FAULTS])
+@pytest.mark.parametrize(("changes", "messages"), FAULTS, ids=[" ".join(changes) for changes, _ in FAULTS])
 def test_a_mistake_is_named_with_its_remedy(
-    changes: list[str], told: list[str], bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: list[str], messages: list[str], bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe, text = write_recipe(tmp_path)
@@ -285,4 +285,4 @@ def test_a_mistake_is_named_with_its_remedy(
     done = bertkit("pretrain", recipe, "--data", text, *words)
     assert done.code == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert all(word in done.stderr for word in told), done.stderr
+    assert all(word in done.stderr for word in messages), done.stderr

@@ -46,13 +46,14 @@ def test_pseudo_perplexity_masks_one_token_at_a_time_and_64_of_a_long_sequence(m
     held_out = HeldOut(samples, ())
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32", micro_batch_tokens=400))
     found = held_out.pseudo_perplexity(model, VOCABULARY, engine, sequences=2)
-    asked = []
+    masked_in_turn = []
     for one, count in zip(samples.split(1), (64, SHORT - 3), strict=False):
         ordinary = [position for position, special in enumerate(one.special_T) if not special]
         chosen = [ordinary[number * len(ordinary) // count] for number in range(count)]
         assert len(set(chosen)) == count
-        asked += [(one.ids_T.tolist(), position) for position in chosen]
-    expected = math.exp(-sum(log_likelihood(model, ids, position) for ids, position in asked) / len(asked))
+        masked_in_turn += [(one.ids_T.tolist(), position) for position in chosen]
+    total = sum(log_likelihood(model, ids, position) for ids, position in masked_in_turn)
+    expected = math.exp(-total / len(masked_in_turn))
     assert found == pytest.approx(expected, rel=1e-5)
 
 

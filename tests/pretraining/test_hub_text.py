@@ -29,7 +29,7 @@ def weights(run: Path) -> bytes:
     return (run / "model" / "model.safetensors").read_bytes()
 
 
-def test_a_run_goes_on_with_the_commit_that_it_began_with(tmp_path: Path) -> None:
+def test_a_resumed_run_reads_the_commit_that_it_began_with(tmp_path: Path) -> None:
     """Straight through; resumed when the text has moved on, whose shards are lost; resumed when the Hub is gone."""
     (tmp_path / "tiny.yaml").write_text(RECIPE, encoding="utf-8")
     text = write_text(tmp_path / "text.txt").read_text(encoding="utf-8").strip()

@@ -12,10 +12,10 @@ from bertkit.data.languages import LANGUAGES
 from bertkit.data.shards import TokenShards
 from bertkit.errors import StoppedError, UsageError
 from bertkit.pretraining.arguments import PretrainArguments
-from bertkit.pretraining.batches import stage_batches
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.overrides import parsed
@@ -65,11 +65,11 @@ def test_stopped_and_resumed_a_run_over_languages_ends_with_the_same_model(home:
     resumed = run_pretraining(again, progress=silent_progress).run
     weights = [(run.model / "model.safetensors").read_bytes() for run in (straight, resumed)]
     assert weights[0] == weights[1]
-    # Whoever looks at the batches sees those of the training.
+    # The batches that are shown are those of the training.
     recipe = load_recipe(str(straight.path / "recipe.yaml"))
     (stage,) = stages_of(recipe)
     tokenizer = load_tokenizer(shards.directory)
-    batches = stage_batches(stage, shards, tokenizer, cache=home / "cache")
+    batches = StageRun(stage, shards, tokenizer, cache=home / "cache").batches
     texts = [tokenizer.decode(one.ids_T.tolist()) for step in range(4) for one in batches.samples(step).split(1)]
     german = ["Der" in text or "liest" in text for text in texts]
     assert 3 < sum(german) < 17

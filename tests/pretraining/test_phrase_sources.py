@@ -11,8 +11,7 @@ import pytest
 
 from bertkit.errors import DataError, StoppedError
 from bertkit.files import sha256_of
-from bertkit.pretraining.arguments import PretrainArguments
-from bertkit.pretraining.file_hashes import with_contents
+from bertkit.pretraining.arguments import PretrainArguments, with_file_hashes
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
@@ -46,14 +45,14 @@ def lexicon(tmp_path: Path) -> Path:
 
 
 def request(home: Path, **changes: Any) -> PretrainArguments:
-    asked = {
+    defaults = {
         "recipe": str(home / "recipe.yaml"),
         "sources": [str(home / "text.txt")],
         "run_dir": home / "run",
         "cache": home / "cache",
         "command": ["test"],
     }
-    return PretrainArguments(**{**asked, **changes})
+    return PretrainArguments(**{**defaults, **changes})
 
 
 def test_a_changed_lexicon_is_refused_under_resume_and_named(lexicon: Path, tmp_path: Path, bertkit: Bertkit) -> None:
@@ -84,8 +83,8 @@ def test_the_content_of_a_lexicon_decides_the_hash_and_its_path_is_checked_again
     lexicon.write_text("a tensor\n", encoding="utf-8")
     second = request(tmp_path).requested()
     assert what_hash(first) != what_hash(second)
-    assert with_contents(first) == first
-    assert with_contents(first, anew=True) == second
+    assert with_file_hashes(first) == first
+    assert with_file_hashes(first, recompute=True) == second
     pinned = f"{KEY}={sha256_of(tmp_path / 'text.txt')}"
     with pytest.raises(DataError, match=r"names\.txt: the lexicon is not the recipe's.*set lexicon_sha256 to null"):
         run_pretraining(request(tmp_path, overrides=parsed([pinned])), progress=silent_progress)

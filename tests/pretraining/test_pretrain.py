@@ -1,4 +1,4 @@
-"""Pretraining through the command line: what a user gets, what other tools load, and what a mistake is told."""
+"""Pretraining through the command line: what a user gets, what other tools load, and what a mistake is messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_transformers_loads_the_result_and_gives_the_same_logits(finished: tuple
     torch.testing.assert_close(pair_logits_B2, expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
 
 
-def test_it_learns_and_says_how_much_beside_the_baseline(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_it_learns_and_reports_the_baseline(finished: tuple[Path, dict[str, Any]]) -> None:
     directory, results = finished
     held_out = results["held_out"]
     assert held_out["accuracy/masked_lm"] > 1.5 * held_out["accuracy/unigram"] > 0
@@ -154,7 +154,7 @@ def test_fill_prints_words_with_probabilities(finished: tuple[Path, dict[str, An
     assert results["examples"][0]["masks"]
 
 
-def test_fill_says_what_is_wrong(finished: tuple[Path, dict[str, Any]], bertkit: Bertkit, tmp_path: Path) -> None:
+def test_fill_names_what_is_wrong(finished: tuple[Path, dict[str, Any]], bertkit: Bertkit, tmp_path: Path) -> None:
     directory, _ = finished
     no_mask = bertkit("fill", "--model", directory / "run", "No mask here.")
     assert (no_mask.code, "[MASK]" in no_mask.stderr) == (3, True)
@@ -208,9 +208,9 @@ def test_plan_costs_nothing_and_names_everything(
     # Six times the parameters that multiply, times the tokens, within the attention's and the head's share.
     assert 0.9 < plan["flops"] / (6 * 85e6 * plan["tokens"]) < 1.3
     assert all(plan[key] > 0 for key in ("memory_mb", "disk_mb", "seconds"))
-    told = bertkit("pretrain", "bert", "--plan").stdout.splitlines()
-    assert "parameters  110,106,428 (109,482,240 without heads)" in told
-    assert re.fullmatch(r"time here   \d+ d \d+ h", told[-1])
+    messages = bertkit("pretrain", "bert", "--plan").stdout.splitlines()
+    assert "parameters  110,106,428 (109,482,240 without heads)" in messages
+    assert re.fullmatch(r"time here   \d+ d \d+ h", messages[-1])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -227,9 +227,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "told"), BAD, ids=[" ".join(words) for words, _, _ in BAD])
+@pytest.mark.parametrize(("words", "code", "messages"), BAD, ids=[" ".join(words) for words, _, _ in BAD])
 def test_a_mistake_is_named_with_its_remedy(
-    words: list[str], code: int, told: list[str], bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], code: int, messages: list[str], bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "cuda" in words and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -239,7 +239,7 @@ def test_a_mistake_is_named_with_its_remedy(
     assert done.code == code, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-    assert all(word in done.stderr for word in told), done.stderr
+    assert all(word in done.stderr for word in messages), done.stderr
 
 
 def test_resuming_with_another_result_in_mind_is_refused_key_by_key(

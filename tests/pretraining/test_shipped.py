@@ -283,11 +283,11 @@ def test_modernbert_has_the_tokens_of_its_table_3_and_of_its_warm_ups() -> None:
         counted = [_tokens(stage) for stage in stages]
         assert sum(counted[:5]) == pytest.approx(ramp, rel=1e-3)
         assert [sum(counted[:6]), *counted[6:]] == pytest.approx(list(tokens), rel=1e-3)
-        assert [stage.rate(stage.first_step) for stage in stages[5:]] == pytest.approx(list(peaks))
+        assert [stage.learning_rate(stage.first_step) for stage in stages[5:]] == pytest.approx(list(peaks))
         assert [stage.recipe.data.sequence_length for stage in stages[-2:]] == [8192, 8192]
         last = stages[-1]
         quarter = last.first_step + (last.end_step - last.first_step) // 4
-        assert last.rate(quarter) == pytest.approx(peaks[-1] * (0.001 + 0.999 / 2), rel=1e-3)  # 1 - sqrt(1/4)
+        assert last.learning_rate(quarter) == pytest.approx(peaks[-1] * (0.001 + 0.999 / 2), rel=1e-3)  # 1 - sqrt(1/4)
         assert all(stage.recipe.objectives[0].model_dump()["rate"] == 0.3 for stage in stages)
 
 
@@ -295,7 +295,7 @@ def test_mosaicbert_sees_the_samples_of_its_file() -> None:
     optimisation = load_recipe("mosaicbert").optimisation
     assert optimisation.steps * optimisation.batch_sequences == 286_720_000
     assert optimisation.schedule.warmup_steps == 0.06 * optimisation.steps
-    assert optimisation.schedule.rate(optimisation.steps, optimisation.steps) == pytest.approx(0.02 * 5e-4)
+    assert optimisation.schedule.learning_rate(optimisation.steps, optimisation.steps) == pytest.approx(0.02 * 5e-4)
     # A share of the peak rate there, a factor of the rate here.
     assert optimisation.optimizer.weight_decay * optimisation.schedule.peak == pytest.approx(1e-5)
 
@@ -309,7 +309,7 @@ def test_cramming_follows_its_schedule_of_batch_and_rate() -> None:
     for stage, tokens in zip(stages, counted, strict=True):
         middle, share = share + tokens / sum(counted) / 2, share + tokens / sum(counted)
         rate = 1e-3 * min(0.25 + middle, (1 - middle) / 0.25)
-        assert stage.rate((stage.first_step + stage.end_step) // 2) == pytest.approx(rate, rel=2e-3)
+        assert stage.learning_rate((stage.first_step + stage.end_step) // 2) == pytest.approx(rate, rel=2e-3)
         batch = min(128 + middle * 2 * (4096 - 128), 4096)
         assert stage.recipe.optimisation.batch_sequences == pytest.approx(batch, rel=0.035)
 
@@ -327,8 +327,8 @@ def test_babylm_reads_at_most_ten_epochs_and_follows_its_curriculum() -> None:
         rate = max(0.15, 0.3 - 0.15 * step / 7747)
         assert stage.recipe.objectives[0].at(step / 9600).model_dump()["rate"] == pytest.approx(rate, abs=1e-9)
     before, last = stages[-2:]
-    assert last.rate(last.first_step) == pytest.approx(before.rate(before.end_step - 1), rel=0.01)
-    assert last.rate(last.end_step - 1) < 1e-5
+    assert last.learning_rate(last.first_step) == pytest.approx(before.learning_rate(before.end_step - 1), rel=0.01)
+    assert last.learning_rate(last.end_step - 1) < 1e-5
     assert [(each.term, each.heads) for each in recipe.objectives] == [
         ("masked_next_token", ("masked_lm",)),
         ("causal_lm", ("masked_lm",)),

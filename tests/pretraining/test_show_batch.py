@@ -1,4 +1,4 @@
-"""show-batch: the batch that the run really trained on, told so that the text can be read back."""
+"""show-batch: the batch that the run really trained on, from which the text can be restored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shown(bertkit: Bertkit, home: Path, *words: object) -> dict[str, Any]:
     return document
 
 
-def test_undoing_what_is_told_gives_the_text_back(bertkit: Bertkit, home: Path) -> None:
+def test_undoing_the_shown_changes_gives_the_text_back(bertkit: Bertkit, home: Path) -> None:
     batch = shown(bertkit, home, "--step", "5", "--sequences", "9")
     text = " ".join((home / "text.txt").read_text(encoding="utf-8").lower().replace(".", " .").split())
     assert (batch["step"], batch["stage"], batch["in_all"], len(batch["sequences"])) == (5, 0, 9, 9)

@@ -52,10 +52,12 @@ def test_a_schedule_of_its_own_counts_the_stages_steps_and_the_runs_counts_all()
         {"share": 0.6, "set": {"data.sequence_length": 64}},
     )
     own = first.recipe.optimisation.schedule
-    assert [first.rate(step) for step in (0, 3, 399)] == [own.rate(step, 400) for step in (0, 3, 399)]
-    assert first.rate(3) == 0.5
+    assert [first.learning_rate(step) for step in (0, 3, 399)] == [own.learning_rate(step, 400) for step in (0, 3, 399)]
+    assert first.learning_rate(3) == 0.5
     whole = second.recipe.optimisation.schedule
-    assert [second.rate(step) for step in (400, 999)] == [whole.rate(step, STEPS) for step in (400, 999)]
+    assert [second.learning_rate(step) for step in (400, 999)] == [
+        whole.learning_rate(step, STEPS) for step in (400, 999)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,14 @@ engine: {device: cpu, log_every_steps: 1, save_every_steps: 1, keep_checkpoints:
 
 
 def request(home: Path, run: str, **changes: Any) -> PretrainArguments:
-    asked = {
+    defaults = {
         "recipe": str(home / "two.yaml"),
         "sources": [str(home / "text.txt")],
         "run_dir": home / run,
         "cache": home / "cache",
         "command": ["test"],
     }
-    return PretrainArguments(**{**asked, **changes})
+    return PretrainArguments(**{**defaults, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +165,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "told"), FAULTS, ids=[changes[0] for changes, _ in FAULTS])
-def test_a_recipe_that_has_no_second_stage_to_offer_is_told(changes: list[str], told: str, home: Path) -> None:
-    with pytest.raises(UsageError, match=told):
+@pytest.mark.parametrize(("changes", "expected"), FAULTS, ids=[changes[0] for changes, _ in FAULTS])
+def test_a_recipe_without_a_valid_second_stage_is_refused(changes: list[str], expected: str, home: Path) -> None:
+    with pytest.raises(UsageError, match=expected):
         request(home, "faulty", overrides=parsed(changes)).requested()
 
 
@@ -185,4 +185,6 @@ def test_the_shipped_recipe_is_the_base_models_but_for_the_stages() -> None:
     assert (generator.weight, detector.weight) == (0.0, 50.0)
     assert generator.model_dump(exclude={"weight"}) == base.objectives[0].model_dump(exclude={"weight"})
     assert recipe.model.generator(detector.model_dump()["generator_size"]) == recipe.model
-    assert [stage.rate(stage.first_step + 10_000) for stage in (first, second)] == [first.rate(10_000)] * 2
+    assert [stage.learning_rate(stage.first_step + 10_000) for stage in (first, second)] == [
+        first.learning_rate(10_000)
+    ] * 2

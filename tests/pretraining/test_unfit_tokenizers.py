@@ -1,4 +1,4 @@
-"""Tokenizers that cannot serve an objective: a fault of the recipe, told with its remedy, and not of the data."""
+"""Tokenizers that cannot serve an objective: an error of the recipe with its remedy, and not of the data."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("roles", "objective", "told"), FAULTS, ids=[objective for _, objective, _ in FAULTS])
+@pytest.mark.parametrize(("roles", "objective", "expected"), FAULTS, ids=[objective for _, objective, _ in FAULTS])
 def test_an_objective_that_the_tokenizer_cannot_serve_is_a_fault_of_the_recipe(
-    roles: tuple[str, ...], objective: str, told: list[str], bertkit: Callable[..., Any], tmp_path: Path
+    roles: tuple[str, ...], objective: str, expected: list[str], bertkit: Callable[..., Any], tmp_path: Path
 ) -> None:
     recipe, text = write_recipe(tmp_path)
     tokenizer = write_tokenizer(tmp_path / "tokenizer", *roles)
@@ -48,7 +48,7 @@ def test_an_objective_that_the_tokenizer_cannot_serve_is_a_fault_of_the_recipe(
     done = bertkit("pretrain", recipe, "--data", text, "--run-dir", tmp_path / "run", *words)
     assert done.code == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert all(word in done.stderr for word in told), done.stderr
+    assert all(word in done.stderr for word in expected), done.stderr
 
 
 @pytest.mark.parametrize("objective", [CAUSAL, "objective=[masked_lm: {mask_share: 0.0, random_share: 0.9}]"])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import EvalRequest
 from bertkit.evaluation.blimp import evaluate_blimp
+from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.probing.behaviour import BehaviourSettings
 from bertkit.probing.behaviour.run import probe_behaviour
@@ -58,7 +58,7 @@ def test_a_folder_of_both_gives_both_and_pairs_are_those_of_the_suite(tmp_path: 
     names = {path.name for path in (probed.run.path / "figures").iterdir()}
     assert names == {"diagnostics.png", "diagnostics.svg", "minimal_pairs.png", "minimal_pairs.svg"}
     summary = probed.results["summary"]
-    wanted = EvalRequest(request.models[0], device="cpu", runs_root=tmp_path / "runs", command=["x"])
+    wanted = EvalArguments(request.models[0], device="cpu", runs_root=tmp_path / "runs", command=["x"])
     suite = evaluate_blimp(wanted, data, BlimpSettings()).results
     pairs = summary["minimal_pairs"]
     assert pairs["average"] == suite["average"]

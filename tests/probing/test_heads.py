@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
@@ -99,7 +99,7 @@ def test_a_task_is_scored_as_it_is_evaluated_whatever_the_order_of_its_labels(gl
     for number, names in enumerate((("entailment", "not_entailment"), ("not_entailment", "entailment"))):
         model = classifier(tmp_path / f"m{number}", *names)
         summary = run_heads(request_for(tmp_path, models=[str(model)]), task="rte", data_dir=glue).results["summary"]
-        predictor = Predictor.load(str(model), MeasureRequest(device="cpu").engine(), spec=find_task("rte"))
+        predictor = Predictor.load(str(model), MeasurementArguments(device="cpu").engine(), spec=find_task("rte"))
         examples = load_split(find_task("rte"), "dev", glue).examples
         score = predictor.task.score(predictor(examples), examples)["accuracy"]
         assert (summary["metric"], summary["score"]) == ("accuracy", pytest.approx(score))

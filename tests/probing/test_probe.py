@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import load_subjects, short_name
+from bertkit.evaluation.loaded_model import load_models, short_name
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.hub import save_model
 from bertkit.models.modernbert import ModernBertConfig
@@ -146,7 +146,7 @@ def write_run(directory: Path, steps: Sequence[int], *, finished: bool = True) -
 
 def test_checkpoints_of_a_run_are_models(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [100, 300])
-    first, second = load_subjects([f"{run}@all"])
+    first, second = load_models([f"{run}@all"])
     assert [each.label for each in (first, second)] == ["run@100", "run@300"]
     assert first.training == {"run": "run", "steps": 100, "tokens": 1000}
     for subject, step in ((first, 100), (second, 300)):
@@ -154,16 +154,16 @@ def test_checkpoints_of_a_run_are_models(tmp_path: Path) -> None:
         for name, parameter in expected.named_parameters():
             assert torch.equal(dict(subject.model.named_parameters())[name], parameter)
         assert subject.model.head_names == ("masked_lm",)
-    (finished,) = load_subjects([str(run)])
+    (finished,) = load_models([str(run)])
     assert all(torch.equal(a, b) for a, b in zip(finished.model.parameters(), second.model.parameters(), strict=True))
     with pytest.raises(DataError, match=r"no such checkpoint; the run has kept those of steps 100, 300"):
-        load_subjects([f"{run}@200"])
+        load_models([f"{run}@200"])
 
 
 def test_checkpoints_of_a_run_without_tokenizer_say_what_to_do(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [100], finished=False)
     with pytest.raises(DataError, match="bertkit pretrain --resume"):
-        load_subjects([f"{run}@100"])
+        load_models([f"{run}@100"])
 
 
 def test_a_random_twin_has_the_same_shapes_and_other_weights(tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ def test_models_are_named_shortly_and_apart(tmp_path: Path) -> None:
     for place in ("one", "two"):
         save_tiny(tiny_model(tiny_tokenizer(), seed=len(place)), tiny_tokenizer(), tmp_path / place / "model")
         save_tiny(tiny_model(tiny_tokenizer(), seed=1), tiny_tokenizer(), tmp_path / place / "x")
-    subjects = load_subjects([str(tmp_path / "one/x"), str(tmp_path / "two/x")])
+    subjects = load_models([str(tmp_path / "one/x"), str(tmp_path / "two/x")])
     assert [each.label for each in subjects] == [str(tmp_path / "one/x"), str(tmp_path / "two/x")]
     with pytest.raises(UsageError, match="given twice"):
-        load_subjects([str(tmp_path / "one/x")] * 2)
+        load_models([str(tmp_path / "one/x")] * 2)
     with pytest.raises(UsageError, match="one model at a time"):
         request_for(tmp_path, models=[str(tmp_path / "one/x"), str(tmp_path / "two/x")]).subject()
 

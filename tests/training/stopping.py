@@ -1,4 +1,4 @@
-"""Runs that are asked to stop at a step of theirs, without a signal or a clock."""
+"""Runs that stop at a given step, without a signal or a clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bertkit.training.interrupt import StopRequest
 
 
 class _StopAt(StopRequest):
-    """Asks to stop when it has been looked at so often."""
+    """A reason to stop after so many steps."""
 
-    def __init__(self, looks: int) -> None:
+    def __init__(self, steps: int) -> None:
         super().__init__(None)
-        self.left = looks
+        self.left = steps
 
     @property
     def reason(self) -> str | None:
@@ -33,7 +33,7 @@ class _SignalledTooLate(StopRequest):
 
 @contextmanager
 def signalled_behind_the_last_step() -> Iterator[None]:
-    """Every run inside hears a signal when it has made all its updates."""
+    """Every run inside gets a signal when it has made all its updates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "StopRequest", _SignalledTooLate)
         yield

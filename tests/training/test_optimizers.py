@@ -350,7 +350,7 @@ def test_biases_and_norms_are_not_decayed_and_all_else_is(config: OptimizerConfi
 
 
 @pytest.mark.parametrize("config", ALL, ids=label)
-def test_a_restored_optimiser_goes_on_to_the_bit(config: OptimizerConfig) -> None:
+def test_a_restored_optimiser_continues_to_the_bit(config: OptimizerConfig) -> None:
     straight = small_bert()
     optimizer = config.build(straight)
     for step in range(3):
@@ -382,7 +382,7 @@ def test_a_restored_optimiser_goes_on_to_the_bit(config: OptimizerConfig) -> Non
 
 
 @pytest.mark.parametrize("config", ALL, ids=label)
-def test_torchs_own_state_dict_goes_on_to_the_bit(config: OptimizerConfig) -> None:
+def test_torchs_own_state_dict_continues_to_the_bit(config: OptimizerConfig) -> None:
     straight = small_bert()
     optimizer = config.build(straight)
     for step in range(3):
@@ -470,6 +470,6 @@ def test_the_name_chooses_and_adamw_is_what_goes_without_saying() -> None:
         ("{name: lamb, eps: 0}", r"optimizer\.eps: expected a value greater than 0, got 0"),
     ],
 )
-def test_faults_are_told_in_the_users_terms(text: str, fault: str) -> None:
+def test_errors_name_the_users_keys(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         validate(read_tree(f"optimizer: {text}", "r.yaml"), OptimisationConfig)

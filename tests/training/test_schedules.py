@@ -52,18 +52,18 @@ def ending_at_a_floor(peak: float, warmup_steps: int, floor: float) -> list[Sche
 def test_berts_decay_is_counted_from_step_zero() -> None:
     schedule = BertSchedule(peak=1e-4, warmup_steps=10_000)
     steps = 1_000_000
-    assert schedule.rate(0, steps) == 0
-    assert schedule.rate(5_000, steps) == pytest.approx(0.5e-4)
-    assert schedule.rate(9_999, steps) == pytest.approx(0.9999e-4)
+    assert schedule.learning_rate(0, steps) == 0
+    assert schedule.learning_rate(5_000, steps) == pytest.approx(0.5e-4)
+    assert schedule.learning_rate(9_999, steps) == pytest.approx(0.9999e-4)
     # The jump at the end of the warm-up: from the peak down to peak * (1 - w / N).
-    assert schedule.rate(10_000, steps) == pytest.approx(0.99e-4)
-    assert schedule.rate(999_999, steps) == pytest.approx(1e-10)
+    assert schedule.learning_rate(10_000, steps) == pytest.approx(0.99e-4)
+    assert schedule.learning_rate(999_999, steps) == pytest.approx(1e-10)
 
 
 @pytest.mark.parametrize("schedule", [LinearSchedule, CosineSchedule])
 def test_a_rise_a_peak_and_a_fall(schedule: type[LinearSchedule] | type[CosineSchedule]) -> None:
     made = schedule(peak=3.0, warmup_steps=10)
-    rates = [made.rate(step, 101) for step in range(101)]
+    rates = [made.learning_rate(step, 101) for step in range(101)]
     assert max(rates) == pytest.approx(3.0) == pytest.approx(rates[10])
     assert rates[:11] == sorted(rates[:11])
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -73,20 +73,22 @@ def test_a_rise_a_peak_and_a_fall(schedule: type[LinearSchedule] | type[CosineSc
 
 def test_constant_stays_at_its_peak() -> None:
     made = ConstantSchedule(peak=2.0, warmup_steps=3)
-    assert [made.rate(step, 10) for step in range(5)] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
+    assert [made.learning_rate(step, 10) for step in range(5)] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
 
 
 def test_electras_warm_up_is_multiplied_onto_a_decay_counted_from_step_zero() -> None:
     """ELECTRA-base: 2e-4, 10,000 of 766,000 steps."""
     schedule, steps = ElectraSchedule(peak=2e-4, warmup_steps=10_000), 766_000
-    assert schedule.rate(0, steps) == 0
-    assert schedule.rate(5_000, steps) == pytest.approx(2e-4 * 0.5 * (1 - 5 / 766))
-    assert schedule.rate(10_000, steps) == pytest.approx(2e-4 * (1 - 10 / 766))
-    assert schedule.rate(383_000, steps) == pytest.approx(1e-4)
-    # Behind the warm-up it is BERT's; within it is lower by the decay so far.
+    assert schedule.learning_rate(0, steps) == 0
+    assert schedule.learning_rate(5_000, steps) == pytest.approx(2e-4 * 0.5 * (1 - 5 / 766))
+    assert schedule.learning_rate(10_000, steps) == pytest.approx(2e-4 * (1 - 10 / 766))
+    assert schedule.learning_rate(383_000, steps) == pytest.approx(1e-4)
+    # After the warm-up it is BERT's; within it is lower by the decay so far.
     bert = BertSchedule(peak=2e-4, warmup_steps=10_000)
-    assert [schedule.rate(n, steps) for n in (10_000, 765_999)] == [bert.rate(n, steps) for n in (10_000, 765_999)]
-    assert schedule.rate(9_999, steps) < bert.rate(9_999, steps)
+    assert [schedule.learning_rate(n, steps) for n in (10_000, 765_999)] == [
+        bert.learning_rate(n, steps) for n in (10_000, 765_999)
+    ]
+    assert schedule.learning_rate(9_999, steps) < bert.learning_rate(9_999, steps)
 
 
 def test_inverse_sqrt_is_the_transformers_formula() -> None:
@@ -95,14 +97,14 @@ def test_inverse_sqrt_is_the_transformers_formula() -> None:
     schedule = InverseSqrtSchedule(peak=(width * warmup) ** -0.5, warmup_steps=warmup)
     for number in (1, 2, 1999, 3999, 4000, 4001, 16_000, 100_000):
         published = width**-0.5 * min(number**-0.5, number * warmup**-1.5)
-        assert schedule.rate(number - 1, 100_000) == pytest.approx(published, rel=1e-12)
-    assert schedule.rate(3999, 100_000) == pytest.approx(6.987712429686843e-4, rel=1e-12)
-    assert schedule.rate(15_999, 100_000) == pytest.approx(schedule.peak / 2)
-    assert schedule.rate(15_999, 20_000) == schedule.rate(15_999, 1_000_000)
+        assert schedule.learning_rate(number - 1, 100_000) == pytest.approx(published, rel=1e-12)
+    assert schedule.learning_rate(3999, 100_000) == pytest.approx(6.987712429686843e-4, rel=1e-12)
+    assert schedule.learning_rate(15_999, 100_000) == pytest.approx(schedule.peak / 2)
+    assert schedule.learning_rate(15_999, 20_000) == schedule.learning_rate(15_999, 1_000_000)
 
 
 @pytest.mark.parametrize("given_steps", ["", ", warmup_steps: 0"])
-def test_inverse_sqrt_says_that_it_needs_a_warm_up(given_steps: str) -> None:
+def test_inverse_sqrt_without_a_warm_up_is_refused(given_steps: str) -> None:
     text = f"schedule: {{name: inverse-sqrt, peak: 1.0{given_steps}}}"
     with pytest.raises(ValueError, match=r"r\.yaml:1: schedule: .*needs warmup_steps of at least 1, got 0"):
         validate(read_tree(text, "r.yaml"), OptimisationConfig)
@@ -111,12 +113,12 @@ def test_inverse_sqrt_says_that_it_needs_a_warm_up(given_steps: str) -> None:
 def test_polynomial_falls_as_longformers() -> None:
     """3e-5, 500 of 65,000 updates, power 3: an eighth is left half-way down."""
     schedule, steps = PolynomialSchedule(peak=3e-5, warmup_steps=500, power=3.0), 65_000
-    assert schedule.rate(500, steps) == 3e-5
-    assert schedule.rate(32_750, steps) == pytest.approx(3e-5 / 8)
-    assert schedule.rate(48_875, steps) == pytest.approx(3e-5 / 64)
-    assert schedule.rate(steps, steps) == 0
+    assert schedule.learning_rate(500, steps) == 3e-5
+    assert schedule.learning_rate(32_750, steps) == pytest.approx(3e-5 / 8)
+    assert schedule.learning_rate(48_875, steps) == pytest.approx(3e-5 / 64)
+    assert schedule.learning_rate(steps, steps) == 0
     floored = PolynomialSchedule(peak=8.0, warmup_steps=0, power=2.0, floor=0.25)
-    assert [floored.rate(step, 4) for step in range(5)] == pytest.approx([8.0, 5.375, 3.5, 2.375, 2.0])
+    assert [floored.learning_rate(step, 4) for step in range(5)] == pytest.approx([8.0, 5.375, 3.5, 2.375, 2.0])
 
 
 def test_warmup_stable_decay_is_a_trapezoid_with_the_chosen_fall() -> None:
@@ -129,7 +131,7 @@ def test_warmup_stable_decay_is_a_trapezoid_with_the_chosen_fall() -> None:
     }
     for decay, fall in falls.items():
         made = WarmupStableDecaySchedule(**common, decay=decay)  # type: ignore[arg-type]  # a table of mixed settings
-        assert [made.rate(step, 11) for step in range(12)] == pytest.approx([*rises, *stays, *fall, 0.4])
+        assert [made.learning_rate(step, 11) for step in range(12)] == pytest.approx([*rises, *stays, *fall, 0.4])
 
 
 @given(
@@ -143,7 +145,7 @@ def test_rates_rise_to_the_peak_and_never_rise_again(
 ) -> None:
     steps = warmup_steps + more_steps
     for made in every_schedule(peak, warmup_steps, floor):
-        rates = [made.rate(step, steps) for step in range(steps)]
+        rates = [made.learning_rate(step, steps) for step in range(steps)]
         assert all(0 <= rate <= peak * (1 + 1e-12) for rate in rates), made
         behind = rates[warmup_steps:]
         assert all(after <= before * (1 + 1e-12) for before, after in pairwise(behind)), made
@@ -159,7 +161,7 @@ def test_all_but_berts_are_continuous_at_the_end_of_the_warm_up(peak: float, war
     """No step there is longer than those of the rise."""
     steps = 20 * warmup_steps
     for made in every_schedule(peak, warmup_steps, 0.1):
-        ends = [made.rate(step, steps) for step in range(warmup_steps - 2, warmup_steps + 2)]
+        ends = [made.learning_rate(step, steps) for step in range(warmup_steps - 2, warmup_steps + 2)]
         longest = max(abs(after - before) for before, after in pairwise(ends))
         tolerance = peak / warmup_steps * (1 + 1e-9)
         if isinstance(made, BertSchedule):
@@ -174,8 +176,8 @@ def test_a_floor_is_where_the_rate_ends_and_nothing_is_below_it(peak: float, war
         found = ending_at_a_floor(peak, warmup_steps, floor)
         assert len(found) == 6
         for made in found:
-            assert made.rate(steps, steps) == pytest.approx(floor * peak, abs=1e-15), made
-            behind = [made.rate(step, steps) for step in range(warmup_steps, steps)]
+            assert made.learning_rate(steps, steps) == pytest.approx(floor * peak, abs=1e-15), made
+            behind = [made.learning_rate(step, steps) for step in range(warmup_steps, steps)]
             assert min(behind) >= floor * peak * (1 - 1e-12), made
 
 
@@ -191,7 +193,9 @@ def test_shapes_that_are_special_cases_of_others_agree_with_them(warmup_steps: i
         (CosineSchedule(**common, floor=1.0), ConstantSchedule(**common)),
     ]
     for special, general in pairs:
-        assert special.rate(step, steps) == pytest.approx(general.rate(step, steps), abs=1e-12), special
+        assert special.learning_rate(step, steps) == pytest.approx(general.learning_rate(step, steps), abs=1e-12), (
+            special
+        )
 
 
 @pytest.mark.parametrize("made", every_schedule(2.0, 3, 0.25), ids=lambda made: made.model_dump()["name"])

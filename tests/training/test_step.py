@@ -128,7 +128,7 @@ def test_twenty_steps_equal_transformers_with_the_reference_optimizer(tokenizer:
     schedule = BertSchedule(peak=2e-3, warmup_steps=4)
     for step in range(20):
         samples = corrupted(step, tokenizer.vocab_size)
-        rate = schedule.rate(step, 20)
+        rate = schedule.learning_rate(step, 20)
         batches = [PackedBatch.from_samples(part) for part in samples.split(100)]
         outcome = training_step.update(batches, TERMS, rate)
         expected = transformers_loss(oracle, samples)

@@ -128,7 +128,7 @@ def test_a_request_to_stop_at_the_last_step_comes_too_late(tmp_path: Path) -> No
         assert trained(begun(tmp_path))["steps"] == STEPS
 
 
-def test_a_few_updates_that_are_not_finite_are_passed_over_and_told(tmp_path: Path) -> None:
+def test_a_few_updates_that_are_not_finite_are_skipped_and_logged(tmp_path: Path) -> None:
     loop = begun(tmp_path)
     loop.bad_steps = {0, 1, 3, 5, 6}
     trained(loop)

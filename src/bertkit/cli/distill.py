@@ -122,8 +122,8 @@ def _is_on_text(recipe: str) -> bool:
 
 def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: Training) -> None:
     from bertkit.cli.pretrain import print_held_out
+    from bertkit.distillation.plan import distill_text_plan
     from bertkit.distillation.text_arguments import DistillTextArguments
-    from bertkit.distillation.text_plan import distill_text_plan
     from bertkit.pretraining.run import run_pretraining
 
     request = DistillTextArguments(**shared, sources=sources, overrides=common.overrides, max_steps=common.max_steps)

@@ -73,10 +73,10 @@ def ensemble(
     common: Common,
 ) -> None:
     """Average the saved predictions of several runs, score them and write them: `bertkit eval ensemble RUN RUN RUN`"""
-    from bertkit.evaluation.ensemble import EnsembleRequest, evaluate_ensemble
+    from bertkit.evaluation.ensemble import EnsembleArguments, evaluate_ensemble
     from bertkit.run.find import find_run
 
-    request = EnsembleRequest(
+    request = EnsembleArguments(
         runs=[find_run(name, runs_root()) for name in runs],
         runs_root=runs_root(),
         run_dir=run_dir,

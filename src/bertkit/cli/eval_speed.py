@@ -56,10 +56,10 @@ def speed(
 
     Inputs are random tokens, so that the tokenizer's time is not measured; models are timed in turn, in one process.
     """
-    from bertkit.evaluation.run import MeasureRequest
+    from bertkit.evaluation.run import MeasurementArguments
     from bertkit.evaluation.speed.run import evaluate_speed
 
-    request = MeasureRequest(
+    request = MeasurementArguments(
         device=device or "auto",
         runs_root=runs_root(),
         run_dir=run_dir,

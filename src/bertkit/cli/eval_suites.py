@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bertkit.cli.console import console
-from bertkit.cli.eval_tasks import eval_request
+from bertkit.cli.eval_tasks import eval_arguments
 from bertkit.cli.options import Measuring, Model, option, spelled
 from bertkit.evaluation.settings import BlimpSettings, MlmSettings
 
@@ -34,7 +34,7 @@ def blimp(
     """Minimal pairs: how often is the grammatical sentence preferred? `bertkit eval blimp --model RUN --data-dir D`"""
     from bertkit.evaluation.blimp import evaluate_blimp
 
-    evaluated = evaluate_blimp(eval_request(model, common), data_dir, settings, progress=console.progress)
+    evaluated = evaluate_blimp(eval_arguments(model, common), data_dir, settings, progress=console.progress)
     _print_blimp(evaluated.results)
     common.finish(evaluated.run, evaluated.document)
 
@@ -56,7 +56,7 @@ def mlm(
     """Masked words of a text: accuracy, perplexity, pseudo-perplexity: `bertkit eval mlm --model RUN --data new.txt`"""
     from bertkit.evaluation.mlm import evaluate_mlm
 
-    evaluated = evaluate_mlm(eval_request(model, common), data or (), settings, progress=console.progress)
+    evaluated = evaluate_mlm(eval_arguments(model, common), data or (), settings, progress=console.progress)
     _print_mlm(evaluated.results)
     common.finish(evaluated.run, evaluated.document)
 

@@ -18,6 +18,7 @@ from bertkit.cli.options import (
     MaxMinutes,
     MaxSteps,
     Measuring,
+    Metrics,
     Model,
     SetOption,
     model_or_default,
@@ -27,8 +28,8 @@ from bertkit.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from bertkit.evaluation.arguments import EvalRequest, Evaluated
     from bertkit.evaluation.plan import TaskEvaluation
+    from bertkit.evaluation.run import EvalArguments, Evaluated
     from bertkit.tasks.catalogue import TaskSpec
 
 
@@ -58,6 +59,7 @@ class TaskEvaluating(Measuring):
             " family and size).",
         ),
     ] = None
+    metric: Metrics = None
     settings: SetOption = None
     max_steps: MaxSteps = None
     max_minutes: MaxMinutes = None
@@ -71,13 +73,14 @@ class TaskEvaluating(Measuring):
         return TaskEvaluation(
             suite=suite,
             tasks=tasks,
-            request=eval_request(self.model, self),
+            arguments=eval_arguments(self.model, self),
             data_dir=None if self.data_dir is None else Path(self.data_dir),
             seeds=tuple(seed_numbers(self.seeds)),
             overrides=(*overrides_of(steps), *set_overrides(self.settings)),
             head=self.head,
             published=self.published,
             max_minutes=self.max_minutes,
+            metrics=tuple(self.metric or ()),
         )
 
 
@@ -117,11 +120,11 @@ def task_command(task: TaskSpec) -> Callable[..., None]:
     return command
 
 
-def eval_request(model: str | None, common: Measuring) -> EvalRequest:
+def eval_arguments(model: str | None, common: Measuring) -> EvalArguments:
     """The arguments that all suites have."""
-    from bertkit.evaluation.arguments import EvalRequest
+    from bertkit.evaluation.run import EvalArguments
 
-    return EvalRequest(model=model_or_default(model), **common.request_fields())
+    return EvalArguments(model=model_or_default(model), **common.request_fields())
 
 
 def _finish(evaluated: Evaluated, common: Measuring) -> None:

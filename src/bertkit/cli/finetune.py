@@ -16,6 +16,7 @@ from bertkit.cli.options import (
     DEFAULT_MODEL,
     DataDir,
     FromField,
+    Metrics,
     Options,
     Resume,
     Training,
@@ -147,6 +148,7 @@ def finetune(
     recipe: RecipeOrNone = "",
     model: Model = None,
     new_head: Annotated[bool | None, FromField(f"{_INPUTS}:FinetuneInputs", "new_head")] = None,
+    metric: Metrics = None,
     resume: Resume = None,
     *,
     tasks: Tasks,
@@ -165,11 +167,12 @@ def finetune(
     from bertkit.recipe.resolve import Override
 
     head = [] if new_head is None else [Override("new_head", new_head)]
+    metrics = [Override("metrics", metric)] if metric else []
     request = FinetuneArguments(
         recipe=recipe or None,
         task=own.task_or(tasks.names),
         model=model,
-        overrides=[*head, *task_overrides(own, common)],
+        overrides=[*head, *metrics, *task_overrides(own, common)],
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,

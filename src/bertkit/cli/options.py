@@ -438,6 +438,15 @@ RunName = Annotated[
         metavar="RUN", help="A run directory, or the id of one (`bertkit runs list`).", autocompletion=_complete_run
     ),
 ]
+Metrics = Annotated[
+    list[str] | None,
+    option(
+        "--metric",
+        metavar="NAME-OR-PATH",
+        help="Report this `evaluate` metric too: a script's path, a cached metric, or hub:NAME, which is fetched and"
+        " run. Repeatable.",
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     _common(
@@ -522,7 +531,7 @@ class Measuring(Common):
     device: Device = None
 
     def request_fields(self) -> dict[str, Any]:
-        """These options as arguments of a measurement: `EvalRequest(model=..., **common.request_fields())`."""
+        """These options as arguments of a measurement: `EvalArguments(model=..., **common.request_fields())`."""
         return {
             "device": self.device or "auto",
             "batch_tokens": None if self.batch_tokens == "auto" else self.batch_tokens,

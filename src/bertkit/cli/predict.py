@@ -71,7 +71,7 @@ def predict(
 
     Examples: `echo "a fine film" | bertkit predict --model RUN`, `bertkit predict --model RUN reviews.csv --text body`.
     """
-    from bertkit.evaluation.run import MeasureRequest
+    from bertkit.evaluation.run import MeasurementArguments
     from bertkit.inference.predict import Predictor
     from bertkit.inference.predict_input import check_there
 
@@ -79,7 +79,7 @@ def predict(
     if path is not None:
         check_there(path)
     name = model_or_default(model)
-    engine = MeasureRequest(
+    engine = MeasurementArguments(
         device=device or "auto", batch_tokens=None if batch_tokens == "auto" else batch_tokens
     ).engine()
     predictor = Predictor.load(name, engine, max_length=max_length, offline=common.offline)

@@ -6,16 +6,19 @@ Nothing here follows a paper. In colour on a terminal; the marks say the same wi
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Common, Data, Seed, SetOption, cache_root, runs_root, set_overrides
+from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.pretraining.show_batch import ShownBatch, ShownSequence, ShownToken
 
 STYLES = {"masked": "bold cyan", "replaced": "bold red", "kept": "bold green", "moved": "bold magenta"}
@@ -35,24 +38,49 @@ def show_batch(
     *,
     common: Common,
 ) -> None:
-    """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`."""
+    """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`.
+
+    Of a recipe on a task, its settings name what the command line of `finetune` or `distill` would: `bertkit show-batch
+    distil-task --set task=mrpc --set data.directory=glue --set teacher=runs/mrpc`.
+    """
+    from bertkit.finetuning.show_batch import show_task_batch
     from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.show_batch import show_batch as batch_of
     from bertkit.recipe.resolve import overrides_of
 
-    request = PretrainArguments(
-        recipe=recipe,
-        overrides=[*overrides_of({} if seed is None else {"seed": seed}), *set_overrides(settings)],
-        sources=data or (),
-        runs_root=runs_root(),
-        cache=cache_root(),
-        offline=common.offline,
-    )
-    batch = batch_of(request, step=step, sequences=sequences, progress=console.progress)
+    shared: dict[str, Any] = {
+        "overrides": [*overrides_of({} if seed is None else {"seed": seed}), *set_overrides(settings)],
+        "runs_root": runs_root(),
+        "offline": common.offline,
+    }
+    arguments = _of_task(recipe, shared)
+    if arguments is None:
+        request = PretrainArguments(recipe=recipe, sources=data or (), cache=cache_root(), **shared)
+        batch = batch_of(request, step=step, sequences=sequences, progress=console.progress)
+    elif data:
+        raise UsageError("--data: the recipe is of a task, and this is of text")
+    else:
+        batch = show_task_batch(arguments, step=step, sequences=sequences)
     if common.as_json:
         result(batch.as_document(), as_json=True)
         return
     _print(batch)
+
+
+def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
+    """The arguments of a recipe or run on a task; None where it is on text."""
+    from bertkit.distillation.task_arguments import DistillArguments
+    from bertkit.finetuning.arguments import FinetuneArguments
+    from bertkit.recipe.resolve import kind_of, resolve_recipe
+
+    recorded = Path(recipe) / "recipe.yaml"
+    name = str(recorded) if recorded.is_file() else recipe
+    tree = resolve_recipe(name)
+    if kind_of(tree) == "finetune":
+        return FinetuneArguments(recipe=name, **shared)
+    if kind_of(tree) == "distill" and tree.child("objective") is None:
+        return DistillArguments(recipe=name, cache=cache_root(), progress=console.progress, **shared)
+    return None
 
 
 def _print(batch: ShownBatch) -> None:

@@ -48,13 +48,13 @@ class ExampleBatch:
 
     Attributes:
         packed: their sequences.
-        item_B: the example (from 0) of each sequence.
+        example_B: the example (from 0) of each sequence.
         items: how many examples.
         content: targets and the like, for the measure.
     """
 
     packed: PackedBatch
-    item_B: Tensor
+    example_B: Tensor
     items: int
     content: Any
 
@@ -62,7 +62,7 @@ class ExampleBatch:
     def item_T(self) -> Tensor:
         """The example of each token."""
         lengths_B = self.packed.sequences.cu_seqlens_B1.diff().long()
-        return torch.repeat_interleave(self.item_B, lengths_B, output_size=self.packed.num_tokens)
+        return torch.repeat_interleave(self.example_B, lengths_B, output_size=self.packed.num_tokens)
 
 
 class Measure(ABC):

@@ -1,14 +1,13 @@
-"""Pruning: heads and layers are taken out before the first update, weights are set to 0 while what is left learns on.
+"""Pruning: heads and layers are removed before the first update, weights are set to 0 during training.
 
-Heads go by importance on the training examples, lowest first, after division by the L2 norm over their layer (Michel,
-Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2), or as they are named. Weights go by magnitude, of every
-matrix the same share, which grows along a cubic schedule (Zhu and Gupta 2017, arXiv:1710.01878, equation 1; of BERT:
-Gordon, Duh and Andrews 2020, arXiv:2002.08307). How each is done is models/pruning.py's. Sibling frozen.py keeps
-weights as they are.
+Heads are removed by importance on the training examples, lowest first, after division by the L2 norm over their layer
+(Michel, Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2), or as they are named. Weights are zeroed by
+magnitude, of every matrix the same share, which grows along a cubic schedule (Zhu and Gupta 2017, arXiv:1710.01878,
+equation 1; of BERT: Gordon, Duh and Andrews 2020, arXiv:2002.08307). models/pruning.py changes the model.
 
-- One head stays in every layer.
+- Every layer keeps one head.
 - A weight that is 0 stays 0, in the model to start from, too. So the zeros are the mask, and a checkpoint holds it.
-- What was measured is decided once and kept in the run's pruned.json: a resumed run reads it there.
+- Importance is measured once and kept in the run's pruned.json, where a resumed run reads it.
 
 Shapes: L layers, N heads of a layer.
 """
@@ -28,7 +27,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from bertkit.compression.head_importance import Floats, Heads, gated_score, head_importance, normalised_by_layer
-from bertkit.compression.least_worth import TrainingLoss, least_worth
+from bertkit.compression.pruning_order import TrainingLoss, heads_to_prune
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.files import read_json, write_json
@@ -48,14 +47,14 @@ from bertkit.models.pruning import (
 )
 from bertkit.tasks.base import Features
 from bertkit.training.engine import Engine
-from bertkit.training.method import Method, Scratch, TrainingData
+from bertkit.training.method import Method, TrainingData
 
 log = logging.getLogger(__name__)
 
 RECORD = "pruned.json"
-"""In the run's directory: what was taken out, and by what measure."""
+"""In the run's directory: what was removed, and the importance that decided."""
 _KEPT = "kept"
-"""The buffer of a linear map, while a run lasts, that says which of its weights are not 0."""
+"""While a run lasts, a linear map's buffer: 1 where its weight is not 0."""
 
 
 class Pruned(Method):
@@ -64,7 +63,7 @@ class Pruned(Method):
     name: Literal["pruned"] = "pruned"
     heads: int | float | dict[int, tuple[int, ...]] | None = Field(
         None,
-        description="Heads to take out, those of least importance: a share of all, or how many; or {layer: [heads]},"
+        description="Heads to remove, those of least importance: a share of all, or how many; or {layer: [heads]},"
         " counted from 0 as in the model to start from.",
     )
     examples: int | None = Field(
@@ -78,7 +77,7 @@ class Pruned(Method):
     )
     layers: ChoiceName | tuple[int, ...] | None = Field(
         None,
-        description="Layers to keep, the others are taken out: first, last, uniform, skip, or their numbers from 0.",
+        description="Layers to keep, the others are removed: first, last, uniform, skip, or their numbers from 0.",
     )
     keep: int | None = Field(None, ge=1, description="How many layers are kept, where layers is a name; null: half.")
     magnitude: float | None = Field(
@@ -101,19 +100,13 @@ class Pruned(Method):
     @model_validator(mode="after")
     def _takes_something(self) -> Pruned:
         if self.heads is None and self.layers is None and self.magnitude is None:
-            raise ValueError("nothing is taken away; give heads, layers or magnitude")
+            raise ValueError("nothing is pruned; give heads, layers or magnitude")
         if self.keep is not None and not isinstance(self.layers, str):
-            raise ValueError("keep goes with layers=first, last, uniform or skip; a list says itself how many")
+            raise ValueError("keep goes with layers=first, last, uniform or skip; a list gives the number itself")
         return self
 
-    def is_trained(self, depth: int, epoch: int) -> bool:
-        return True
-
-    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
-        return self.prepare_on(model, seed, None)
-
-    def prepare_on(self, model: HeadedModel, seed: int, data: TrainingData | None) -> HeadedModel:
-        """As in `Method`; importance asks the training data."""
+    def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
+        """As in `Method`; importance is measured on the training data."""
         model = super().prepare(model, seed)
         before, depth = _size(model), _depth(model)
         path = None if data is None or data.directory is None else data.directory / RECORD
@@ -121,7 +114,7 @@ class Pruned(Method):
         kept = self._kept_layers(depth)
         if kept is not None:
             model = keep_layers(model, kept)
-        gone_before = sum(map(len, pruned_heads(model.encoder).values()))
+        pruned_before = sum(map(len, pruned_heads(model.encoder).values()))
         measured: dict[str, Any] = {}
         if self.heads is not None:
             chosen = self._named_heads(kept, depth) if record is None else _as_choice(record["heads"])
@@ -137,21 +130,21 @@ class Pruned(Method):
                 "layers_before": depth,
                 "layers_kept": list(range(depth)) if kept is None else kept,
                 "heads": {str(layer): sorted(heads) for layer, heads in sorted(chosen.items())},
-                "heads_gone_before": gone_before,
+                "heads_gone_before": pruned_before,
                 "parameters_before": before,
                 "parameters": _size(model),
                 **measured,
             }
             if path is not None:
                 write_json(path, record)
-        _tell(record)
+        _log(record)
         return model
 
     @contextmanager
     def session(
-        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, scratch: Scratch
+        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, directory: Path, *, max_bytes: float
     ) -> Iterator[None]:
-        """Weights that are 0 get no gradient as long as it lasts."""
+        """Weights that are 0 get no gradient while it is open."""
         if self.magnitude is None:
             yield
             return
@@ -169,7 +162,7 @@ class Pruned(Method):
                 delattr(part, _KEPT)
 
     def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
-        """Weights that were 0 are 0 again, and where the schedule says so, more of them."""
+        """Weights that were 0 are 0 again, and at the schedule's steps more of them."""
         if self.magnitude is None:
             return
         ramp_steps, every = math.ceil(self.magnitude_ramp * steps), self.magnitude_every_steps
@@ -178,7 +171,7 @@ class Pruned(Method):
         self._set_zeros(model, share if grows else None)
 
     def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
-        """What was taken out, and the share of zeros that the model has."""
+        """What was removed, and the model's share of zeros."""
         path = directory / RECORD
         found = read_json(path) if path.exists() else {}
         if self.magnitude is not None:
@@ -186,7 +179,7 @@ class Pruned(Method):
             found |= {"magnitude": {"asked": self.magnitude, "share": zeros / weights, "zeros": zeros, "of": weights}}
             if zeros < self.magnitude * weights - len(prunable_maps(model)):
                 log.warning(
-                    "%.1f%% of the weights are 0, not %.1f%%: the look that was kept is of before the share had grown;"
+                    "%.1f%% of the weights are 0, not %.1f%%: the best evaluation came before the share had grown;"
                     " lower method.magnitude_ramp, or write optimisation.select=last",
                     *(100 * zeros / weights, 100 * self.magnitude),
                 )
@@ -194,7 +187,7 @@ class Pruned(Method):
 
     @torch.no_grad()
     def _set_zeros(self, model: HeadedModel, share: float | None) -> None:
-        """What was 0 is 0 again; then this share of each map's weights, where it grows."""
+        """Zero the masked weights, and the smallest of each map up to this share; None: the share does not grow."""
         for part in prunable_maps(model).values():
             kept = getattr(part, _KEPT, None)
             if kept is not None:
@@ -204,7 +197,7 @@ class Pruned(Method):
             part.register_buffer(_KEPT, part.weight != 0, persistent=False)
 
     def _kept_layers(self, depth: int) -> list[int] | None:
-        """None where all are kept."""
+        """The layers to keep; None: all."""
         if self.layers is None:
             return None
         keep = (self.keep or (depth + 1) // 2) if isinstance(self.layers, str) else None
@@ -217,46 +210,46 @@ class Pruned(Method):
         """Heads that the settings name, by the layers that are kept; None where importance decides.
 
         Raises:
-            UsageError: heads of a layer that is taken out.
+            UsageError: heads of a layer that is removed.
         """
         if not isinstance(self.heads, dict):
             return None
-        place = {layer: number for number, layer in enumerate(range(depth) if kept is None else kept)}
-        strange = [layer for layer in self.heads if layer not in place]
-        if strange:
+        index = {layer: number for number, layer in enumerate(range(depth) if kept is None else kept)}
+        unknown = [layer for layer in self.heads if layer not in index]
+        if unknown:
             raise UsageError(
-                f"method.heads: layer {strange[0]} is not there; layers have the numbers {_in_words(list(place))}"
+                f"method.heads: layer {unknown[0]} is not there; layers have the numbers {_listed(list(index))}"
             )
-        return {place[layer]: heads for layer, heads in self.heads.items()}
+        return {index[layer]: heads for layer, heads in self.heads.items()}
 
     def _least_important(
         self, model: HeadedModel, seed: int, data: TrainingData | None
     ) -> tuple[HeadChoice, dict[str, Any]]:
-        """The heads that are worth least on the training examples, and what was measured.
+        """The heads of least importance on the training examples, and what was measured.
 
         Raises:
-            UsageError: more heads than may go, or there are no data.
+            UsageError: more heads than can be removed, or there are no data.
         """
         if data is None:
             raise UsageError("method.heads: importance needs training examples; name heads as {layer: [heads]}")
         prunable_attentions(model.encoder)
-        # Heads that are gone already are zeros for as long as it takes, so that layers have equally many.
-        gone = restore_heads(model)
-        measure = TrainingLoss(model, data, self._items(data.features.num_items, seed))
+        # Heads that were pruned before are zeros meanwhile, so that layers have equally many.
+        pruned = restore_heads(model)
+        measure = TrainingLoss(model, data, self._items(data.features.num_examples, seed))
         heads = Heads.of(model)
         importance_LN = head_importance(measure, heads)
-        worth_LN = normalised_by_layer(importance_LN) if self.normalise == "layer" else importance_LN
+        ranked_LN = normalised_by_layer(importance_LN) if self.normalise == "layer" else importance_LN
         present_LN = heads.all_on()
-        for layer, numbers in gone.items():
+        for layer, numbers in pruned.items():
             present_LN[layer, list(numbers)] = 0
-        chosen = least_worth(worth_LN, present_LN, self._count(present_LN))
+        chosen = heads_to_prune(ranked_LN, present_LN, self._count(present_LN))
         after_LN = present_LN.copy()
-        for layer, going in chosen.items():
-            after_LN[layer, list(going)] = 0
+        for layer, removed in chosen.items():
+            after_LN[layer, list(removed)] = 0
         losses = [gated_score(measure, heads, gate_LN) for gate_LN in (present_LN, after_LN)]
         model.requires_grad_(True).cpu()
-        if gone:
-            prune_heads(model, gone)
+        if pruned:
+            prune_heads(model, pruned)
         measured = {
             "examples": measure.examples,
             "importance": importance_LN.tolist(),
@@ -266,14 +259,14 @@ class Pruned(Method):
         return chosen, measured
 
     def _count(self, present_LN: Floats) -> int:
-        """How many heads go."""
+        """How many heads are removed."""
         present, layers = int(present_LN.sum()), present_LN.shape[0]
         assert isinstance(self.heads, int | float)
         count = max(1, round(self.heads * present)) if isinstance(self.heads, float) else self.heads
         if count > present - layers:
             raise UsageError(
-                f"method.heads: {self.heads} of {present} heads are {count}; one stays in each of {layers} layers, so"
-                f" at most {present - layers} can go (method.layers takes out whole layers)"
+                f"method.heads: {self.heads} of {present} heads are {count}; each of {layers} layers keeps one, so at"
+                f" most {present - layers} can be removed (method.layers removes whole layers)"
             )
         return count
 
@@ -305,20 +298,19 @@ def _size(model: HeadedModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _in_words(numbers: Sequence[int]) -> str:
+def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
 
 
-def _tell(record: dict[str, Any]) -> None:
-    """Log what goes, layer by layer."""
-    kept = record["layers_kept"]
-    out = [layer for layer in range(record["layers_before"]) if layer not in kept]
-    if out:
-        log.info("layers taken out: %s; kept: %s", _in_words(out), _in_words(kept))
+def _log(record: dict[str, Any]) -> None:
+    """What is removed, layer by layer."""
+    kept, importance = record["layers_kept"], record.get("importance")
+    removed = [layer for layer in range(record["layers_before"]) if layer not in kept]
+    if removed:
+        log.info("layers removed: %s; kept: %s", _listed(removed), _listed(kept))
     for layer, heads in record["heads"].items():
-        worth = record.get("importance")
-        rows = [f"{head} (I {worth[int(layer)][head]:.2g})" if worth else str(head) for head in heads]
-        log.info("layer %s: heads taken out: %s", kept[int(layer)], ", ".join(rows))
+        rows = [f"{head} (I {importance[int(layer)][head]:.2g})" if importance else str(head) for head in heads]
+        log.info("layer %s: heads removed: %s", kept[int(layer)], ", ".join(rows))
     if "train_loss_without" in record:
         log.info(
             "training loss, over %s examples: %.4f with these heads, %.4f without",

@@ -1,13 +1,13 @@
-"""Q8BERT: all weights are trained while linear maps and tables compute with numbers of eight bits.
+"""Q8BERT: all weights are trained while linear maps and embedding tables compute with eight-bit numbers.
 
 Zafrir, Boudoukh, Izsak and Wasserblat 2019, arXiv:1910.06188. Quantisation is linear and symmetric: q = round(x S),
 clamped to +-(2^(b-1) - 1), with S = (2^(b-1) - 1) / threshold. A weight's threshold is the largest of its matrix, an
 activation's is a moving average of the largest of each update (decay 0.9999). Gradients go through the rounding as if
-it were not there. Softmax, layer norm and GELU stay floats. What comes out is a directory of int8 weights that keeps
-the thresholds (models/int8.py).
+it were not there. Softmax, layer norm and GELU stay floats. The result is a directory of int8 weights with these
+thresholds (models/int8.py).
 
 - The average moves once an update, by the largest value over its micro-batches, so that how a batch is cut changes
-  nothing. So the first update under quantisation only looks.
+  nothing. So the first update under quantisation only measures.
 - The paper's biases are rounded to 32 bits at the scale of the products; here they stay floats.
 - The classifier's output is not requantised: it is the result.
 - torchao 0.18's quantiser of integers for training has a scale a token, an axis or a group, of each input or learnt;
@@ -31,24 +31,23 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticLinear
 from bertkit.models.quantised import METHOD, QUANTISATION, replace_parts
 from bertkit.models.quantised_part import levels_of, round_to
-from bertkit.training.method import Method
+from bertkit.training.method import Method, TrainingData
 
+_SMALLEST_ROW = 1e-30
+"""Least threshold of a row of a table, which may be all zeros."""
 THRESHOLDS = ("input_threshold", "output_threshold", "threshold")
-"""Parameters that no gradient trains; parameters all the same, for that is what checkpoints hold."""
+"""Parameters without gradients; they are parameters because checkpoints hold these."""
 
 
 class Quantising(Method):
-    """What methods that train quantised weights have in common."""
+    """The base of methods that train quantised weights."""
 
     activation_bits: int = Field(8, ge=2, le=8, description="b of inputs and outputs of linear maps.")
     ema_decay: float = Field(0.9999, ge=0, lt=1, description="Of the moving average that is an activation's threshold.")
     start_step: int = Field(0, ge=0, description="Update, from 0, from which on weights and activations are quantised.")
 
-    def is_trained(self, depth: int, epoch: int) -> bool:
-        return True
-
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
-        """Let gradients flow to all but the thresholds."""
+        """Let gradients reach all but the thresholds."""
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.rpartition(".")[2] not in THRESHOLDS)
 
@@ -59,25 +58,23 @@ class Quantising(Method):
             UsageError: the run ends before quantisation begins.
         """
         if self.start_step + 1 >= steps:
-            remedy = (
-                f"write at most {steps - 2}" if steps > 1 else "the first sees what is to be quantised; run two or more"
-            )
+            remedy = f"write at most {steps - 2}" if steps > 1 else "the first one measures thresholds; run two or more"
             raise UsageError(
-                f"method.start_step: {self.start_step} in a run of {steps} updates: nothing would learn under"
+                f"method.start_step: {self.start_step} in a run of {steps} updates: none would be made under"
                 f" quantisation; {remedy}"
             )
         for part in model.modules():
             if isinstance(part, FakeLinear | FakeEmbedding):
-                part.move(self.ema_decay, begun=step > self.start_step)
+                part.update_thresholds(self.ema_decay, active=step > self.start_step)
 
 
 class Q8Bert(Quantising):
     """Every weight, under simulated 8-bit arithmetic; the result has int8 weights and fixed activation scales."""
 
     name: Literal["q8bert"] = "q8bert"
-    requantise_outputs: bool = Field(True, description="Quantise what linear maps give, too; never the classifier's.")
+    requantise_outputs: bool = Field(True, description="Quantise outputs of linear maps, too; never the classifier's.")
 
-    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
+    def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         model = super().prepare(model, seed)
         last = last_maps(model)
 
@@ -91,7 +88,7 @@ class Q8Bert(Quantising):
         return model
 
     def finish(self, model: HeadedModel) -> None:
-        """Put int8 weights in the place of what was trained."""
+        """Replace what was trained by int8 weights."""
 
         def whole(_name: str, part: nn.Module) -> nn.Module | None:
             if isinstance(part, FakeLinear):
@@ -109,7 +106,7 @@ class Q8Bert(Quantising):
 
 
 def last_maps(model: HeadedModel) -> set[nn.Module]:
-    """Of each head, the linear map that gives its result."""
+    """The last linear map of each head."""
     owners = (model, *model.named_companions().values())
     heads = [owner.get_submodule(name) for owner in owners for name in owner.head_names]
     maps = [[part for part in head.modules() if isinstance(part, nn.Linear)] for head in heads]
@@ -117,7 +114,7 @@ def last_maps(model: HeadedModel) -> set[nn.Module]:
 
 
 def note_quantisation(model: HeadedModel, **settings: Any) -> None:
-    """Have config.json say how the weights are quantised."""
+    """Write into config.json how the weights are quantised."""
     for owner in (model, *model.named_companions().values()):
         owner.extras[QUANTISATION] = {"quant_method": METHOD, **settings}
 
@@ -138,35 +135,35 @@ class _StraightThrough(torch.autograd.Function):
         return gradients[0], None
 
 
-def threshold() -> nn.Parameter:
-    """Not known yet: 0."""
-    return nn.Parameter(torch.zeros(()), requires_grad=False)
+def unknown_threshold(device: torch.device) -> nn.Parameter:
+    """A threshold that is not measured yet: 0."""
+    return nn.Parameter(torch.zeros((), device=device), requires_grad=False)
 
 
 class Peak:
-    """The largest absolute value since it was last asked for."""
+    """The largest absolute value since the last update of its average."""
 
     def __init__(self) -> None:
-        self._seen: Tensor | None = None
+        self._largest: Tensor | None = None
 
-    def see(self, values: Tensor) -> None:
+    def observe(self, values: Tensor) -> None:
         peak = values.detach().abs().amax().float()
-        self._seen = peak if self._seen is None else torch.maximum(self._seen, peak)
+        self._largest = peak if self._largest is None else torch.maximum(self._largest, peak)
 
     @torch.no_grad()
-    def move(self, average: Tensor, decay: float, *, begun: bool) -> None:
-        """Move an average by it; the first value is the average itself, and what is not finite is passed over."""
-        peak, self._seen = self._seen, None
-        if not begun or peak is None or not math.isfinite(float(peak)):
+    def update(self, average: Tensor, decay: float, *, active: bool) -> None:
+        """Move an average that is active; its first value is the peak itself. One that is not finite is skipped."""
+        peak, self._largest = self._largest, None
+        if not active or peak is None or not math.isfinite(float(peak)):
             return
         average.copy_(peak if float(average) == 0 else decay * average + (1 - decay) * peak)
 
 
 class FakeLinear(nn.Linear):
-    """A linear map of float weights that computes as if they, its input and its output were whole numbers.
+    """A linear map of float weights that simulates integer weights and inputs of `bits`.
 
     Args:
-        linear: whose weights it takes over.
+        linear: gives its weights.
         bits: of activations.
         requantised: whether the output is quantised, too.
     """
@@ -177,19 +174,19 @@ class FakeLinear(nn.Linear):
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
         self.bits, self.levels = bits, levels_of(bits)
-        self.input_threshold = threshold().to(linear.weight.device)
-        self.output_threshold = threshold().to(linear.weight.device) if requantised else None
+        self.input_threshold = unknown_threshold(linear.weight.device)
+        self.output_threshold = unknown_threshold(linear.weight.device) if requantised else None
         self._input_peak, self._output_peak = Peak(), Peak()
 
     def rounded_weight(self) -> Tensor:
-        """The weights as quantising leaves them, (F, D), without a gradient."""
+        """The quantised weights as floats, (F, D), without a gradient."""
         weight_FD = self.weight.detach()
         return round_to(weight_FD, weight_FD.abs().amax(), LEVELS)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., F)."""
         if self.training:
-            self._input_peak.see(input)
+            self._input_peak.observe(input)
         limit = float(self.input_threshold)
         if limit == 0:
             output = functional.linear(input, self.weight, self.bias)
@@ -200,19 +197,19 @@ class FakeLinear(nn.Linear):
         if self.output_threshold is None:
             return output
         if self.training:
-            self._output_peak.see(output)
+            self._output_peak.observe(output)
         limit = float(self.output_threshold)
         return output if limit == 0 else straight_through(output, round_to(output.detach(), limit, self.levels))
 
-    def move(self, decay: float, *, begun: bool) -> None:
-        """Behind an update, move the thresholds; before quantisation has begun, forget what was seen."""
-        self._input_peak.move(self.input_threshold, decay, begun=begun)
+    def update_thresholds(self, decay: float, *, active: bool) -> None:
+        """Move the thresholds after an update; they stay 0 before quantisation is active."""
+        self._input_peak.update(self.input_threshold, decay, active=active)
         if self.output_threshold is not None:
-            self._output_peak.move(self.output_threshold, decay, begun=begun)
+            self._output_peak.update(self.output_threshold, decay, active=active)
 
     @torch.no_grad()
     def static(self) -> StaticLinear:
-        """The same map in whole numbers."""
+        """The same map with integer weights."""
         made = StaticLinear(
             self.in_features,
             self.out_features,
@@ -234,10 +231,10 @@ def known(limit: Tensor) -> Tensor:
 
 
 class FakeEmbedding(nn.Embedding):
-    """A table of floats whose rows are read as if they were whole numbers.
+    """An embedding table of floats that simulates integers.
 
     Args:
-        table: whose weights it takes over.
+        table: gives its weights.
         by_row: whether each row has a threshold of its own, or all have that of the table.
     """
 
@@ -248,7 +245,7 @@ class FakeEmbedding(nn.Embedding):
         self.scale_grad_by_freq, self.sparse = False, table.sparse
         self.weight = table.weight
         self.by_row = by_row
-        self.threshold = threshold().to(table.weight.device)
+        self.threshold = unknown_threshold(table.weight.device)
 
     def forward(self, input: Tensor) -> Tensor:
         """Ids of any shape to their rows."""
@@ -261,10 +258,7 @@ class FakeEmbedding(nn.Embedding):
         return straight_through(rows, round_to(found, limits, LEVELS))
 
     @torch.no_grad()
-    def move(self, decay: float, *, begun: bool) -> None:
-        """The largest weight, once quantisation has begun: no average, for the whole table can be seen."""
-        if begun:
+    def update_thresholds(self, decay: float, *, active: bool) -> None:
+        """The largest weight of the table, once quantisation is active; weights need no average."""
+        if active:
             self.threshold.copy_(self.weight.abs().amax())
-
-
-_SMALLEST_ROW = 1e-30

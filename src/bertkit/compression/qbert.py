@@ -1,17 +1,17 @@
-"""Q-BERT: weights of two to four bits in groups, more of them where the loss is more sharply curved.
+"""Q-BERT: weights of two to four bits in groups, with more bits where the loss is more sharply curved.
 
 Shen et al. 2020, arXiv:1909.05840. Each matrix falls into 128 groups of output neurons, those of query, key and value
 within one head; a group has 2^k equal steps from its smallest weight to its largest. Which layers get the more bits is
 read off the Hessian of the loss: on each of several parts of the training data the largest eigenvalue of a layer's
 block is found by power iteration, and Omega = |mean| + standard deviation over the parts orders the layers; the upper
 half gets the higher number. Activations and tables have eight bits. Gradients go through the rounding as if it were not
-there. What comes out is a directory of packed weights (models/low_bit.py).
+there. The result is a directory of packed weights (models/low_bit.py).
 
 - Pooler and classifier have eight bits, in groups, too.
 - A row of a table is a group of its own.
 - The examples that the eigenvalues are found on are a tenth of the training data, as in the paper, but no more than a
   stated number: a layer's power iteration costs several passes over them for each of its steps.
-- What was found is decided once and kept in the run's qbert.json: a resumed run reads it there.
+- The bits are decided once and kept in the run's qbert.json, where a resumed run reads them.
 
 Sibling q8bert.py has eight bits everywhere. Shapes: T rows, D inputs, F outputs, G groups.
 """
@@ -60,9 +60,9 @@ class QBert(Quantising):
     low_bits: Literal[2, 3, 4] = Field(2, description="Of the less sensitive layers.")
     high_bits: Literal[3, 4, 8] = Field(3, description="Of the more sensitive layers.")
     groups: int = Field(128, ge=1, description="Of each matrix; at most one for each output neuron.")
-    sensitivity_share: float = Field(0.1, gt=0, le=1, description="Of the training examples that the Hessian is of.")
+    sensitivity_share: float = Field(0.1, gt=0, le=1, description="Share of the training examples for the Hessian.")
     sensitivity_examples: int = Field(128, ge=2, description="At most so many examples, whatever the share.")
-    sensitivity_parts: int = Field(4, ge=2, description="Parts that these fall into, over which Omega is taken.")
+    sensitivity_parts: int = Field(4, ge=2, description="Parts of these examples, over which Omega is taken.")
     sensitivity_iterations: int = Field(20, ge=1, description="Most steps of a power iteration.")
     sensitivity_tolerance: float = Field(
         0.01, gt=0, description="A power iteration ends when its eigenvalue changes by a smaller share."
@@ -74,20 +74,13 @@ class QBert(Quantising):
             raise ValueError(f"low_bits ({self.low_bits}) must be fewer than high_bits ({self.high_bits})")
         return self
 
-    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
-        """As in `Method`; of no data, so all layers have the same bits.
+    def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
+        """As in `Method`; mixed bits are measured on the training data.
 
         Raises:
-            UsageError: the bits are to be found on data.
+            UsageError: the model has no layers of its own, or bits are mixed and there are no data.
         """
-        return self._prepared(super().prepare(model, seed), seed, None)
-
-    def prepare_on(self, model: HeadedModel, seed: int, data: TrainingData) -> HeadedModel:
-        """As in `Method`; mixed bits ask the training data."""
-        return self._prepared(super().prepare(model, seed), seed, data)
-
-    def _prepared(self, model: HeadedModel, seed: int, data: TrainingData | None) -> HeadedModel:
-        layers = layer_maps(model)
+        layers = layer_maps(super().prepare(model, seed))
         if not layers:
             raise UsageError(
                 f"method.name: qbert gives each layer its bits; {model.encoder.config.model_type} has no layers of its"
@@ -97,12 +90,13 @@ class QBert(Quantising):
         if path is not None and path.exists():
             record = read_json(path)
         else:
-            record = self._decided(model, layers, seed, data)
+            record = self._decide_bits(model, layers, seed, data)
             if path is not None:
                 write_json(path, record)
-        _tell(record)
+        _log(record)
         bits_by_map = {part: bits for maps, bits in zip(layers, record["bits"], strict=True) for part in maps}
-        groups = {part: groups_of(model, part, self.groups) for part in _maps(model)}
+        maps = [part for part in model.modules() if type(part) is nn.Linear]
+        groups = {part: groups_of(model, part, self.groups) for part in maps}
 
         def fake(_name: str, part: nn.Module) -> nn.Module | None:
             if isinstance(part, nn.Linear) and part in groups:
@@ -113,15 +107,15 @@ class QBert(Quantising):
         replace_parts(model, fake)
         return model
 
-    def _decided(
+    def _decide_bits(
         self, model: HeadedModel, layers: Sequence[Sequence[nn.Linear]], seed: int, data: TrainingData | None
     ) -> dict[str, Any]:
-        """The bits of each layer, and how they were found."""
+        """The bits of each layer, and the sensitivities that decided."""
         common = {"groups": self.groups, "embedding_bits": 8, "outside_bits": OUTSIDE_BITS}
         if self.bits != "mixed":
             return {"bits": [self.bits] * len(layers), **common}
         if data is None:
-            raise UsageError("method.bits: mixed asks the training data; give a number")
+            raise UsageError("method.bits: mixed is measured on training data; give a number")
         eigenvalues = self._eigenvalues(model, layers, seed, data)
         omega = [abs(float(np.mean(found))) + float(np.std(found)) for found in eigenvalues]
         sensitive = set(sorted(range(len(layers)), key=lambda layer: -omega[layer])[: -(-len(layers) // 2)])
@@ -132,7 +126,7 @@ class QBert(Quantising):
         self, model: HeadedModel, layers: Sequence[Sequence[nn.Linear]], seed: int, data: TrainingData
     ) -> list[list[float]]:
         """Of each layer, the largest eigenvalue on each part of the data."""
-        items = data.features.num_items
+        items = data.features.num_examples
         count = min(items, max(2, min(self.sensitivity_examples, round(self.sensitivity_share * items))))
         chosen = Draw(seed, "qbert").permuted("sensitivity", np.arange(count), size=items, epoch=0)
         parts = np.array_split(chosen, min(self.sensitivity_parts, count))
@@ -163,7 +157,7 @@ class QBert(Quantising):
         return {"quantisation": read_json(path)} if path.exists() else {}
 
     def finish(self, model: HeadedModel) -> None:
-        """Put packed weights in the place of what was trained."""
+        """Replace what was trained by packed weights."""
 
         def packed(_name: str, part: nn.Module) -> nn.Module | None:
             if isinstance(part, FakeGroupLinear):
@@ -188,10 +182,10 @@ class QBert(Quantising):
 
 
 class FakeGroupLinear(FakeLinear):
-    """A linear map that computes as if each group of its weights had a few values.
+    """A linear map that simulates few values for each group of its weights.
 
     Args:
-        linear: whose weights it takes over.
+        linear: gives its weights.
         bits: of the input.
         group_F: the group of each output.
         weight_bits: of a weight.
@@ -222,10 +216,6 @@ def layer_maps(model: HeadedModel) -> list[list[nn.Linear]]:
         if match and isinstance(part, nn.Linear):
             found.setdefault(int(match[1]), []).append(part)
     return [found[number] for number in sorted(found)]
-
-
-def _maps(model: HeadedModel) -> list[nn.Linear]:
-    return [part for part in model.modules() if type(part) is nn.Linear]
 
 
 def groups_of(model: HeadedModel, linear: nn.Linear, groups: int) -> Tensor:
@@ -283,7 +273,7 @@ def _unit(parts: Sequence[Tensor]) -> list[Tensor]:
     return [part / norm for part in parts]
 
 
-def _tell(record: dict[str, Any]) -> None:
+def _log(record: dict[str, Any]) -> None:
     omega = record.get("omega")
     for layer, bits in enumerate(record["bits"]):
         log.info("layer %d: %d bits%s", layer, bits, f" (Omega {omega[layer]:.3g})" if omega else "")

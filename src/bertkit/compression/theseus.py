@@ -1,16 +1,15 @@
-"""BERT-of-Theseus: the layers of a fine-tuned model are replaced at random by those of a shallower one, until none is
-left.
+"""BERT-of-Theseus: the layers of a fine-tuned model are replaced at random by those of a shallower one.
 
-Xu et al. 2020, arXiv:2002.02925, section 3. The predecessor's N layers stand in M blocks of N/M; each block has one
-successor layer, which begins as a copy of the predecessor's layer of the same number, so that all successors together
-are its first M layers. In an update every block is its successor with probability p, and what the task's loss says is
-all that is learnt. With p = 1 the successors are fine-tuned alone.
+Xu et al. 2020, arXiv:2002.02925, section 3. The predecessor's N layers form M blocks of N/M; each block has one
+successor layer, initialised from the predecessor's layer of the same number, so that all successors together are its
+first M layers. In an update each block is replaced by its successor with probability p; the loss is the task's. With
+p = 1 the successors are fine-tuned alone.
 
-- Only the successors are trained: embeddings, pooler, classifier and predecessor stay as they are (the released code's
+- Only the successors are trained: embeddings, pooler, classifier and predecessor are frozen (the released code's
   optimiser holds nothing else; its clipping measures the predecessor's gradients too, here they are not formed).
 - A block is drawn once an update, by seed and step, so that how a batch is cut and where a run was stopped change
-  nothing. An update whose blocks are all the predecessor's teaches nothing.
-- Evaluation, and the result, have the successors alone.
+  nothing. An update in which no block is replaced changes no weight.
+- Evaluation and the result have the successors alone.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from bertkit.models.recorder import Recorder, Scope
 from bertkit.tasks.base import TaskBatch
 from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, scaled_total
 from bertkit.training.loss_terms import TermTotal
-from bertkit.training.method import Method
+from bertkit.training.method import Method, TrainingData
 
 _SUCCESSOR = ".successor."
 
 
 class Theseus(Method):
-    """Successor layers that take the predecessor's places at random."""
+    """Successor layers that replace the predecessor's blocks at random."""
 
     name: Literal["theseus"] = "theseus"
     successors: int | None = Field(
@@ -50,18 +49,14 @@ class Theseus(Method):
     slope: float = Field(6e-4, ge=0, description="k: what p grows by in each update, where it is linear.")
     constant_steps: int = Field(2500, ge=0, description="Updates before p is 1, where it is constant.")
 
-    def is_trained(self, depth: int, epoch: int) -> bool:
-        """By depth nobody can tell; see `set_trained`."""
-        return True
-
-    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
+    def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         model = super().prepare(model, seed)
         encoder = model.encoder
         layers = getattr(encoder, "layers", None)
         if not isinstance(encoder, BertStack) or type(encoder)._through is not BertStack._through:
             raise UsageError(
-                f"method.name: theseus replaces layers that stand one behind the other; {encoder.config.model_type} has"
-                " others: take a BERT, RoBERTa, ELECTRA or DistilBERT"
+                f"method.name: theseus replaces layers that follow one another; those of {encoder.config.model_type} do"
+                " not: take a BERT, RoBERTa, ELECTRA or DistilBERT"
             )
         assert isinstance(layers, nn.ModuleList)
         count = len(layers) // 2 if self.successors is None else self.successors
@@ -78,21 +73,21 @@ class Theseus(Method):
         return model
 
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
-        """Let gradients flow to the successors alone."""
+        """Let gradients reach the successors alone."""
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(_SUCCESSOR in name)
 
     def gradient(self, seed: int) -> Gradient:
         return TheseusGradient(self, seed)
 
-    def rate(self, step: int) -> float:
-        """p of an update, from 0."""
+    def probability(self, step: int) -> float:
+        """p of update number `step`, from 0."""
         if self.replacing == "constant":
             return self.start if step < self.constant_steps else 1.0
         return min(1.0, self.slope * step + self.start)
 
     def finish(self, model: HeadedModel) -> None:
-        """Leave the successors."""
+        """Keep the successors alone."""
         encoder = model.encoder
         assert isinstance(encoder, BertStack)
         encoder.layers = nn.ModuleList(
@@ -102,13 +97,7 @@ class Theseus(Method):
 
 
 class Replaceable(nn.Module):
-    """A block of the predecessor's layers, and the layer that takes its place.
-
-    Args:
-        number: of the block.
-        predecessor: its layers.
-        successor: in their place.
-    """
+    """Block `number` of the predecessor's layers, and the successor that replaces it."""
 
     def __init__(self, number: int, predecessor: nn.ModuleList, successor: nn.Module) -> None:
         super().__init__()
@@ -118,50 +107,38 @@ class Replaceable(nn.Module):
 
     def forward(self, hidden_TD: Tensor, sequences: Any, scope: Scope) -> Tensor:
         """(T, D) to (T, D): the successor, unless an update in training has drawn the predecessor."""
-        replacing = scope.recorder
+        draws = scope.recorder
         layers = [self.successor]
-        if self.training and isinstance(replacing, Replacing) and not replacing.replaced(self.number):
+        if self.training and isinstance(draws, BlockDraws) and not draws.is_replaced(self.number):
             layers = list(self.predecessor)
         for layer in layers:
             hidden_TD = layer(hidden_TD, sequences, scope)
         return hidden_TD
 
 
-class Replacing(Recorder):
-    """Tells the blocks of one update which of them are replaced; records nothing.
+class BlockDraws(Recorder):
+    """Which blocks of update number `step` are replaced, each with `probability`; it records nothing."""
 
-    Args:
-        draw: of the run.
-        step: of the update, from 0.
-        rate: p.
-    """
-
-    def __init__(self, draw: Draw, step: int, rate: float) -> None:
+    def __init__(self, draw: Draw, step: int, probability: float) -> None:
         super().__init__()
         self._draw = draw
         self._step = step
-        self._rate = rate
+        self._probability = probability
 
-    def replaced(self, block: int) -> bool:
-        """Whether this block is its successor."""
-        return bool(self._draw.uniform("replaced", sample=self._step, position=block) < self._rate)
+    def is_replaced(self, block: int) -> bool:
+        return bool(self._draw.uniform("replaced", sample=self._step, position=block) < self._probability)
 
 
 class TheseusGradient(Gradient):
-    """The plain gradient, of a model whose blocks are drawn anew for each update.
-
-    Args:
-        settings: of the replacement.
-        seed: of the draws.
-    """
+    """The plain gradient, of a model whose blocks are drawn for each update by the seed."""
 
     def __init__(self, settings: Theseus, seed: int) -> None:
         self.settings = settings
         self.draw = Draw(seed, "theseus")
 
     def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, TermTotal]:
-        losses = loss(Replacing(self.draw, step, self.settings.rate(step)))
+        losses = loss(BlockDraws(self.draw, step, self.settings.probability(step)))
         total = scaled_total(losses, scales)
-        if total.requires_grad:  # nothing that is trained was read, where all blocks are the predecessor's
+        if total.requires_grad:  # it does not where no block is replaced
             backward(total)
         return {term: TermTotal.of(part) for term, part in losses.items()}

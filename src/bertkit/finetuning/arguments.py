@@ -1,7 +1,7 @@
-"""The command line of fine-tuning, the recipe that it makes, its data, and what trains it.
+"""The command line of fine-tuning, and its recipe, data and trainer.
 
 Nothing here follows a paper. Distillation on a task has more options (distillation/task_arguments.py); sibling run.py
-carries it out.
+trains.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from bertkit.finetuning.recipe import (
 )
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.training.plan import PlannedTeacher
 from bertkit.training.run import RunArguments
 
 _UNNAMED = "unnamed"
-"""Of a recipe that is named by what it turns out to train."""
+"""The name of a recipe until its task and model are known, which then name it."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         task: a published task, a task YAML, or the user's own data, in place of the recipe's; several: all of them
             with one encoder.
         model: to start from, in place of the recipe's.
-        data_dir: where the task's files lie, in place of the recipe's.
+        data_dir: folder of the task's files, in place of the recipe's.
         seeds: one run for each; empty for the recipe's.
-        grid: the values to try of each key.
-        default_model: to start from where nothing names one.
+        grid: the values to try of each key, as they are written.
+        default_model: to start from where neither command line nor recipe names one.
     """
 
     task: TaskEntry | Sequence[TaskEntry] | None = None
@@ -69,10 +70,8 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         return changed(recorded, list(self.overrides))
 
     def with_seed(self, recipe: AnyRecipe) -> AnyRecipe:
-        """The recipe with the first of the seeds that are given."""
-        return (
-            recipe.model_copy(update={"seed": seed}) if (seed := next(iter(self.seeds), None)) is not None else recipe
-        )
+        """The recipe with the first of `seeds`."""
+        return recipe.model_copy(update={"seed": self.seeds[0]}) if self.seeds else recipe
 
     def requested(self) -> FinetuneRecipe:
         """The recipe with everything that the command line changes in it, resolved.
@@ -95,7 +94,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         return resolved(self.with_seed(recipe))
 
     def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
-        """The recipe with the task and the folder that the command line names."""
+        """The recipe with the command line's task and folder."""
         given = _entries(self.task)
         update: dict[str, Any] = {"task": given[0] if len(given) == 1 else given} if given else {}
         if self.data_dir is not None:
@@ -103,29 +102,35 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         return recipe.model_copy(update=update)
 
     def before(self, recipe: FinetuneRecipe) -> FinetuneRecipe | None:
-        """The recipe of a run that goes before, and from whose model this one starts; None where there is none."""
+        """The recipe of a run of its own from whose model this one starts; None where there is none."""
         return None
 
     def draws_data(self, recipe: FinetuneRecipe) -> bool:
-        """Whether what is read depends on the seed, as a sample of the examples does."""
+        """Whether the data depend on the seed, as a sample of the examples does."""
         return recipe.data.train_examples is not None
 
     def prepare(self, recipe: FinetuneRecipe) -> Prepared:
-        """What one task of the recipe reads."""
+        """The data of a recipe of one task."""
         return prepare(recipe, offline=self.offline)
 
     def trainer(
         self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
     ) -> Finetuner:
-        """What trains a run.
+        """The trainer of a run.
 
         Args:
             recipe: resolved.
-            prepared: what its tasks read.
-            run: where it is written.
-            start: the model of the run before.
+            prepared: the data of its tasks.
+            run: the directory.
+            start: the model of the run `before`.
         """
         return Finetuner(recipe, prepared, run)
+
+    def planned_teacher(
+        self, prepared: Sequence[Prepared], runs: Sequence[tuple[FinetuneRecipe, float]]
+    ) -> PlannedTeacher | None:
+        """What a teacher adds to the cost of these runs, each with its number of epochs; None where there is none."""
+        return None
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Further keys of a suite's results.json, from the runs of the chosen setting."""

@@ -1,7 +1,6 @@
 """A pass of prediction over encoded examples.
 
-Nothing here follows a paper. Sequences are sorted by length, so that few are gathered with longer ones; the order of
-the outputs is that of the items.
+Nothing here follows a paper. Sequences of similar length are computed together; outputs are in the order of the items.
 
 Shapes: I items.
 """
@@ -26,8 +25,8 @@ _WINDOW_ITEMS = 16_384
 
 def prediction_batches(features: Features, max_tokens: int) -> Iterator[NDArray[np.int64]]:
     """All items in batches of at most `max_tokens` tokens, sorted by length within large windows."""
-    for first in range(0, features.num_items, _WINDOW_ITEMS):
-        yield from features.cut(np.arange(first, min(first + _WINDOW_ITEMS, features.num_items)), max_tokens)
+    for first in range(0, features.num_examples, _WINDOW_ITEMS):
+        yield from features.cut(np.arange(first, min(first + _WINDOW_ITEMS, features.num_examples)), max_tokens)
 
 
 @torch.inference_mode()
@@ -40,17 +39,16 @@ def predict(
     progress: Progress = silent_progress,
     label: str = "predictions",
 ) -> list[NDArray[Any]]:
-    """What the head gives for each item, in their order, without dropout; `label` names them on the display.
+    """The head's outputs for each item, without dropout; `label` names the pass on the display.
 
-    In single precision even where training is not: what a run saves of its dev set is then what `predict` and `eval`
-    give.
+    In single precision even where training is not, so that a run's predictions equal those of `predict` and `eval`.
     """
     model.eval()
     outputs: dict[int, NDArray[Any]] = {}
-    with progress(label, total=features.num_items, unit="sequences") as meter:
+    with progress(label, total=features.num_examples, unit="sequences") as meter:
         for items in prediction_batches(features, engine.micro_batch_tokens):
             batch = features.batch(items).to(engine.device)
             found = task.decode(model, model.states(task.head, batch.packed), batch)
             outputs.update(zip(items.tolist(), found, strict=True))
             meter.update(len(outputs))
-    return [outputs[item] for item in range(features.num_items)]
+    return [outputs[item] for item in range(features.num_examples)]

@@ -1,11 +1,11 @@
-"""What a recipe of kind `finetune` may hold: a task and its data, a model to start from, a method, an optimisation.
+"""The schema of a recipe of kind `finetune`: a task and its data, a model to start from, a method, an optimisation.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Sibling of schema.py, whose recipes pretrain: of the five nouns
-the model brings its tokenizer along, and the task takes the place of the objective. What a recipe leaves out is the
-task's own setting as the catalogue has it; `resolved` writes it in, so that a run's recipe is complete.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Unlike in pretraining/recipe.py the tokenizer is the model's, and
+a task replaces the objective. Settings that a recipe leaves out are the task's own in the catalogue; `resolved` adds
+them, so that a run's recipe is complete.
 
-A list of tasks is learnt with one encoder and a head each (Liu et al. 2019, MT-DNN, arXiv:1901.11504); `alone` says
-what such a recipe is to each of its tasks.
+A list of tasks is learnt with one encoder and a head each (Liu et al. 2019, MT-DNN, arXiv:1901.11504); `alone` are the
+recipes of each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pydantic import Field, field_validator, model_validator
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.inputs import FinetuneInputs, OwnTask
-from bertkit.finetuning.methods import AnyMethod, Full
+from bertkit.finetuning.methods import AnyMethod
+from bertkit.metrics import METRICS
 from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import Override, load_as, with_overrides
 from bertkit.recipe.tree import Located
@@ -31,6 +32,7 @@ from bertkit.tasks.classification import TextSettings
 from bertkit.tasks.span import SpanSettings
 from bertkit.tasks.tagging import TaggingSettings
 from bertkit.training.config import EngineConfig, OptimisationConfig
+from bertkit.training.method import Full
 from bertkit.training.optimizers import AdamWConfig
 
 SHORT_KEYS = {
@@ -63,9 +65,23 @@ class FinetuneRecipe(FinetuneInputs):
     tagging: TaggingSettings | None = Field(None, description="Of tagging.")
     span: SpanSettings | None = Field(None, description="Of questions that a span answers.")
     choice: ChoiceSettings | None = Field(None, description="Of a choice among endings.")
+    metrics: tuple[str, ...] = Field(
+        (),
+        description="Metrics of `evaluate` that are reported beside the task's own: names, or paths of scripts. They do"
+        " not decide the result.",
+    )
     method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
     optimisation: OptimisationConfig = Field(default_factory=OptimisationConfig, description="How they are trained.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
+
+    @field_validator("metrics", mode="after")
+    @classmethod
+    def _with_full_paths(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        """Scripts by their full paths, so that the recorded recipe runs from anywhere."""
+        paths = {name: Path(name).expanduser() for name in metrics if name not in METRICS}
+        return tuple(
+            str(paths[name].absolute()) if name in paths and paths[name].exists() else name for name in metrics
+        )
 
     @field_validator("optimisation", mode="after")
     @classmethod
@@ -119,7 +135,7 @@ class FinetuneRecipe(FinetuneInputs):
 
     @property
     def alone(self) -> tuple[FinetuneRecipe, ...]:
-        """What the recipe is to each of its tasks: itself, where there is one."""
+        """A recipe for each of its tasks; the recipe itself, where there is one."""
         if not isinstance(self.task, tuple):
             return (self,)
         found = []

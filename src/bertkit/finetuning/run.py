@@ -1,9 +1,8 @@
-"""From a command line to fine-tuning runs: one, or several seeds and settings with a choice among them.
+"""Run `bertkit finetune`: one run, or a suite of several seeds and settings with a choice among them.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (several restarts, the learning rate chosen on dev) and appendix
-A.3 (the grid). A suite is a run directory that holds one for each seed and setting; the setting with the best mean on
-dev is chosen, and its best run's model stands for the suite. A run that is finished already, here or in another suite,
-is not repeated.
+A.3 (the grid). A suite is a run directory with a run for each seed and setting; the setting with the best mean on dev
+is chosen, and its best run's model is the suite's. A finished run, of this suite or another, is not repeated.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import yaml
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json
@@ -26,11 +27,11 @@ from bertkit.finetuning.trainer import Finetuner
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import load_any
-from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.training.run import (
     Begun,
-    Deadline,
     FinishedRun,
+    deadline_after,
     identity_of,
     require_unchanged,
     resumed_recipe,
@@ -43,10 +44,10 @@ _READ = {
     *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice"),
     *("teacher", "student", "transfer", "augmentation"),
 }
-"""Parts of a recipe that decide how the data are read; the last ones are of distillation."""
+"""Keys of a recipe that decide how the data are read; the last ones are of distillation."""
 _RUNS = "runs"
 BEFORE = "before"
-"""The name of a run that goes before another, in whose directory it lies."""
+"""The name of a run whose model another starts from, in whose directory it lies."""
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +61,11 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
         begun: called with each run's directory before its training starts.
 
     Raises:
-        UsageError: a faulty recipe, or a resume whose recipe gives another result.
-        DataError: data, model or checkpoints at fault.
+        UsageError: errors in the recipe, or a resume under a recipe with another result.
+        DataError: data, model or checkpoints cannot be used.
         StoppedError, DivergedError: see `Trainer.train`.
     """
-    runs = _Runs(arguments, progress, begun, Deadline.after(arguments.max_minutes))
+    runs = _Runs(arguments, progress, begun, deadline_after(arguments.max_minutes))
     if arguments.resume is None:
         recipe = arguments.requested()
         if len(arguments.seeds) > 1 or arguments.grid:
@@ -84,9 +85,9 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
 
 
 class _Runs:
-    """The runs of one command, which share its arguments, its deadline and the data last prepared."""
+    """The runs of one command; they share its arguments, its deadline and the data last prepared."""
 
-    def __init__(self, arguments: FinetuneArguments, progress: Progress, begun: Begun, deadline: Deadline) -> None:
+    def __init__(self, arguments: FinetuneArguments, progress: Progress, begun: Begun, deadline: float | None) -> None:
         self.arguments = arguments
         self.progress = progress
         self.begun = begun
@@ -95,7 +96,7 @@ class _Runs:
         self._prepared: tuple[Prepared, ...] = ()
 
     def data(self, recipe: FinetuneRecipe) -> tuple[Prepared, ...]:
-        """What each of the recipe's tasks reads; kept as long as the next run reads the same."""
+        """The data of each of the recipe's tasks, prepared again only where they differ from the last run's."""
         parts = recipe.model_dump(mode="json", include=_READ)
         key = json.dumps([parts, recipe.seed if self.arguments.draws_data(recipe) else None], sort_keys=True)
         if key != self._data_key:
@@ -108,7 +109,7 @@ class _Runs:
         return joint_fingerprints(self.data(recipe))
 
     def train(self, recipe: FinetuneRecipe, run: RunDirectory) -> FinishedRun:
-        """Train one run to its end, after the one that goes before it, if any."""
+        """Train one run to its end, after the one whose model it starts from, if any."""
         require_unchanged(run, self.fingerprints(recipe))
 
         def trainer() -> Finetuner:
@@ -128,10 +129,10 @@ class _Runs:
         )
 
     def finished(self, recipe: FinetuneRecipe, name: str, whole: RunDirectory) -> RunDirectory:
-        """A run that belongs to another one or to a suite, finished: an earlier one, one begun here, or a new one."""
+        """A finished run of a suite, or of the run that needs it: an earlier one, else it is resumed or started."""
         arguments, fingerprints = self.arguments, self.fingerprints(recipe)
         path = whole.path / _RUNS / name
-        done = finished_run(arguments.runs_root, whole.path, what_hash(recipe), fingerprints)
+        done = finished_run(arguments.runs_root, whole.path, what_hash(recipe), fingerprints, recipe.metrics)
         if done is not None:
             log.info("finished already: %s", done.path)
             return done
@@ -170,52 +171,60 @@ class _Runs:
             )
 
     def resume_suite(self, suite: RunDirectory, recipe: FinetuneRecipe) -> FinishedRun:
-        """What is left of a suite, and the choice among its runs."""
+        """Finish the runs of a suite, and choose among them."""
         plan = read_json(suite.path / SUITE_FILE)
-        wanted = sweep_runs(recipe, plan["seeds"], plan["grid"])
-        log.info("%s: %d runs in %s", recipe.name, len(wanted), suite.path)
+        runs = sweep_runs(recipe, plan["seeds"], plan["grid"])
+        log.info("%s: %d runs in %s", recipe.name, len(runs), suite.path)
         with suite.recording(self.arguments.command):
             suite.write_environment()
             finished: list[tuple[SweepRun, RunDirectory]] = []
-            for number, each in enumerate(wanted, start=1):
-                log.info("run %d of %d: %s", number, len(wanted), each.name)
+            for number, each in enumerate(runs, start=1):
+                log.info("run %d of %d: %s", number, len(runs), each.name)
                 finished.append((each, self.finished(each.recipe, each.name, suite)))
             prepared = self.data(recipe)
             primary = {each.spec.name: each.spec.primary for each in prepared}
             results = suite_results(finished, primary, prepared[0].selecting)
             chosen = [run.results or {} for each, run in finished if each.setting == results["chosen"]["setting"]]
             results |= self.arguments.summary(chosen)
-            _link(suite.model, Path(results["chosen"]["run"]) / "model")
+            suite.model.unlink(missing_ok=True)
+            suite.model.symlink_to((Path(results["chosen"]["run"]) / "model").resolve(), target_is_directory=True)
             suite.write_results(results)
             suite.update(**{key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")})
         return FinishedRun(suite, results, tuple(run for _, run in finished))
 
 
-def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str]) -> RunDirectory | None:
-    """A finished run of this what-hash on the same data and model, under `root` or in a suite there."""
+def finished_run(
+    root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str], metrics: Sequence[str] = ()
+) -> RunDirectory | None:
+    """A finished run of this what-hash on the same data and model, under `root` or in a suite there.
+
+    One that did not report all of the additional `metrics` is passed over.
+    """
     inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
-    places = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
-    for place in sorted(places):
-        record, run = read_json(place), place.parent
+    paths = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
+    for path in sorted(paths):
+        record = read_json(path)
         on_the_same = record.get("fingerprints") == dict(fingerprints)
-        if not on_the_same or record.get("status") != "done" or not (run / "model").exists():
+        if not on_the_same or record.get("status") != "done" or not (path.parent / "model").exists():
             continue
-        if digest in (record.get("what_hash"), _what_hash_today(run)):
-            return RunDirectory.open(run)
+        run = RunDirectory.open(path.parent)
+        if digest in (record.get("what_hash"), _what_hash_today(run)) and (not metrics or _reported(run, metrics)):
+            return run
     return None
 
 
-def _what_hash_today(run: Path) -> str | None:
+def _what_hash_today(run: RunDirectory) -> str | None:
     """Of a run's recorded recipe: a version whose keys had other names recorded another. None of a suite."""
-    if (run / SUITE_FILE).exists():
+    if (run.path / SUITE_FILE).exists():
         return None
     try:
-        return what_hash(load_any(str(run / RECIPE)))
+        return what_hash(load_any(str(run.path / RECIPE)))
     except UsageError:
         return None
 
 
-def _link(link: Path, target: Path) -> None:
-    """Let the suite's model be the chosen run's."""
-    link.unlink(missing_ok=True)
-    link.symlink_to(target.resolve(), target_is_directory=True)
+def _reported(run: RunDirectory, metrics: Sequence[str]) -> bool:
+    """Whether a run's results have these additional metrics, by scripts that did not change since."""
+    measured = (run.path / RECORD).stat().st_mtime
+    changed_since = any(Path(each).is_file() and Path(each).stat().st_mtime > measured for each in metrics)
+    return not changed_since and set(metrics) <= set(yaml.safe_load(run.recipe_yaml).get("metrics", ()))

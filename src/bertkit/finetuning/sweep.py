@@ -1,4 +1,4 @@
-"""The runs of a fine-tuning suite: which ones there are to be, and the choice among them once they are done.
+"""The runs of a fine-tuning suite, and the choice among them once they are done.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 and appendix A.3: several seeds, and a grid to choose from on
 dev. Sibling run.py trains them.
@@ -20,7 +20,7 @@ from bertkit.run.directory import RunDirectory
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a suite: its recipe, and what sets it apart."""
+    """One run of a suite: its recipe, and its value of each key of the grid."""
 
     recipe: FinetuneRecipe
     setting: Mapping[str, str]
@@ -41,8 +41,7 @@ def sweep_runs(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, 
     found = []
     for values in itertools.product(*grid.values()):
         setting = dict(zip(grid, values, strict=True))
-        overrides = [Override.parse(f"{key}={value}") for key, value in setting.items()]
-        with_setting = changed(recipe, overrides)
+        with_setting = changed(recipe, [Override.parse(f"{key}={value}") for key, value in setting.items()])
         found += [SweepRun(changed(with_setting, [Override("seed", seed)]), setting) for seed in seeds]
     return found
 
@@ -52,13 +51,13 @@ def suite_results(
 ) -> dict[str, Any]:
     """The contents of a suite's results.json: every run, each setting over the seeds, and the choice.
 
-    Chosen is the setting whose mean of the primary metric on `split` is best (of several tasks the mean over them), the
-    first of equal ones; of its runs the best one.
+    The chosen setting has the best mean of the primary metric on `split` (over the tasks, if there are several), and is
+    the first of equal ones; its best run is chosen.
 
     Args:
         finished: the runs.
-        primary: of each task.
-        split: that chooses.
+        primary: metric of each task.
+        split: whose scores decide.
     """
     settings: dict[str, list[tuple[SweepRun, RunDirectory, dict[str, Any]]]] = {}
     for sweep_run, run in finished:
@@ -69,7 +68,7 @@ def suite_results(
     is_one = len(primary) == 1
 
     def only(by_task: Mapping[str, Any]) -> Any:
-        """What stands for all tasks: of one, its own."""
+        """The only task's value, or all of them."""
         return next(iter(by_task.values())) if is_one else dict(by_task)
 
     chosen = max(tables, key=lambda setting: _mean({t: tables[setting][t][m]["mean"] for t, m in primary.items()}))
@@ -117,9 +116,5 @@ def _seed_scores(results: Mapping[str, Any]) -> dict[str, dict[str, float | None
 
 
 def _mean(scores: Mapping[str, float | None]) -> float:
-    """Over the tasks; an undefined score is the worst there can be."""
-    return sum(map(_or_worst, scores.values())) / len(scores)
-
-
-def _or_worst(score: float | None) -> float:
-    return -float("inf") if score is None else score
+    """Over the tasks; an undefined score is minus infinity."""
+    return sum(-float("inf") if score is None else score for score in scores.values()) / len(scores)

@@ -1,12 +1,11 @@
-"""Which examples of which task each update takes: the batches of all tasks, mixed anew in every epoch.
+"""The examples and the task of each update: the batches of all tasks, shuffled in every epoch.
 
 Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1: every task is cut into mini-batches, those of all tasks are
 merged and shuffled, and each update takes one of them, with the loss of its task. The order of one task's examples is
-a permutation for each epoch, with or without other tasks: with one there is nothing to mix.
+a permutation for each epoch, with or without other tasks.
 
-How often a task comes may be smoothed as multilingual BERT smooths its languages (data/languages.py); an epoch has as
-many updates as before, so a task that comes less often than in proportion to its size sees its examples over several
-epochs.
+The tasks' shares may be smoothed as multilingual BERT smooths its languages (data/languages.py); an epoch has as many
+updates as before, so a task with fewer updates than batches reads its examples over several epochs.
 
 Shapes: K tasks, U updates of an epoch.
 """
@@ -14,6 +13,7 @@ Shapes: K tasks, U updates of an epoch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,38 +22,41 @@ from numpy.typing import NDArray
 
 from bertkit.data.languages import smoothed
 from bertkit.data.random import Draw
+from bertkit.finetuning.data import Prepared
+from bertkit.finetuning.multitask import task_seed
+from bertkit.finetuning.recipe import FinetuneRecipe
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """Which items each update takes: a new permutation every epoch, a pure function of the seed and the step.
+    """The items of each update: a new permutation every epoch, a pure function of the seed and the step.
 
     Attributes:
-        num_items: of the training features.
+        num_examples: of the training features.
         batch_items: of one update; the last one of an epoch may have fewer.
         seed: of the permutations.
     """
 
-    num_items: int
+    num_examples: int
     batch_items: int
     seed: int
 
     @property
     def steps_per_epoch(self) -> int:
-        return math.ceil(self.num_items / self.batch_items)
+        return math.ceil(self.num_examples / self.batch_items)
 
     def items(self, step: int) -> Integers:
         """The items of update number `step`, from 0."""
         epoch, number = divmod(step, self.steps_per_epoch)
-        places = np.arange(number * self.batch_items, min((number + 1) * self.batch_items, self.num_items))
-        return Draw(self.seed, "finetune").permuted("order", places, size=self.num_items, epoch=epoch)
+        places = np.arange(number * self.batch_items, min((number + 1) * self.batch_items, self.num_examples))
+        return Draw(self.seed, "finetune").permuted("order", places, size=self.num_examples, epoch=epoch)
 
 
 @dataclass(frozen=True)
 class TaskOrder:
-    """Which items of which task each update takes: a pure function of the seed and the step.
+    """The task and the items of each update: a pure function of the seed and the step.
 
     Attributes:
         orders: of each task's own items.
@@ -67,6 +70,21 @@ class TaskOrder:
     seed: int
     smoothing: float = 1.0
 
+    @classmethod
+    def of(cls, recipe: FinetuneRecipe, prepared: Sequence[Prepared]) -> TaskOrder:
+        """The order of a run on the data of each of its tasks."""
+        optimisation = recipe.optimisation
+        assert optimisation.batch_sequences is not None
+        orders = [
+            EpochOrder(
+                each.train.features.num_examples,
+                optimisation.batch_sequences,
+                task_seed(recipe.seed, number, each.spec.name),
+            )
+            for number, each in enumerate(prepared)
+        ]
+        return cls(tuple(orders), recipe.seed, optimisation.task_smoothing)
+
     @property
     def steps_per_epoch(self) -> int:
         """U: the batches of all tasks."""
@@ -74,7 +92,7 @@ class TaskOrder:
 
     @property
     def steps_by_task(self) -> tuple[int, ...]:
-        """Of an epoch, the updates that each task has: its own batches, unless they are smoothed."""
+        """Updates of each task in an epoch: as many as it has batches, unless shares are smoothed."""
         own = [order.steps_per_epoch for order in self.orders]
         return _apportioned(tuple(own), self.smoothing)
 
@@ -93,7 +111,7 @@ class TaskOrder:
         return int(_mixed(self.steps_by_task, self.seed, epoch)[place])
 
     def items(self, step: int) -> Integers:
-        """The items that the update takes of its task: the batch that follows the one it last took."""
+        """The update's items: the next batch of its task."""
         epoch, place = divmod(step, self.steps_per_epoch)
         mixed_U = _mixed(self.steps_by_task, self.seed, epoch)
         task = int(mixed_U[place])
@@ -103,10 +121,7 @@ class TaskOrder:
 
 @lru_cache(maxsize=4)
 def _apportioned(batches: tuple[int, ...], smoothing: float) -> tuple[int, ...]:
-    """Whole numbers in the smoothed shares, with the sum of `batches`, by largest remainders.
-
-    None is zero: the smallest task's share only grows where it is smoothed.
-    """
+    """Whole numbers in the smoothed shares, with the sum of `batches`, by largest remainders; none is zero."""
     if smoothing == 1.0:
         return batches
     share_K = smoothed(batches, smoothing) * sum(batches)

@@ -1,12 +1,11 @@
 """Fine-tuning: one recipe with one seed in, one run directory out.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Sibling of pretraining: an epoch is a permutation of the
-examples, dev is evaluated after each, and the last evaluation's weights are kept or the best one's. run.py carries out
-several of these.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Unlike in pretraining, an epoch is a permutation of the examples,
+dev is evaluated after each, and the weights of the last evaluation or of the best one are kept. Sibling run.py trains
+several runs.
 
 A run has one task (task_trainer.py) or several (Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1): each update is
-one task's, the best evaluation is the one whose mean over the tasks is best, and what belongs to one of several tasks
-has its name in front: `rte/dev`.
+one task's, the best evaluation has the best mean over the tasks, and names are prefixed by their task: `rte/dev`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from bertkit.data.ahead import ahead
 from bertkit.files import finite, write_text
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.loss_terms import TaskTerms
-from bertkit.finetuning.methods import Scratch, scale_rates
 from bertkit.finetuning.multitask import joined, save_joined, task_seed
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.task_order import TaskOrder
@@ -40,14 +38,14 @@ from bertkit.tasks.base import Prediction, Scores, TaskBatch
 from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
+from bertkit.training.method import scale_learning_rates
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer, copy_weights
 
 log = logging.getLogger(__name__)
 
 Evaluation = dict[str, Any]
-"""What one gave: step, epoch, and under `scores` the metrics of each watched split (`dev`; of several tasks
-`rte/dev`)."""
+"""Step, epoch, and under `scores` the metrics of each watched split (`dev`; of several tasks `rte/dev`)."""
 
 
 class Finetuner(Trainer[TaskBatch]):
@@ -68,26 +66,27 @@ class Finetuner(Trainer[TaskBatch]):
         self.recipe = recipe
         self.task_trainers = [
             self.new_task_trainer(
-                alone, each, task_seed(recipe.seed, number, each.spec.name), prefix=_prefix(each, len(prepared))
+                alone,
+                each,
+                task_seed(recipe.seed, number, each.spec.name),
+                prefix=f"{each.spec.name}/" if len(prepared) > 1 else "",
             )
             for number, (alone, each) in enumerate(zip(recipe.alone, prepared, strict=True))
         ]
         optimisation = recipe.optimisation
         assert optimisation.epochs is not None
-        self.order = TaskOrder(
-            tuple(task_trainer.order for task_trainer in self.task_trainers), recipe.seed, optimisation.task_smoothing
-        )
+        self.order = TaskOrder.of(recipe, prepared)
         self.steps = self.order.steps(optimisation.epochs, optimisation.steps)
         self.model = joined([task_trainer.model for task_trainer in self.task_trainers]).to(self.engine.device)
-        rule = optimisation.optimizer
-        assert rule is not None
-        optimizer = rule.build(self.model)
-        scale_rates(self.model, optimizer, optimisation.layer_decay)
+        settings = optimisation.optimizer
+        assert settings is not None
+        optimizer = settings.build(self.model)
+        scale_learning_rates(self.model, optimizer, optimisation.layer_decay)
         self.training_step = Step(
             self.model,
             optimizer,
             self.engine,
-            RowClipping(self.model, rule.clip_norm),
+            RowClipping(self.model, settings.clip_norm),
             recipe.method.gradient(recipe.seed),
         )
         alone = len(self.task_trainers) == 1
@@ -100,18 +99,23 @@ class Finetuner(Trainer[TaskBatch]):
         self._chosen: list[Predictions] = [{} for _ in self.task_trainers]
 
     def new_task_trainer(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str) -> TaskTrainer:
-        """One task's, with its model as it begins."""
+        """One task of the run."""
         return TaskTrainer(recipe, prepared, seed, prefix=prefix, directory=self.run.path)
 
     def new_terms(self, task_trainer: TaskTrainer, companion: str | None) -> LossTerms[TaskBatch]:
-        """What updates of this task minimise; of several tasks its head is on this companion of the model."""
+        """What updates of this task minimise.
+
+        Args:
+            task_trainer: of the task.
+            companion: of several tasks, the name of the model's companion with the task's head.
+        """
         return TaskTerms(task_trainer.task, companion)
 
     def loss_terms(self, step: int) -> LossTerms[TaskBatch]:
         return self.terms[self.order.task(step)]
 
     def learning_rate(self, step: int) -> float:
-        return self.recipe.optimisation.schedule.rate(step, self.steps)
+        return self.recipe.optimisation.schedule.learning_rate(step, self.steps)
 
     def batch(self, task_trainer: TaskTrainer, items: NDArray[np.int64]) -> TaskBatch:
         """What an update reads of these training items."""
@@ -119,7 +123,7 @@ class Finetuner(Trainer[TaskBatch]):
 
     def batches(self) -> Generator[list[TaskBatch], None, None]:
         with closing(ahead(self._batches, range(self.step, self.steps))) as prepared:
-            while self.step < self.steps and not self._gave_up():
+            while self.step < self.steps and not self._stops_early():
                 yield next(prepared)
 
     def _batches(self, step: int) -> list[TaskBatch]:
@@ -140,7 +144,7 @@ class Finetuner(Trainer[TaskBatch]):
         return {name: value for name, value in losses.items() if name not in alone}
 
     def target_tokens(self) -> int:
-        """Rows that are right or wrong, of the term that has most of them."""
+        """Rows of the term with an accuracy that has most of them."""
         terms = {name: total for name, total in self.meter.terms.items() if self.terms[0].has_accuracy(name)}
         return max((total.count for total in terms.values()), default=0)
 
@@ -171,7 +175,7 @@ class Finetuner(Trainer[TaskBatch]):
         return task_trainer.predictions(split, self.engine, self.progress)
 
     def _labelled(self, by_task: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What each task has of its splits, by the names that the run has for them."""
+        """Values by split of each task, under the run's names of the splits."""
         pairs = zip(self.task_trainers, by_task, strict=True)
         return {task_trainer.label(split): value for task_trainer, found in pairs for split, value in found.items()}
 
@@ -191,8 +195,8 @@ class Finetuner(Trainer[TaskBatch]):
         """The evaluation with the best score, the first of equal ones."""
         return max(self.evaluations, key=self._score_of)
 
-    def _gave_up(self) -> bool:
-        """Whether the last evaluations were no better than the best one, as often as early stopping allows."""
+    def _stops_early(self) -> bool:
+        """Whether as many evaluations in a row were no better as early stopping allows."""
         patience = self.recipe.optimisation.early_stopping
         if patience is None or not self.evaluations:
             return False
@@ -268,8 +272,8 @@ class Finetuner(Trainer[TaskBatch]):
         prepared = [task_trainer.prepared for task_trainer in self.task_trainers]
         read = [each.train.features for each in prepared]
         read += [each.others[split].features for each in prepared for split in each.watched]
-        scratch = Scratch(self.run.path, self.recipe.engine.feature_store_gb * 1e9)
-        return self.recipe.method.session(self.model, read, self.engine, scratch)
+        max_bytes = self.recipe.engine.feature_store_gb * 1e9
+        return self.recipe.method.session(self.model, read, self.engine, self.run.path, max_bytes=max_bytes)
 
     def log_start(self) -> None:
         self.recipe.method.set_trained(self.model, 0)
@@ -294,10 +298,6 @@ class Finetuner(Trainer[TaskBatch]):
             )
 
 
-def _prefix(prepared: Prepared, tasks: int) -> str:
-    return f"{prepared.spec.name}/" if tasks > 1 else ""
-
-
 def by_name(splits: dict[str, Scores], main: str) -> Scores:
     """One score by name: the main split's under their own, others with their split behind a slash."""
     others = {
@@ -309,7 +309,7 @@ def by_name(splits: dict[str, Scores], main: str) -> Scores:
 def seed_summaries(scores: dict[int, Scores]) -> dict[str, Any]:
     """Each score over the seeds."""
     names = dict.fromkeys(name for found in scores.values() for name in found)
-    return {name: summarise({seed: found.get(name) for seed, found in scores.items()}).as_json() for name in names}
+    return {name: summarise({seed: found.get(name) for seed, found in scores.items()}) for name in names}
 
 
 def write_predictions(path: Path, predictions: list[Prediction]) -> None:

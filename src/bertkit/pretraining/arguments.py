@@ -1,24 +1,27 @@
-"""The command line of pretraining, the recipe that it makes, and what trains it.
+"""The command line of pretraining, and its recipe: the only place that resolves it.
 
 Own design (contract: `pretrain`). Distillation on text has more options (distillation/text_arguments.py); sibling
-run.py carries it out.
+run.py trains. Beside the path of a file that decides the result stands the hash of its content: a changed file then
+changes the hash of the recipe, and a resume names the key.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
+from bertkit.files import sha256_of
 from bertkit.models.continuing import continuing_config
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.models.weight_files import weights_hash
-from bertkit.pretraining.file_hashes import with_contents
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretrainer
@@ -30,6 +33,9 @@ from bertkit.settings import Settings
 from bertkit.training.run import RunArguments
 
 log = logging.getLogger(__name__)
+
+_FILE, _FILE_HASH = "lexicon", "lexicon_sha256"
+"""The key of a file, and that of its content's hash in the same mapping."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class PretrainArguments(RunArguments[Recipe]):
     init: str | None = None
 
     schema: ClassVar[type[Recipe]] = Recipe
-    """What a recipe of this kind may hold."""
+    """The class of the recipe."""
     kind: ClassVar[str] = "pretrain"
 
     @property
@@ -66,57 +72,90 @@ class PretrainArguments(RunArguments[Recipe]):
 
         Raises:
             UsageError: all errors at once.
-            DataError: the initial model is at fault.
+            DataError: the initial model is missing, or cannot be trained.
         """
         name = self.named
         # The command line takes precedence over the settings of the initial model.
-        overrides = [*starting_from(self), *self.overrides]
-        overrides += source_overrides(self.sources)
-        recipe = load_recipe(name, overrides)
+        recipe = load_recipe(name, [*starting_from(self), *self.overrides, *source_overrides(self.sources)])
         if recipe.init == INIT_TO_BE_GIVEN:
             raise UsageError(
-                f"init: recipe {recipe.name} goes on from a model of yours; give --init MODEL, a model or run directory"
+                f"init: recipe {recipe.name} starts from a model of yours; give --init MODEL, a model or run directory"
                 " or a Hub id"
             )
         return completed(recipe, self.max_steps)
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
-        """Hashes of the models that a run reads, which its record keeps and a resume compares.
+        """Hashes of the models that a run reads; its record keeps them, and a resume compares them.
 
         Raises:
-            DataError: the model to go on from is not there, or cannot be trained.
+            DataError: the initial model is missing, or cannot be trained.
         """
-        return {"model": None if recipe.init is None else _start_hash(find_model(recipe.init, offline=self.offline))}
+        if recipe.init is None:
+            return {"model": None}
+        directory, _ = self.initial_model(recipe.init)
+        return {"model": weights_hash(directory)}
+
+    def initial_model(self, name: str) -> tuple[Path, EncoderConfig]:
+        """The directory and the configuration of the model to start from.
+
+        Raises:
+            DataError: it is missing, or cannot be trained.
+        """
+        directory = find_model(name, offline=self.offline)
+        config, contents = read_config(directory)
+        refuse_quantised(directory, contents)
+        return directory, config
 
     def recorded(self, run: RunDirectory) -> Recipe:
-        # A run of before there were hashes of files has none to compare with.
-        return with_contents(load_as(self.schema, str(run.path / RECIPE)))
+        # The recipes of old runs have no hashes of files.
+        return with_file_hashes(load_as(self.schema, str(run.path / RECIPE)))
 
     def changed(self, recorded: Recipe) -> Recipe:
         wanted = shortened(with_overrides(recorded, list(self.overrides)), self.max_steps)
-        return with_contents(wanted, anew=True)
+        return with_file_hashes(wanted, recompute=True)
 
     def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
-        """What trains the run."""
+        """The run's trainer."""
         return Pretrainer(recipe, shards, run, cache=self.cache)
 
 
-def _start_hash(directory: Path) -> str:
-    """Hash of the weights that a run goes on from.
-
-    Raises:
-        DataError: it cannot be trained.
-    """
-    _, contents = read_config(directory)
-    refuse_quantised(directory, contents)
-    return weights_hash(directory)
-
-
 def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
-    """The recipe with its length and its files' hashes; every stage is checked before anything is done."""
-    recipe = with_contents(shortened(recipe, max_steps))
+    """The recipe with its length and its files' hashes; all stages are checked."""
+    recipe = with_file_hashes(shortened(recipe, max_steps))
     stages_of(recipe)
     return recipe
+
+
+def with_file_hashes(recipe: Recipe, *, recompute: bool = False) -> Recipe:
+    """The recipe with the content's hash of each file that objectives and stages name.
+
+    Whoever reads a file refuses one that is unreadable.
+
+    Args:
+        recipe: resolved.
+        recompute: replace the hashes that the recipe has; otherwise they hold.
+    """
+    data = recipe.model_dump(mode="json")
+    found = {"objective": data["objective"], "optimisation.stages": data["optimisation"]["stages"]}
+    hashed = {key: _hashed(value, recompute=recompute) for key, value in found.items()}
+    return recipe if hashed == found else with_overrides(recipe, overrides_of(hashed))
+
+
+def _hashed(data: Any, *, recompute: bool) -> Any:
+    if isinstance(data, list):
+        return [_hashed(item, recompute=recompute) for item in data]
+    if not isinstance(data, dict):
+        return data
+    result = {key: _hashed(value, recompute=recompute) for key, value in data.items()}
+    for key, path in data.items():
+        section, dot, name = key.rpartition(".")  # a stage's keys are dotted
+        hash_key = f"{section}{dot}{_FILE_HASH}"
+        if name == _FILE and (recompute or data.get(hash_key) is None):
+            result[hash_key] = None
+            if path is not None:
+                with suppress(OSError):
+                    result[hash_key] = sha256_of(Path(path).expanduser())
+    return result
 
 
 def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
@@ -128,7 +167,7 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
     def shorter(settings: dict[str, Any], key: str) -> dict[str, Any]:
         if not settings.get(key):
             return settings
-        least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # it has no rate without
+        least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # undefined without
         return {**settings, key: max(least, settings[key] * max_steps // optimisation.steps)}
 
     schedule = shorter(optimisation.schedule.model_dump(mode="json"), "warmup_steps")
@@ -144,26 +183,24 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
 
 
 class _ModelNoun(Settings):
-    """A recipe of which only the model is of interest."""
+    """The model of a recipe, whatever else it has."""
 
     model: AnyEncoderConfig
 
 
 def starting_from(arguments: PretrainArguments) -> list[Override]:
-    """Overrides that make a recipe go on from the model of `--init`: its sizes and its tokenizer.
+    """Overrides that make a recipe start from the model of `--init`: its sizes and its tokenizer.
 
-    The recipe's tokenizer is kept where the command line changes it, and where a recipe that leaves the model to be
-    given has one: then the model gets a new vocabulary.
+    The recipe's tokenizer is kept where the command line changes it, or where a recipe with `init: '?'` has one: then
+    the model gets a new vocabulary.
 
     Raises:
         UsageError: the recipe is for a family that the model cannot be converted to.
-        DataError: the model cannot be trained.
+        DataError: the model is missing, or cannot be trained.
     """
     if arguments.init is None:
         return []
-    directory = find_model(arguments.init, offline=arguments.offline)
-    config, contents = read_config(directory)
-    refuse_quantised(directory, contents)
+    directory, config = arguments.initial_model(arguments.init)
     tree = resolve_recipe(arguments.named, arguments.overrides)
     given, model = tree.child("init"), tree.child("model")
     any_model = given is not None and given.value == INIT_TO_BE_GIVEN
@@ -178,12 +215,11 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
 
 
 def source_overrides(sources: Sequence[str]) -> list[Override]:
-    """Overrides that put text in place of the recipe's; none where there is none."""
+    """Overrides that replace the recipe's text, by full paths, so that the recorded recipe runs from anywhere."""
     if not sources:
         return []
-    return overrides_of({"data.sources": [_absolute(source) for source in sources], "data.languages": {}})
-
-
-def _absolute(source: str) -> str:
-    """A file's or directory's full path, so that the recorded recipe runs from anywhere; other sources as they are."""
-    return source if source.startswith(("hub:", "builtin:")) else str(Path(source).expanduser().absolute())
+    paths = [
+        source if source.startswith(("hub:", "builtin:")) else str(Path(source).expanduser().absolute())
+        for source in sources
+    ]
+    return overrides_of({"data.sources": paths, "data.languages": {}})

@@ -1,4 +1,4 @@
-"""What a pretraining run would cost, stage by stage: the parts of `--plan` (training/plan.py).
+"""The cost of a pretraining run, stage by stage: the parts of `--plan` (training/plan.py).
 
 Nothing here follows a paper.
 """

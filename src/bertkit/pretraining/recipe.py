@@ -1,8 +1,7 @@
-"""What a recipe may hold: a header, a seed, the five nouns, and `engine`.
+"""The schema of a recipe of kind `pretrain`: a header, a seed, the five nouns, and `engine`.
 
-Every paper of the BERT family is a choice of the five nouns; each noun's settings stand beside the class that they
-build, and this file only puts them together. The nouns and the seed decide the result, `engine` only the speed; sibling
-hashing.py relies on it.
+Every paper of the BERT family is a choice of the five nouns; each noun's settings are defined beside the class that
+they build. The nouns and the seed decide the result, `engine` only the speed (recipe/hashing.py).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
 from bertkit.training.schedules import AnySchedule, BertSchedule, Schedule
 
 INIT_TO_BE_GIVEN = "?"
-"""The value of `init` in a recipe that goes on from whatever model its user names."""
+"""The value of `init` in a recipe that starts from a model of the user's."""
 
 
 class Term(NamedItem):
@@ -68,7 +67,7 @@ _OF_TASKS = ("epochs", "layer_decay", "evaluations_per_epoch", "early_stopping",
 
 
 class PretrainingOptimisation(OptimisationConfig):
-    """The same, complete: no task has settings of its own here."""
+    """The same with defaults for everything, and without the settings of tasks."""
 
     optimizer: AnyOptimizerConfig = Field(default_factory=AdamWConfig, description="The update rule.")
     schedule: AnySchedule = Field(
@@ -109,8 +108,8 @@ class Recipe(RecipeHeader):
     )
     new_pieces: Literal["mean", "random"] = Field(
         "mean",
-        description="Where the tokenizer is not the initial model's: how pieces begin that its vocabulary lacks: as the"
-        " mean of what its tokenizer cuts them into, or drawn anew.",
+        description="Where the tokenizer is not the initial model's: embeddings of new tokens start as the mean of the"
+        " initial model's tokens for them, or at random.",
     )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")

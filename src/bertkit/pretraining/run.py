@@ -1,6 +1,6 @@
-"""`bertkit pretrain`, and `bertkit distill` on text: from the corpus and a run directory to training.
+"""Run `bertkit pretrain`, and `bertkit distill` on text: the corpus, the run directory, the training.
 
-Own design (contract: `pretrain`). Sibling arguments.py holds the command line, trainer.py trains.
+Own design (contract: `pretrain`). Siblings: arguments.py has the command line and the recipe, trainer.py the training.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bertkit.text.sources import hub_commits, open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import (
     Begun,
-    Deadline,
     FinishedRun,
+    deadline_after,
     identity_of,
     require_unchanged,
     resumed_recipe,
@@ -41,8 +41,8 @@ def run_pretraining(
         begun: called with the run's directory before the training starts.
 
     Raises:
-        UsageError: a faulty recipe, or a resume whose recipe gives another result.
-        DataError: text, model, shards or checkpoints at fault.
+        UsageError: errors in the recipe, or a resume under a recipe with another result.
+        DataError: text, model, shards or checkpoints cannot be used.
         StoppedError, DivergedError: see `Trainer.train`.
     """
     run = None if arguments.resume is None else run_of(arguments)
@@ -52,7 +52,9 @@ def run_pretraining(
     models = arguments.fingerprints(recipe)
     commits = None if run is None else run.record.get("commits")
     if commits is None:
-        commits = hub_commits(_text_of(recipe), offline=arguments.offline)
+        languages = recipe.data.languages
+        sources = [source for own in languages.values() for source in own] if languages else recipe.data.sources
+        commits = hub_commits(sources, offline=arguments.offline)
     shards = open_shards(recipe, cache=arguments.cache, offline=arguments.offline, progress=progress, commits=commits)
     if run is None:
         fingerprints = {
@@ -74,29 +76,24 @@ def run_pretraining(
         command=arguments.command,
         progress=progress,
         begun=begun,
-        deadline=Deadline.after(arguments.max_minutes),
+        deadline=deadline_after(arguments.max_minutes),
     )
-
-
-def _text_of(recipe: Recipe) -> list[str]:
-    """The sources that are read."""
-    languages = recipe.data.languages
-    return [source for own in languages.values() for source in own] if languages else recipe.data.sources
 
 
 def open_shards(
     recipe: Recipe, *, cache: Path, offline: bool, progress: Progress, commits: Mapping[str, str] | None = None
 ) -> TokenShards:
-    """The recipe's corpus as shards: those given, or those of its text, made now where the cache has none.
+    """The recipe's corpus as shards: given ones, or those of its text from the cache, where they are made if missing.
 
     Args:
-        commits: at which the Hub's data sets are read, in place of those that they are at now.
+        commits: of the Hub's data sets, in place of the newest ones.
     """
     sources = recipe.data.sources
-    if recipe.data.languages:
-        languages = open_languages(recipe.data, offline=offline, commits=commits)
-        return prepare_shards(languages, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)
-    if len(sources) == 1 and is_shards(sources[0]):
+    if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
         return TokenShards.open(Path(sources[0]), verify=True)
-    corpus = open_corpus(sources, recipe.data.reading, offline=offline, commits=commits)
+    corpus = (
+        open_languages(recipe.data, offline=offline, commits=commits)
+        if recipe.data.languages
+        else open_corpus(sources, recipe.data.reading, offline=offline, commits=commits)
+    )
     return prepare_shards(corpus, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)

@@ -21,10 +21,10 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.base import Objective
 from bertkit.pretraining.arguments import PretrainArguments
-from bertkit.pretraining.batches import stage_batches
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import Progress
 from bertkit.recipe.resolve import KINDS, load_any
 from bertkit.run.directory import RECORD, RunDirectory
@@ -91,7 +91,7 @@ def show_batch(request: PretrainArguments, *, step: int, sequences: int, progres
 
     Raises:
         UsageError: no such recipe, or a step that the run does not have.
-        DataError: text at fault.
+        DataError: the text cannot be read.
     """
     recipe, shards = _recipe_and_shards(request, progress)
     steps = recipe.optimisation.steps
@@ -99,7 +99,8 @@ def show_batch(request: PretrainArguments, *, step: int, sequences: int, progres
         raise UsageError(f"--step {step}: {recipe.name} has steps 1 to {steps:,}")
     stage = next(each for each in stages_of(recipe) if step <= each.end_step)
     tokenizer = load_tokenizer(shards.directory)
-    batches = stage_batches(stage, shards, tokenizer, cache=request.cache)
+    batches = StageRun(stage, shards, tokenizer, cache=request.cache).batches
+    batches.check_enough()
     samples, originals = (of(step - 1 - stage.first_step) for of in (batches.samples, batches.uncorrupted))
     pairs = list(zip(samples.split(1), originals.split(1), strict=True))
     shown = [_sequence(one, text.ids_T, stage.recipe.objectives, tokenizer) for one, text in pairs[:sequences]]

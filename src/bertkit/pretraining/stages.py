@@ -22,7 +22,7 @@ _MAY_CHANGE = (
     "optimisation.schedule",
 )
 _SAME_TEXT = ("sources", "languages", "reading", "held_out")
-"""Of data, what all stages share: a document that one of them holds out, no other may train on."""
+"""Keys of data that all stages share: what one of them holds out, no other may train on."""
 _SCHEDULE = "optimisation.schedule"
 
 
@@ -43,20 +43,19 @@ class Stage:
     recipe: Recipe
     own_schedule: bool = False
 
-    def rate(self, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
         """The learning rate of the run's update number `step`, from 0."""
         optimisation = self.recipe.optimisation
         if self.own_schedule:
-            return optimisation.schedule.rate(step - self.first_step, self.end_step - self.first_step)
-        return optimisation.schedule.rate(step, optimisation.steps)
+            return optimisation.schedule.learning_rate(step - self.first_step, self.end_step - self.first_step)
+        return optimisation.schedule.learning_rate(step, optimisation.steps)
 
 
 def stages_of(recipe: Recipe) -> list[Stage]:
     """The stages of a recipe in order; one that spans the run where it names none.
 
     Raises:
-        UsageError: if a stage changes what cannot change inside a run, makes the recipe faulty, or builds upon one that
-            is not there.
+        UsageError: a stage changes what cannot change inside a run, has errors, or needs a stage before it.
     """
     stages: list[Stage] = []
     first = 0
@@ -84,12 +83,11 @@ def stages_of(recipe: Recipe) -> list[Stage]:
 
 
 def _check_generator(recipe: Recipe, before: Recipe | None, staged: Recipe, number: int) -> None:
-    """Raise UsageError if the model would start from a companion that has learnt nothing."""
+    """Raise UsageError if the model would start from a companion that was not trained."""
     leader = takes_over(staged.objectives)
     if leader is None:
         return
-    learnt = before is not None and any(objective.learnt_by == leader.companion for objective in before.objectives)
-    if not learnt:
+    if before is None or all(objective.learnt_by != leader.companion for objective in before.objectives):
         where = f"optimisation.stages.{number}: " if recipe.optimisation.stages else ""
         raise UsageError(
             f"{where}objective.{leader.term}.training is two-stage, and there is no generator yet to take over from;"

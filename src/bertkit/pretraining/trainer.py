@@ -1,15 +1,14 @@
-"""Pretraining: a recipe in, a run directory out.
+"""The trainer of pretraining: the stages' batches and models, held-out evaluation, and the results.
 
-Puts the parts together: text becomes shards, shards become batches, the loop takes its steps, and what is worth keeping
-goes into the run directory. Serves every pretraining recipe; what a paper does differently lives in its noun's folder.
+Own design. Serves every pretraining recipe; what a paper does differently is in its noun's folder. Siblings run.py
+prepares the corpus, held_out.py evaluates.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,7 @@ from bertkit.progress import Progress
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.figures import draw_curves
+from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
 from bertkit.training.step import Step
@@ -53,19 +53,62 @@ from bertkit.training.trainer import Trainer, write_whole
 log = logging.getLogger(__name__)
 
 
-@dataclass
 class StageRun:
-    """A stage with its objectives, ready for this corpus, its batches and its held-out samples.
+    """A stage on a corpus: its objectives, its batches and its held-out samples.
 
-    Attributes:
-        terms: made when the stage is first trained or evaluated; `Pretrainer.terms`.
+    Args:
+        stage: of a recipe.
+        shards: the tokenised corpus.
+        tokenizer: of the shards.
+        cache: the cache's root, for the plans of epochs.
+        micro_batch_tokens: most tokens of a micro-batch; None: a batch is not split.
+        prepare: in place of `Objective.prepared`.
+
+    Raises:
+        UsageError: the tokenizer cannot serve an objective.
     """
 
-    stage: Stage
-    objectives: tuple[Objective, ...]
-    batches: StepBatches
-    held_out: HeldOut
     terms: ObjectiveTerms | None = None
+    """Made when the stage is first trained or evaluated, by `Pretrainer.terms`."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        shards: TokenShards,
+        tokenizer: Tokenizer,
+        *,
+        cache: Path,
+        micro_batch_tokens: int | None = None,
+        prepare: Callable[[Objective], Objective] | None = None,
+    ) -> None:
+        recipe = stage.recipe
+        prepare = prepare or (lambda objective: objective.prepared(tokenizer, shards))
+        self.stage = stage
+        self.objectives = tuple(map(prepare, recipe.objectives))
+        training, self._held_out_stream = training_and_held_out(
+            recipe.data, shards, seed=recipe.seed, stage=stage.number, plans=cache / "plans"
+        )
+        self.batches = StepBatches(
+            training,
+            Vocabulary.of(tokenizer),
+            self.objectives,
+            batch_sequences=recipe.optimisation.batch_sequences,
+            micro_batch_tokens=micro_batch_tokens,
+            first_step=stage.first_step,
+            run_steps=recipe.optimisation.steps,
+        )
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        batches = self.batches
+        assert batches.micro_batch_tokens is not None
+        return HeldOut.prepare(
+            self._held_out_stream,
+            batches.vocabulary,
+            self.objectives,
+            sequences=self.stage.recipe.engine.evaluation_sequences,
+            micro_batch_tokens=batches.micro_batch_tokens,
+        )
 
 
 class Pretrainer(Trainer[PackedBatch]):
@@ -75,7 +118,7 @@ class Pretrainer(Trainer[PackedBatch]):
         recipe: resolved.
         shards: the tokenised corpus.
         run: the directory, whose lock the caller holds.
-        cache: where plans of epochs are kept.
+        cache: the cache's root, for the plans of epochs.
     """
 
     remedy = "lower optimisation.schedule.peak, or lengthen warmup_steps"
@@ -89,7 +132,17 @@ class Pretrainer(Trainer[PackedBatch]):
         self.tokenizer = load_tokenizer(shards.directory)
         self.vocabulary = Vocabulary.of(self.tokenizer)
         self.steps = recipe.optimisation.steps
-        self.stages = [self._stage_run(stage, cache / "plans") for stage in stages_of(recipe)]
+        self.stages = [
+            StageRun(
+                stage,
+                shards,
+                self.tokenizer,
+                cache=cache,
+                micro_batch_tokens=self.engine.micro_batch_tokens,
+                prepare=self._prepared,
+            )
+            for stage in stages_of(recipe)
+        ]
         self._use(self._new_model(self.stages[0].stage.recipe.model))
         self._check_growth()
         self.current = self.stages[0]
@@ -97,6 +150,7 @@ class Pretrainer(Trainer[PackedBatch]):
 
     def check_data(self) -> None:
         for stage_run in self.stages:
+            _ = stage_run.held_out
             stage_run.batches.check_enough()
         check_epochs(self.recipe, self.stages)
 
@@ -113,7 +167,7 @@ class Pretrainer(Trainer[PackedBatch]):
         return ObjectiveTerms(stage_run.objectives)
 
     def terms(self, stage_run: StageRun) -> ObjectiveTerms:
-        """The same, made once."""
+        """`new_terms`, made once."""
         if stage_run.terms is None:
             stage_run.terms = self.new_terms(stage_run)
         return stage_run.terms
@@ -122,22 +176,23 @@ class Pretrainer(Trainer[PackedBatch]):
         return self.terms(self.current)
 
     def learning_rate(self, step: int) -> float:
-        return self.current.stage.rate(step)
+        return self.current.stage.learning_rate(step)
 
     def _use(self, model: PretrainingModel) -> None:
-        """Train this model from now on, with an optimiser that has no past."""
+        """Train this model from now on, with a new optimiser."""
         optimizer = self.recipe.optimisation.optimizer
         self.model = model.to(self.engine.device)
         self.training_step = Step.plain(self.model, optimizer.build(self.model), self.engine, optimizer.clip_norm)
 
     def _enter(self, stage_run: StageRun) -> None:
-        """Make the model what the stage wants: as deep, begun with its generator's weights, its generator at rest."""
+        """Grow the model, start it from its generator or freeze the generator, as the stage has it."""
         stage = stage_run.stage
         before = self.stages[stage.number - 1] if stage.number else None
         if stage.first_step == self.step:
             if before is not None and stage.recipe.model != before.stage.recipe.model:
                 self._use(stacked(self.model, stage.recipe.model))
-                log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
+                depth = stage.recipe.model.model_dump()["num_hidden_layers"]
+                log.info("step %d: the model grows to %d layers", self.step, depth)
             leader = takes_over(stage_run.objectives)
             if leader is not None and before is not None and takes_over(before.objectives) is None:
                 take_over(self.model, leader)
@@ -161,7 +216,8 @@ class Pretrainer(Trainer[PackedBatch]):
         figures = self._figures(self.current, self.progress)
         self._last_evaluation = (self.step, figures)
         self._metrics.log(self.step, {f"held_out/{name}": value for name, value in figures.items()})
-        log.info("step %d: held-out %s", self.step, _in_words(figures))
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        log.info("step %d: held-out %s", self.step, shown)
 
     def _figures(self, stage_run: StageRun, progress: Progress) -> dict[str, Any]:
         return stage_run.held_out.figures(self.model, self.terms(stage_run), self.engine, progress=progress)
@@ -194,7 +250,7 @@ class Pretrainer(Trainer[PackedBatch]):
         filling = next((objective for objective in last.objectives if objective.fills_masks), None)
         if filling is not None:
             held_out["accuracy/unigram"] = held_out_text.unigram_accuracy(filling.term, self.shards.token_counts_V)
-        # A masked LM that only ever replaces words has no use for a [MASK].
+        # A masked LM that only replaces words may have no [MASK].
         if filling is not None and "mask" in self.tokenizer.roles:
             scored = self.recipe.engine.pseudo_perplexity_sequences
             if scored:
@@ -241,32 +297,8 @@ class Pretrainer(Trainer[PackedBatch]):
         return model
 
     def _prepared(self, objective: Objective) -> Objective:
-        """An objective with what it must know of the vocabulary and the corpus."""
+        """An objective with what it needs of the vocabulary and the corpus."""
         return objective.prepared(self.tokenizer, self.shards)
-
-    def _stage_run(self, stage: Stage, plans: Path) -> StageRun:
-        recipe = stage.recipe
-        objectives = tuple(map(self._prepared, recipe.objectives))
-        training, held = training_and_held_out(
-            recipe.data, self.shards, seed=recipe.seed, stage=stage.number, plans=plans
-        )
-        batches = StepBatches(
-            training,
-            self.vocabulary,
-            objectives,
-            batch_sequences=recipe.optimisation.batch_sequences,
-            micro_batch_tokens=self.engine.micro_batch_tokens,
-            first_step=stage.first_step,
-            run_steps=recipe.optimisation.steps,
-        )
-        held_out = HeldOut.prepare(
-            held,
-            self.vocabulary,
-            objectives,
-            sequences=recipe.engine.evaluation_sequences,
-            micro_batch_tokens=self.engine.micro_batch_tokens,
-        )
-        return StageRun(stage, objectives, batches, held_out)
 
     def log_start(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -304,11 +336,3 @@ def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
         f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {wanted:.2f}"
         f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
     )
-
-
-def _depth(recipe: Recipe) -> int:
-    return int(recipe.model.model_dump()["num_hidden_layers"])
-
-
-def _in_words(figures: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())

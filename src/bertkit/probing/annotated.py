@@ -16,7 +16,7 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import point_shapes
@@ -115,7 +115,7 @@ def width_of(model: HeadedModel, points: Sequence[str]) -> int:
 
 def kept_states(
     request: ProbeRequest,
-    subject: ProbedModel,
+    subject: LoadedModel,
     sentences: Sequence[EncodedSentence],
     points: Sequence[str],
     *,

@@ -13,7 +13,7 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import survey
 from bertkit.probing.run import ProbeRequest, ProbeResult
 from bertkit.probing.sentences import Sentence, TextEncoder, packed
@@ -56,7 +56,7 @@ def list_points(request: ProbeRequest, sentence: str) -> ProbeResult:
 
 
 @torch.inference_mode()
-def point_symbols(subject: ProbedModel) -> dict[str, tuple[str, ...]]:
+def point_symbols(subject: LoadedModel) -> dict[str, tuple[str, ...]]:
     """The shape of every point in symbols."""
     shapes, sizes = [], []
     for lengths in _LENGTHS:
@@ -97,7 +97,7 @@ def _fixed_symbol(name: str, axis: int, axes: int, size: int, fixed: Mapping[str
     return f"2{doubled[0]}" if doubled else str(size)
 
 
-def _sizes_of(subject: ProbedModel) -> dict[str, int]:
+def _sizes_of(subject: LoadedModel) -> dict[str, int]:
     settings: dict[str, Any] = subject.config.model_dump()
     width, heads = settings.get("hidden_size"), settings.get("num_attention_heads")
     sizes = {

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import UsageError
-from bertkit.evaluation.loaded_model import ProbedModel, load_subjects
-from bertkit.evaluation.run import MeasureRequest, begin_measurement
+from bertkit.evaluation.loaded_model import LoadedModel, load_models
+from bertkit.evaluation.run import MeasurementArguments, begin_measurement
 from bertkit.probing import STORE_GB, ProbeSettings
 from bertkit.probing.report import Report
 from bertkit.probing.sentence_sources import DrawnSentences, read_texts
@@ -26,7 +26,7 @@ from bertkit.tasks.readers.common import Notes
 
 
 @dataclass(frozen=True)
-class ProbeRequest(MeasureRequest):
+class ProbeRequest(MeasurementArguments):
     """Models and data of a probe, and where it runs.
 
     Attributes:
@@ -45,15 +45,15 @@ class ProbeRequest(MeasureRequest):
     store_gb: float = STORE_GB
     progress: Progress = silent_progress
 
-    def subjects(self) -> list[ProbedModel]:
+    def subjects(self) -> list[LoadedModel]:
         """The models, loaded.
 
         Raises:
             DataError: nothing there, or damaged files.
         """
-        return load_subjects(self.models, offline=self.offline)
+        return load_models(self.models, offline=self.offline)
 
-    def subject(self) -> ProbedModel:
+    def subject(self) -> LoadedModel:
         """The model of a kind that probes one.
 
         Raises:
@@ -96,7 +96,7 @@ class ProbeResult:
 def run_probe(
     request: ProbeRequest,
     settings: ProbeSettings,
-    subjects: Sequence[ProbedModel],
+    subjects: Sequence[LoadedModel],
     measure: Callable[[], Report],
     *,
     data: Mapping[str, str],

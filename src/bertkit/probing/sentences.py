@@ -137,9 +137,9 @@ class TextEncoder:
         given: list[tuple[str, ...] | None] = [
             tuple(each.text.split()) if each.words is None and self._cut_at_spaces else each.words for each in sentences
         ]
-        by_words = iter(self._sequences.pieces_of_words([words for words in given if words is not None]))
+        by_words = iter(self._sequences.word_encodings([words for words in given if words is not None]))
         texts = [each.text for each, words in zip(sentences, given, strict=True) if words is None]
-        by_text = iter(self._sequences.pieces(texts))
+        by_text = iter(self._sequences.encodings(texts))
         for sentence, words in zip(sentences, given, strict=True):
             if words is not None:
                 yield sentence, next(by_words), words

@@ -1,7 +1,7 @@
 """The hash of the half of a recipe that decides the result, and how two recipes differ in it.
 
-Nothing here follows a paper. Left out are `engine`, which decides only speed, and the header, which only describes. The
-hash names the run and guards `--resume`.
+Nothing here follows a paper. Left out are `engine`, which decides only speed, `metrics`, which are only reported, and
+the header, which only describes. The hash names the run and guards `--resume`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from bertkit.errors import UsageError
 
-NOT_DECIDING = frozenset({"engine", "name", "title", "paper", "arxiv", "table"})
+NOT_DECIDING = frozenset({"engine", "metrics", "name", "title", "paper", "arxiv", "table"})
 
 
 class _Absent:

@@ -1,11 +1,9 @@
-"""Clipping the gradient by its global norm; the word embeddings' gradient by the few rows that a batch read.
+"""Clipping the gradient by its global norm; `RowClipping` handles only the embedding rows that a batch reads.
 
-Pascanu et al. 2013, arXiv:1211.5063, algorithm 1 (the global norm's bound), as torch has it. In
-`RowClipping`, for batches of short sentences: a batch of short sentences reads some
-hundred of thirty thousand words, yet torch's dense gradient of the table is a new tensor of its size in every step,
-whose pages the system must clear: on a CPU that costs more than the fused AdamW of a small model. Here one such tensor
-is kept, and only the rows that were read are measured, scaled, written and cleared. The optimiser sees the dense
-gradient, the same numbers as ever.
+Pascanu et al. 2013, arXiv:1211.5063, algorithm 1, as torch has it. A batch of short sentences reads some hundred of
+thirty thousand words, yet torch's dense gradient of the table is a new tensor of its size in every step, whose pages
+the system must clear: on a CPU that costs more than the fused AdamW of a small model. `RowClipping` keeps one such
+tensor and measures, scales, writes and clears only the rows that were read. The optimiser gets the same dense gradient.
 
 Shapes: M tokens read, R different words, V vocabulary, E width.
 """
@@ -41,7 +39,7 @@ class Clipping:
         return float(torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm))
 
     def clear(self) -> None:
-        """Forget what was kept of the gradients; called after every update."""
+        """Reset after an update."""
 
 
 class RowClipping(Clipping):

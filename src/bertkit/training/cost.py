@@ -1,4 +1,4 @@
-"""What a model costs: parameters, floating-point operations, memory.
+"""The cost of a model: parameters, floating-point operations, memory.
 
 FLOPs as counted by Kaplan et al. 2020, arXiv:2001.08361, section 2.1 (two for a multiply-add, backward twice the
 forward), with the attention products and the vocabulary projection counted where they are really computed.
@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 
 import torch
 from torch import nn
@@ -29,14 +30,14 @@ from bertkit.objectives.forward import read_rows, readers
 
 _BACKWARD_AND_FORWARD = 3
 FORWARD_SHARE = 1 / _BACKWARD_AND_FORWARD
-"""Of the operations of an update, those of a pass that nothing is learnt from."""
+"""The share of a forward pass in the operations of an update."""
 _PROBE_SECONDS = 0.3
 REACHED_SHARE = 0.65
-"""Of what a processor can multiply, the share that a step is assumed to reach where the time of a run is estimated."""
+"""MFU that is assumed where the time of a run is estimated."""
 CHECKPOINT_BYTES = 3 * 4
-"""Of a parameter: a checkpoint holds a weight and two moments, each float32."""
+"""Of a parameter in a checkpoint: a weight and two moments, each float32."""
 _ADAM_BYTES = 4 * 4
-"""Bytes a parameter takes in training: weight, gradient and two moments, each float32."""
+"""Of a parameter in training: weight, gradient and two moments, each float32."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,9 @@ class ParameterCount:
 
 
 def count_parameters(model: PretrainingModel) -> ParameterCount:
-    """Counts that can be compared with the published ones, in which a weight is one however many bits it is kept in;
-    works on the meta device.
+    """Counts as published: a quantised weight is one, and a family's pooler counts as backbone in any case.
 
-    A family's pooler counts as backbone whether or not an objective trains it, as in the published figures.
+    Works on the meta device.
     """
     backbone = count_weights(model.encoder)
     if model.encoder.config.pooler_hub_name is not None:
@@ -61,12 +61,7 @@ def count_parameters(model: PretrainingModel) -> ParameterCount:
 
 
 def count_weights(module: nn.Module, *, without: nn.Module | None = None) -> int:
-    """Weights, shared ones once and each as one however many bits it is kept in.
-
-    Args:
-        module: a model or a part of one.
-        without: a part of it that is left out.
-    """
+    """Weights of a model or a part of one, shared ones once and each as one however many bits it has."""
     left_out = set() if without is None else set(without.modules())
     parts = [part for part in module.modules() if part not in left_out]
     own = {id(weight): weight.numel() for part in parts for weight in part.parameters(recurse=False)}
@@ -74,38 +69,30 @@ def count_weights(module: nn.Module, *, without: nn.Module | None = None) -> int
 
 
 def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
-    """Floating-point operations of one update over these micro-batches."""
-    return sum(_micro_batch_flops(model, batch, objectives) for batch in batches)
-
-
-def _micro_batch_flops(model: PretrainingModel, batch: PackedBatch, objectives: Sequence[Objective]) -> float:
-    flops = step_flops(
-        model,
-        tokens=batch.num_tokens,
-        squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
-        predictions=head_rows(objectives, lambda objective: objective.count(batch)),
-        sequences=batch.num_sequences,
-    )
-    return flops - _spared(model, batch, objectives)
-
-
-def _spared(model: PretrainingModel, batch: PackedBatch, objectives: Sequence[Objective]) -> float:
-    """Operations on states of the last layers that no objective reads."""
-    spared = 0.0
-    for reader, own in readers(model, objectives):
-        index_M = read_rows(reader, own, batch)
-        if index_M is not None:
-            unread = batch.num_tokens - index_M.numel()
-            spared += unread * sum(_map_weights(part) for part in reader.encoder.narrowed())
-    return 2.0 * _BACKWARD_AND_FORWARD * spared
+    """Floating-point operations of one update over these micro-batches, without last layers that no objective reads."""
+    flops = 0.0
+    for batch in batches:
+        flops += step_flops(
+            model,
+            tokens=batch.num_tokens,
+            squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
+            predictions=head_rows(objectives, methodcaller("count", batch)),
+            sequences=batch.num_sequences,
+        )
+        for owner, own in readers(model, objectives):
+            index_M = read_rows(owner, own, batch)
+            if index_M is not None:
+                weights = sum(_map_weights(part) for part in owner.encoder.narrowed())
+                flops -= 2.0 * _BACKWARD_AND_FORWARD * (batch.num_tokens - index_M.numel()) * weights
+    return flops
 
 
 def head_rows(objectives: Sequence[Objective], count: Callable[[Objective], float]) -> dict[str, float]:
-    """How many states each head over the vocabulary or over tokens reads, by its name.
+    """The number of states that each head over the vocabulary or over tokens reads, by its name.
 
     Args:
-        objectives: that read the heads.
-        count: the predictions of one of them.
+        objectives: their heads are counted.
+        count: an objective's number of predictions.
     """
     rows: dict[str, float] = defaultdict(float)
     for objective in objectives:
@@ -126,15 +113,15 @@ def step_flops(
     """Floating-point operations of one update.
 
     The last layer is counted as computed for all tokens. Maps of relative positions are left out, for they are computed
-    once a batch; so is the second stream of XLNet. A companion is a generator, whose vocabulary is projected to once
-    more, forward only, to draw from it.
+    once a batch; so is the second stream of XLNet. A companion is a generator, whose vocabulary projection is computed
+    once more, forward only, to sample from it.
 
     Args:
         model: any encoder with heads, and its companions.
         tokens: T.
         squared_lengths: the sum of squared sequence lengths, which attention's products grow with.
-        predictions: M of each vocabulary head; or by the head's name, as from `head_rows`: a vocabulary head that is
-            not there reads nothing, another token head all tokens.
+        predictions: M of each vocabulary head; or by the head's name, as from `head_rows`: a vocabulary head without
+            an entry reads nothing, another token head all tokens.
         sequences: B.
     """
     products = _products(
@@ -146,12 +133,12 @@ def step_flops(
             companion, tokens=tokens, squared_lengths=squared_lengths, predictions=predictions, sequences=sequences
         )
         drawing += sum(
-            _asked(predictions, head) * _vocabulary_weights(companion, head) for head in companion.head_names
+            _predictions_of(head, predictions) * _vocabulary_weights(companion, head) for head in companion.head_names
         )
     return 2.0 * (_BACKWARD_AND_FORWARD * products + drawing)
 
 
-def _asked(predictions: float | Mapping[str, float], head: str) -> float:
+def _predictions_of(head: str, predictions: float | Mapping[str, float]) -> float:
     return predictions.get(head, 0.0) if isinstance(predictions, Mapping) else predictions
 
 
@@ -174,7 +161,7 @@ def _products(
     for head in model.head_names:
         weights = _map_weights(model.get_submodule(head))
         if HEAD_KINDS[head] == "vocabulary":
-            products += _asked(predictions, head) * _vocabulary_weights(model, head)
+            products += _predictions_of(head, predictions) * _vocabulary_weights(model, head)
         elif HEAD_KINDS[head] == "tokens":
             read = predictions.get(head, tokens) if isinstance(predictions, Mapping) else tokens
             products += read * weights
@@ -185,8 +172,8 @@ def _products(
 
 
 def spared_flops(encoder: Encoder, *, tokens: float, squared_lengths: float, sequences: float) -> float:
-    """Of `step_flops`, those that `Encoder.at` leaves out: all of its last layer but keys, values and one token a
-    sequence."""
+    """Operations of `step_flops` that are not made where one token a sequence is read: all of the last layer but keys,
+    values and that token's states."""
     layer = encoder.spared_layer
     if layer is None:
         return 0.0
@@ -202,14 +189,13 @@ def _vocabulary_weights(model: PretrainingModel, head: str) -> int:
 
 
 def _attentions(model: PretrainingModel) -> list[SelfAttention | RelativeAttention]:
-    """All that a token goes through, shared ones as often as they are applied."""
-    parts = (part for passed in model.encoder.path() for part in passed.modules())
+    """All attentions, shared ones as often as they are applied."""
+    parts = (part for executed in model.encoder.path() for part in executed.modules())
     return [part for part in parts if isinstance(part, SelfAttention | RelativeAttention)]
 
 
 def _map_weights(module: nn.Module | None) -> int:
-    """Weights of all linear maps, those inside an LSTM included; each is one multiply-add a row, in whatever form it is
-    kept."""
+    """Weights of all linear maps, those inside an LSTM included; each is one multiply-add a row."""
     parts = [] if module is None else list(module.modules())
     linear = sum(part.in_features * part.out_features for part in parts if isinstance(part, nn.Linear))
     lstms = (named for part in parts if isinstance(part, nn.LSTM) for named in part.named_parameters(recurse=False))
@@ -217,7 +203,7 @@ def _map_weights(module: nn.Module | None) -> int:
 
 
 def _keys_seen(attention: SelfAttention | RelativeAttention, mean_length: float) -> float:
-    """Keys that are scored for a query: of a window three chunks, each as long as one side, as in models/windows.py."""
+    """Keys of a query: in a window three chunks, each as long as one side, as in models/windows.py."""
     side = attention.window_side
     return mean_length if side is None or mean_length <= 2 * side else 3.0 * side
 

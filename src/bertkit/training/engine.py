@@ -1,7 +1,7 @@
-"""What the machine can do, resolved: device, precision, micro-batch, workers.
+"""The engine with every `auto` resolved for this machine: device, precision, micro-batch, workers, intervals.
 
-Nothing here follows a paper. bf16 is chosen only where the processor multiplies in it: elsewhere it is emulated, a
-hundred times slower than fp32.
+Nothing here follows a paper. bf16 is chosen only where the processor has instructions for it: emulated, it is a hundred
+times slower than fp32.
 """
 
 from __future__ import annotations
@@ -29,20 +29,12 @@ class Intervals:
 
 
 TASK_INTERVALS = Intervals(log_every_steps=10, save_every_steps=500, keep_checkpoints=0)
-"""What `auto` is where a task is learnt; `Intervals()` is of text."""
+"""The value of `auto` on a task; on text it is `Intervals()`."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The settings of `EngineConfig` with every `auto` decided.
-
-    Attributes:
-        device: where tensors live.
-        bf16: whether matrix products are in bfloat16.
-        micro_batch_tokens: most tokens computed at once.
-        workers: processes that prepare batches; 0 where a thread does.
-        intervals: of log lines and checkpoints, and how many of these are kept.
-    """
+    """The settings of `EngineConfig` with every `auto` resolved; `bf16`: whether matrix products are in bfloat16."""
 
     device: torch.device
     bf16: bool
@@ -62,14 +54,10 @@ class Engine:
 
 
 def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engine:  # frozen
-    """Decide every `auto`.
-
-    Args:
-        config: of the recipe.
-        auto: what `auto` is for the intervals.
+    """Resolve every `auto`, that of an interval to the one of `auto`.
 
     Raises:
-        UsageError: if `engine.device` is cuda and there is none.
+        UsageError: `engine.device` is cuda and there is none.
     """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:

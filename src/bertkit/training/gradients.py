@@ -1,4 +1,4 @@
-"""How a micro-batch adds to the gradient of an update: one pass forward and one back.
+"""A micro-batch's part of the gradient of an update: one pass forward and one backward.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Methods of fine-tuning replace it: FreeLB makes several passes
 over perturbed word embeddings, Theseus draws which layers are replaced. Each term's sum is divided by its count over
@@ -24,7 +24,7 @@ LossOf = Callable[[Recorder | None], Mapping[str, LossSum]]
 
 @dataclass(frozen=True)
 class TermScale:
-    """What a term's sum counts for in the total: its weight, over its count in the whole batch."""
+    """A term's weight in the total, and its count in the whole batch."""
 
     weight: float
     count: int
@@ -40,16 +40,13 @@ class Gradient:
     passes = 1
 
     def add(self, loss: LossOf, batch: Any, scales: Mapping[str, TermScale], step: int) -> dict[str, TermTotal]:
-        """Add a micro-batch's share to the gradients of the weights.
+        """Add a micro-batch's part to the gradients of the weights; returns its total of each term.
 
         Args:
             loss: of the micro-batch.
             batch: the micro-batch, on the model's device.
             scales: of each term.
             step: number of the update, from 0, for random draws.
-
-        Returns:
-            The micro-batch's own total of each term.
         """
         losses = loss(None)
         backward(scaled_total(losses, scales))
@@ -57,7 +54,7 @@ class Gradient:
 
 
 def scaled_total(losses: Mapping[str, LossSum], scales: Mapping[str, TermScale], passes: int = 1) -> Tensor:
-    """A micro-batch's part of the total loss; of one in so many passes, its part of their mean."""
+    """A micro-batch's part of the total loss, divided by the number of passes."""
     means = [scales[term].weight * (part.sum / (scales[term].count * passes)) for term, part in losses.items()]
     return means[0] if len(means) == 1 else torch.stack(means).sum()
 

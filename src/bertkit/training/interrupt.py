@@ -1,4 +1,4 @@
-"""Stopping early without losing anything: a signal or a time limit, heeded between two steps.
+"""Stopping early by a signal or a time limit, between two steps.
 
 Nothing here follows a paper. The first SIGINT or SIGTERM ends the run after the current step; a second SIGINT ends it
 at once.
@@ -19,10 +19,12 @@ class StopRequest:
         max_minutes: time limit from the opening of the context; None for none.
     """
 
+    signal: str | None = None
+    """The name of the signal that came."""
+
     def __init__(self, max_minutes: float | None = None) -> None:
         self._limit_seconds = None if max_minutes is None else max_minutes * 60
         self._opened = time.monotonic()
-        self._signal: str | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -38,13 +40,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     @property
-    def signal(self) -> str | None:
-        """The name of the signal that came; None while there was none."""
-        return self._signal
-
-    @property
     def reason(self) -> str | None:
-        """Why to stop; None while there is no reason."""
+        """The signal or the time limit, if the run is to stop."""
         if self.signal is not None:
             return self.signal
         if self._limit_seconds is not None and time.monotonic() - self._opened >= self._limit_seconds:
@@ -53,6 +50,6 @@ class StopRequest:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if self._signal == name == "SIGINT":
+        if self.signal == name == "SIGINT":
             raise KeyboardInterrupt
-        self._signal = name
+        self.signal = name

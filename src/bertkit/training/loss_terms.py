@@ -1,4 +1,4 @@
-"""What an update minimises: named terms, each a sum over rows and their count, from one forward pass.
+"""The loss of an update: named terms, each a sum over rows and their count, from one forward pass.
 
 Own design (contract: losses are sums and counts). Pretraining has a term for each objective, fine-tuning the task's
 loss; distillation adds comparisons with a teacher to either. Sibling step.py computes their gradient.
@@ -19,7 +19,7 @@ from bertkit.models.recorder import Recorder
 
 
 class MicroBatch(Protocol):
-    """What is computed at once: some packed sequences with their targets."""
+    """Packed sequences with their targets, computed at once."""
 
     @property
     def num_tokens(self) -> int: ...

@@ -1,6 +1,6 @@
-"""What a run logs while it trains: losses, speed, memory, and how long the step waited for its input.
+"""The figures of a log line: losses, speed, memory, and the share of time spent waiting for input.
 
-Own design. A meter adds up over the steps between two log lines; speed leaves out evaluation and checkpoints.
+Own design. A meter sums over the steps between two log lines; speed excludes evaluation and checkpoints.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WindowMeter:
         self.gradient_norm = 0.0
 
     def add(self, outcome: StepOutcome, *, computed_seconds: float, waited_seconds: float, flops: float) -> None:
-        """Count one step; a skipped one gives time and tokens but no loss."""
+        """Add one step; a skipped one has time and tokens but no loss."""
         if outcome.finite:
             for name, term in outcome.terms.items():
                 self.terms[name] = self.terms[name] + term if name in self.terms else term
@@ -53,7 +53,7 @@ class WindowMeter:
         """Total, means and accuracies, under the names of metrics.jsonl; None where no update was finite.
 
         Args:
-            terms: of the last step; terms of an earlier stage have a mean of their own alone.
+            terms: of the last step; of the terms of an earlier stage there are the means alone.
         """
         present = self.terms.keys() & terms.weights.keys()
         names = dict.fromkeys([*self.terms, *terms.weights])
@@ -68,12 +68,7 @@ class WindowMeter:
         }
 
     def costs(self, *, target_tokens: int, peak_flops: float) -> dict[str, Any]:
-        """What the steps took, under the names of metrics.jsonl.
-
-        Args:
-            target_tokens: how many were predicted.
-            peak_flops: what the machine can do a second.
-        """
+        """Speed and memory, under the names of metrics.jsonl; `peak_flops` is the machine's per second."""
         seconds = max(self.seconds, 1e-9)
         return {
             "grad_norm": self.gradient_norm,

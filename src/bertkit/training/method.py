@@ -1,14 +1,13 @@
-"""What a method of fine-tuning is: which weights are trained in which epoch, on what model, by which gradient.
+"""The base of a fine-tuning method: which weights are trained in which epoch, of what model, by which gradient.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: all of them, from the first step on. Siblings hold one method
-each. Layer-wise decay of the rate, which any of them may have, is that of ELECTRA (Clark et al. 2020, arXiv:2003.10555,
-appendix B).
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: all of them, from the first step on. Each other method has a file
+in finetuning/methods/ or compression/. Layer-wise decay of the learning rate, which any of them may have, is that of
+ELECTRA (Clark et al. 2020, arXiv:2003.10555, appendix B).
 """
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,28 +28,19 @@ from bertkit.training.gradients import Gradient
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 _BELOW_ALL_LAYERS = ("embeddings", "embedding_norm", "word", "mask_emb", "projection")
 """Parts of an encoder that its first layer reads."""
-FROZEN_BASE = "encoder.base."
-"""What the weights of an encoder that is only read for its features are called."""
-_READERS = ("encoder.lstm.", "encoder.mix.")
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """Where a method may keep what the run does not, and how much of it."""
-
-    directory: Path
-    max_bytes: float
+_ABOVE_FROZEN_ENCODER = ("encoder.lstm.", "encoder.mix.")
+"""Trained parts of a `FeatureLstm`, which count as the head's."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The training data, for a method that needs them before it makes the model.
+    """The training data, for a method that measures on them before it makes the model.
 
     Attributes:
         task: what is learnt.
         features: the training sequences.
         engine: where and how it computes.
-        directory: the run's; what is decided by measuring is kept there, so that a resumed run need not measure again.
+        directory: the run's; what was measured is kept there, so that a resumed run does not measure again.
     """
 
     task: Task
@@ -59,10 +49,9 @@ class TrainingData:
     directory: Path | None = None
 
 
-class Method(Settings, ABC):
-    """What is trained in which epoch."""
+class Method(Settings):
+    """What is trained in which epoch; every weight, unless a method overrides it."""
 
-    @abstractmethod
     def is_trained(self, depth: int, epoch: int) -> bool:
         """Whether a parameter is trained.
 
@@ -71,9 +60,15 @@ class Method(Settings, ABC):
                 the embeddings.
             epoch: counted from 0.
         """
+        return True
 
-    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
-        """The model to train: the given one with what the method adds to it; weights are drawn by the seed.
+    def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
+        """The model to train: the given one with what the method adds to it.
+
+        Args:
+            model: with the task's head.
+            seed: of weights that are added.
+            data: for methods that measure; of several tasks each has its own, and all have the same directory.
 
         Raises:
             UsageError: the method does not fit the model.
@@ -85,57 +80,38 @@ class Method(Settings, ABC):
             )
         return model
 
-    def prepare_on(self, model: HeadedModel, seed: int, data: TrainingData) -> HeadedModel:
-        """What a run calls: `prepare`, unless the method needs the training data to decide on the model.
-
-        Of several tasks each has its own model and data, and all of them the same directory.
-        """
-        return self.prepare(model, seed)
-
     def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
-        """Change the weights after an update, before they are evaluated or saved.
-
-        Args:
-            model: of `prepare`.
-            step: updates done.
-            steps: of the whole run.
-        """
-        return
-
-    def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
-        """Further keys of results.json.
-
-        Args:
-            model: as `finish` left it.
-            directory: the run's.
-        """
-        return {}
+        """Change the weights after update number `step` of `steps`, counted from 1, before evaluation or checkpoint."""
 
     def finish(self, model: HeadedModel) -> None:
-        """Make a plain model of it again."""
-        return
+        """Turn the trained model into a plain one."""
+
+    def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
+        """Further keys of results.json, of the finished model and of what the run's directory has."""
+        return {}
 
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
-        """Let gradients flow to what this epoch trains."""
+        """Let gradients reach what this epoch trains."""
         depths = depth_below_head(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(self.is_trained(depths[name], epoch))
 
     def gradient(self, seed: int) -> Gradient:
-        """How an update's gradient is computed; what it draws at random is drawn by the seed."""
+        """How an update's gradient is computed; the seed is that of its random draws."""
         return Gradient()
 
     @contextmanager
     def session(
-        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, scratch: Scratch
+        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, directory: Path, *, max_bytes: float
     ) -> Iterator[None]:
         """What is kept while a run lasts.
 
         Args:
-            model: of `prepare`, where it computes.
-            splits: what is read again and again, in the order of importance.
+            model: of `prepare`, on its device.
+            splits: what every epoch reads, the most important first.
             engine: where and how it computes.
-            scratch: see there.
+            directory: for temporary files.
+            max_bytes: of these files.
         """
         yield
 
@@ -145,9 +121,6 @@ class Full(Method):
 
     name: Literal["full"] = "full"
 
-    def is_trained(self, depth: int, epoch: int) -> bool:
-        return True
-
 
 def depth_below_head(model: HeadedModel) -> Mapping[str, int]:
     """How many layers each parameter lies below the head: head and pooler 0, top layer 1, first layer L, embeddings
@@ -156,7 +129,7 @@ def depth_below_head(model: HeadedModel) -> Mapping[str, int]:
     layers = 1 + max((number for number in numbers.values() if number is not None), default=0)
 
     def depth(name: str, number: int | None) -> int:
-        if not name.startswith("encoder.") or name.startswith(_READERS):
+        if not name.startswith("encoder.") or name.startswith(_ABOVE_FROZEN_ENCODER):
             return 0
         if number is not None:
             return layers - number
@@ -165,8 +138,8 @@ def depth_below_head(model: HeadedModel) -> Mapping[str, int]:
     return {name: depth(name, number) for name, number in numbers.items()}
 
 
-def scale_rates(model: HeadedModel, optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Split the optimiser's groups so that a weight's rate is decay^depth of the head's (`lr_scale` of its group).
+def scale_learning_rates(model: HeadedModel, optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """Split the optimiser's groups so that a weight's learning rate is decay^depth of the head's (`lr_scale`).
 
     The paper gives the decay alone. ELECTRA's code has one factor more below the head, XLNet's one fewer.
     """

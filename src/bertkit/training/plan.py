@@ -1,7 +1,7 @@
-"""What a run would cost, before it is begun: the document of `--plan`, the same for every command that trains.
+"""The cost of a run before it starts: the document of `--plan`, the same for every command that trains.
 
-FLOPs as in cost.py. The time is that of the FLOPs at 65% of the rate of a large matrix product measured here, which is
-what training reaches where the matrices are large (docs/results.md); small models reach less.
+FLOPs as in cost.py. The time assumes 65% of the FLOP/s of a large matrix product measured here, which training reaches
+where the matrices are large (docs/results.md); small models reach less.
 """
 
 from __future__ import annotations

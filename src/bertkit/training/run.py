@@ -1,7 +1,7 @@
-"""Start a run or resume one: its directory, its recipe, what it depends on, its training and its record.
+"""Start or resume a run: its directory, its recipe, its inputs' hashes, its training and its record.
 
-Own design (contract: the run directory, `--resume`). The command line of pretraining, fine-tuning and distillation is
-a subclass of `RunArguments` each; the way from there to a finished run is the same.
+Own design (contract: the run directory, `--resume`). The command lines of pretraining, fine-tuning and distillation are
+subclasses of `RunArguments`; the rest is the same for all.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class RunArguments(ABC, Generic[RunRecipe]):
 
     Attributes:
         recipe: name or path; None to take the resumed run's.
-        overrides: on top of the recipe.
+        overrides: of the recipe's settings.
         resume: a run's name or path, `bertkit.run.NEWEST`, or None for a new run.
-        runs_root: where runs lie.
-        run_dir: exactly where a new run goes.
+        runs_root: directory of all runs.
+        run_dir: directory of a new run, in place of one below `runs_root`.
         cache: the cache's root.
         offline: use no network.
         max_minutes: stop after so long, with a checkpoint.
@@ -62,7 +62,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
 
     @property
     def names_nothing(self) -> bool:
-        """Whether the resumed run's own recipe is meant."""
+        """Whether a resumed run's own recipe is taken."""
         return self.recipe is None
 
     @abstractmethod
@@ -79,7 +79,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
 
     @abstractmethod
     def changed(self, recorded: RunRecipe) -> RunRecipe:
-        """The recipe of a run with what the command line changes in it, where this names no recipe."""
+        """The recipe of a run with the command line's changes, where this names no recipe."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FinishedRun:
     Attributes:
         run: the run, or the suite of runs.
         results: the contents of its results.json.
-        runs: of a suite all its runs, else the run itself.
+        runs: all runs of a suite, else the run itself.
     """
 
     run: RunDirectory
@@ -98,7 +98,7 @@ class FinishedRun:
 
     @classmethod
     def done(cls, run: RunDirectory) -> FinishedRun | None:
-        """Of a run that is done already; None where it is not."""
+        """The run, if it is done already."""
         if run.status != "done" or run.results is None:
             return None
         log.info("%s is done already", run.path)
@@ -107,7 +107,7 @@ class FinishedRun:
 
 
 def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
-    """The run to go on with.
+    """The run to resume.
 
     Raises:
         UsageError, DataError: there is none, or it is of another kind.
@@ -119,7 +119,7 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
             return runs
         wanted = arguments.requested()
         same = [run for run in runs if run.record["what_hash"] == what_hash(wanted)]
-        # A run of this recipe under another hash is offered too, so that its differing keys are named.
+        # A run of this recipe under another hash fits, so that its differing keys are named.
         return same or [run for run in runs if run.record["recipe"] == wanted.name]
 
     return run_to_resume(
@@ -128,21 +128,23 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
 
 
 def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> RunRecipe:
-    """The run's recipe with the engine of the command line.
+    """The run's recipe with the engine and the additional metrics of the command line.
 
     Raises:
-        UsageError: the command line decides on another result; the differing keys are listed.
+        UsageError: other settings differ, too; they are listed.
     """
     recorded = arguments.recorded(run)
     wanted = arguments.changed(recorded) if arguments.names_nothing else arguments.requested()
     require_same_result(recorded, wanted, run.path)
-    return recorded.model_copy(update={"engine": getattr(wanted, "engine")})  # noqa: B009  # every recipe of a run has it
+    return recorded.model_copy(
+        update={name: getattr(wanted, name) for name in ("engine", "metrics") if hasattr(wanted, name)}
+    )
 
 
 def identity_of(
     arguments: RunArguments[RunRecipe], recipe: RunRecipe, fingerprints: Mapping[str, str | None]
 ) -> RunIdentity:
-    """What a new run of this recipe is."""
+    """The record of a new run of this recipe."""
     return RunIdentity(
         kind=recipe.kind,
         recipe=recipe.name,
@@ -155,10 +157,10 @@ def identity_of(
 
 
 def require_unchanged(run: RunDirectory, fingerprints: Mapping[str, str | None]) -> None:
-    """Refuse to go on with a run whose data or models are others than when it began.
+    """Check that a run's data and models are those with which it began.
 
     Raises:
-        DataError: they are; the message names them.
+        DataError: they are not; the message names them.
     """
     recorded = run.record["fingerprints"]
     changed = [f"the {name}" for name, digest in fingerprints.items() if recorded.get(name) != digest]
@@ -170,39 +172,29 @@ def require_unchanged(run: RunDirectory, fingerprints: Mapping[str, str | None])
         )
 
 
-@dataclass(frozen=True)
-class Deadline:
-    """A point in time that several runs share; None: there is none."""
-
-    at: float | None
-
-    @classmethod
-    def after(cls, minutes: float | None) -> Deadline:
-        return cls(None if minutes is None else time.monotonic() + minutes * 60)
-
-    @property
-    def minutes_left(self) -> float | None:
-        return None if self.at is None else max(0.0, self.at - time.monotonic()) / 60
+def deadline_after(minutes: float | None) -> float | None:
+    """The time, on the monotonic clock, at which the runs of a command stop."""
+    return None if minutes is None else time.monotonic() + minutes * 60
 
 
 def train_run(
     run: RunDirectory,
-    trainer: Callable[[], Trainer[Any]],
+    make_trainer: Callable[[], Trainer[Any]],
     *,
     command: Sequence[str],
     progress: Progress,
     begun: Begun,
-    deadline: Deadline,
+    deadline: float | None,
 ) -> FinishedRun:
     """Train a run to its end.
 
     Args:
-        run: new, or one to go on with.
-        trainer: makes what trains, once the run is recorded as begun.
+        run: a new one, or one to resume.
+        make_trainer: called once the run is recorded as begun.
         command: the command line, for the record.
         progress: the display.
-        begun: see there.
-        deadline: when to stop, with a checkpoint.
+        begun: called before the training starts.
+        deadline: of `deadline_after`; the run then stops with a checkpoint.
 
     Raises:
         StoppedError, DivergedError, DataError: see `Trainer.train`.
@@ -212,6 +204,8 @@ def train_run(
     started = time.monotonic()
     with run.recording(command):
         run.write_environment()
-        results = trainer().train(progress=progress, max_minutes=deadline.minutes_left)
+        trainer = make_trainer()
+        minutes_left = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
+        results = trainer.train(progress=progress, max_minutes=minutes_left)
         run.update(seconds=round(time.monotonic() - started, 1))
     return FinishedRun(run, results, (run,))

@@ -23,13 +23,13 @@ from bertkit.training.loss_terms import Batch, LossTerms, TermTotal
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step did.
+    """The result of a step.
 
     Attributes:
         terms: the total of each.
         gradient_norm: before clipping.
         tokens: real tokens read.
-        finite: false where loss or gradient was not, and the update was skipped.
+        finite: false if loss or gradient was not finite and the update was skipped.
     """
 
     terms: Mapping[str, TermTotal]
@@ -43,11 +43,11 @@ class Step:
     """Computes gradients and applies updates.
 
     Attributes:
-        model: what is trained.
-        optimizer: a group of its parameters may have `lr_scale`, its factor of the learning rate.
+        model: the run's.
+        optimizer: a group of its parameters may have `lr_scale`, a factor of the learning rate.
         engine: device and precision.
         clipping: of the model's gradients.
-        gradient: how a micro-batch adds to them.
+        gradient: computes a micro-batch's part of them.
     """
 
     model: HeadedModel

@@ -1,7 +1,7 @@
 """The trainer of every command: steps, log lines, evaluation, checkpoints, resume, stops on request, and divergence.
 
 Own design (contract: exact resume). Pretraining, fine-tuning and distillation differ in their batches, their loss
-terms, their learning rate and their evaluation: hooks of a subclass. Everything that a run must survive is here, once.
+terms, their learning rate and their evaluation: hooks of a subclass.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Trainer(ABC, Generic[Batch]):
         recipe: resolved.
         run: the directory, whose lock the caller holds.
         engine: device, precision and micro-batch.
-        model, training_step: what is trained and how; a subclass sets them, and may replace them on the way.
-        steps: updates in all.
+        model, training_step: set, and sometimes replaced, by a subclass.
+        steps: number of updates.
         step, tokens: updates made and real tokens read so far.
     """
 
     remedy: ClassVar[str]
-    """What to change where training diverges."""
+    """Settings to change after divergence, for the message."""
     recipe: TrainingRecipe
     model: HeadedModel
     training_step: Step
@@ -68,7 +68,7 @@ class Trainer(ABC, Generic[Batch]):
         Raises:
             StoppedError: a signal or the time limit came first; a checkpoint is saved.
             DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
-            DataError: the data do not suffice; the disk is full.
+            DataError: there are too few data, or the disk is full.
         """
         self.progress = progress
         self.check_data()
@@ -76,7 +76,7 @@ class Trainer(ABC, Generic[Batch]):
         checkpoint = load_newest_checkpoint(self.run.checkpoints)
         if checkpoint is not None:
             self.restore(checkpoint)
-            log.info("going on from %s", checkpoint.path)
+            log.info("resuming from %s", checkpoint.path)
         self.log_start()
         with (
             self.session(),
@@ -131,7 +131,7 @@ class Trainer(ABC, Generic[Batch]):
 
     @abstractmethod
     def batches(self) -> Generator[Sequence[Batch], None, None]:
-        """The micro-batches of each update that is still to be made, in order; fewer where the run ends early."""
+        """The micro-batches of each remaining update, in order; the run ends with them."""
 
     @abstractmethod
     def loss_terms(self, step: int) -> LossTerms[Batch]:
@@ -142,12 +142,12 @@ class Trainer(ABC, Generic[Batch]):
         """The learning rate of update number `step`, counted from 0."""
 
     def flops(self, batches: Sequence[Batch]) -> float:
-        """Floating-point operations of the update that was just made."""
+        """Floating-point operations of the last update."""
         return self.loss_terms(self.step - 1).flops(self.model, batches) * self.training_step.gradient.passes
 
     @abstractmethod
     def evaluation_is_due(self) -> bool:
-        """Whether to evaluate after this step."""
+        """Whether to evaluate after the last update."""
 
     @abstractmethod
     def evaluate(self) -> None:
@@ -155,17 +155,17 @@ class Trainer(ABC, Generic[Batch]):
 
     @abstractmethod
     def log_start(self) -> None:
-        """Log what is trained, and on what."""
+        """Log the sizes of model and data."""
 
     @abstractmethod
     def finish(self) -> dict[str, Any]:
         """Write the model; returns the contents of results.json."""
 
     def check_data(self) -> None:
-        """Raise DataError if the data do not suffice."""
+        """Raise DataError if there are too few data."""
 
     def session(self) -> AbstractContextManager[None]:
-        """What is open while the run lasts."""
+        """A context that is open while the run lasts."""
         return nullcontext()
 
     def update(self, batches: Sequence[Batch]) -> StepOutcome:
@@ -175,7 +175,7 @@ class Trainer(ABC, Generic[Batch]):
         )
 
     def target_tokens(self) -> int:
-        """How many predictions were made since the last log line."""
+        """Number of predictions since the last log line."""
         return sum(term.count for term in self.meter.terms.values())
 
     def losses(self) -> dict[str, Any]:
@@ -183,11 +183,11 @@ class Trainer(ABC, Generic[Batch]):
         return self.meter.losses(self.loss_terms(self.step - 1))
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint's JSON holds besides the counters."""
+        """Further entries of a checkpoint's JSON."""
         return {}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint holds besides weights, moments and generators."""
+        """Further tensors of a checkpoint, beside weights, moments and generators."""
         return {}
 
     def _after_step(self, meter: ProgressMeter) -> None:
@@ -222,7 +222,7 @@ class Trainer(ABC, Generic[Batch]):
 
     @contextmanager
     def closing_progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
-        """A display for what follows the last checkpoint: where a signal came, its next update stops the run."""
+        """A display for work after the last checkpoint; its updates stop the run after a signal."""
         with self.progress(label, total, unit) as meter:
             yield _StoppingMeter(meter, self._stop_if_signalled)
 
@@ -231,11 +231,11 @@ class Trainer(ABC, Generic[Batch]):
             raise self._stopped(self._stop_request.signal, "after the last step")
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's, each once: a state_dict repeats what is shared."""
+        """The model's parameters, shared ones once, unlike in a state_dict."""
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def write_model(self, save: Callable[[Path], object]) -> None:
-        """Have the finished model written into the run's directory."""
+        """Write the finished model into the run's directory."""
         write_whole(self.run.model, save)
         self.run.seal_model()
 
@@ -258,7 +258,7 @@ class Trainer(ABC, Generic[Batch]):
         self.run.update(steps=self.step, tokens=self.tokens)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Take weights, optimiser, generators and counters from a checkpoint."""
         restore_weights(self.model, checkpoint)
         restore_optimizer(self.model, self.training_step.optimizer, checkpoint.tensors["optimizer"])
         torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
@@ -272,18 +272,18 @@ class Trainer(ABC, Generic[Batch]):
 @dataclass(frozen=True)
 class _StoppingMeter:
     meter: ProgressMeter
-    heed: Callable[[], None]
+    check: Callable[[], None]
 
     def update(self, completed: int, note: str | None = None) -> None:
         self.meter.update(completed, note)
-        self.heed()
+        self.check()
 
 
 def restore_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's weights into the model; parameters that are shared stay one tensor.
 
     Raises:
-        DataError: if the checkpoint holds other weights than the model has.
+        DataError: the checkpoint's weights are not the model's.
     """
     weights = checkpoint.tensors["weights"]
     parameters = dict(model.named_parameters())
@@ -304,7 +304,7 @@ def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a directory beside this one, which then takes its place: there is never half of one.
+    """Write a directory beside this one, then rename it, so that a crash never leaves half of it.
 
     Raises:
         DataError: it cannot be written.

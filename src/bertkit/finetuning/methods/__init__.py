@@ -14,28 +14,9 @@ from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.finetuning.methods.freelb import FreeLb
 from bertkit.finetuning.methods.frozen import Frozen, GradualUnfreezing
 from bertkit.finetuning.methods.lora import Lora
-from bertkit.training.method import Full, Method, Scratch, TrainingData, depth_below_head, scale_rates
+from bertkit.training.method import Full
 
 AnyMethod = Annotated[
     Full | Frozen | GradualUnfreezing | Lora | FeatureBased | FreeLb | Pruned | Theseus | Q8Bert | QBert,
     Field(discriminator="name"),
-]
-
-__all__ = [
-    "AnyMethod",
-    "FeatureBased",
-    "FreeLb",
-    "Frozen",
-    "Full",
-    "GradualUnfreezing",
-    "Lora",
-    "Method",
-    "Pruned",
-    "Q8Bert",
-    "QBert",
-    "Scratch",
-    "Theseus",
-    "TrainingData",
-    "depth_below_head",
-    "scale_rates",
 ]

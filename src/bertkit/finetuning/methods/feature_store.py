@@ -1,9 +1,8 @@
-"""Features of a frozen encoder, computed once and kept on disk: what makes epochs of feature-based training cheap.
+"""Features of a frozen encoder, computed once and kept on disk while a run lasts.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3. Sequences are known by their content, so that a text that
-stands in several splits is kept once. The file has no name and vanishes with the process; in memory there are only the
-places of the sequences, the rest is the system's page cache. Before the first update all splits are read in a fixed
-order, so a resumed run has the same features to the bit.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3. Sequences are keyed by their content, so that a text in several
+splits is stored once. The file has no name and vanishes with the process. Before the first update all splits are read
+in a fixed order, so a resumed run has the same features to the bit.
 
 Shapes: T tokens, W width of the features.
 """
@@ -34,12 +33,7 @@ _BYTES = 4
 
 
 class FeatureStore:
-    """Features by sequence.
-
-    Args:
-        directory: on whose disk they are kept.
-        width: W.
-    """
+    """Features by sequence, of width W, on the disk of a directory."""
 
     def __init__(self, directory: Path, width: int) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  # lives as long as the store
@@ -50,11 +44,10 @@ class FeatureStore:
 
     @property
     def size_bytes(self) -> int:
-        """What is kept."""
         return self._rows * self._width * _BYTES
 
     def add(self, batch: PackedBatch, features_TW: Tensor) -> None:
-        """Keep what is not there yet.
+        """Store the sequences that are not there yet.
 
         Raises:
             OSError: the disk is full.
@@ -70,7 +63,7 @@ class FeatureStore:
         self._table_TW = None
 
     def get(self, batch: PackedBatch) -> Tensor | None:
-        """(T, W), in float32; None where a sequence is not there."""
+        """(T, W), in float32; None where a sequence is missing."""
         first = [self._first_row.get(key) for key in sequence_keys(batch)]
         if self._table_TW is None:
             if not self._rows:
@@ -83,7 +76,7 @@ class FeatureStore:
         return torch.from_numpy(np.concatenate(parts)) if len(parts) == len(lengths) else None
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Free the disk."""
         self._table_TW = None
         self._file.close()
 
@@ -92,35 +85,28 @@ class FeatureStore:
 def fill(
     store: FeatureStore, model: HeadedModel, splits: Sequence[Features], engine: Engine, *, max_bytes: float
 ) -> None:
-    """Compute and keep the features of these splits, one after the other.
+    """Compute and store the features of these splits, one after the other.
 
-    A split that no longer fits is left out, whole, and so is what a full disk does not take: the model computes it anew
-    in every pass.
-
-    Args:
-        store: to fill.
-        model: its encoder is a `FeatureLstm`, in evaluation mode.
-        splits: in the order of their claims.
-        engine: where it computes.
-        max_bytes: of the store.
+    A split that does not fit in `max_bytes` is left out whole, and so is what a full disk does not take: the model, in
+    evaluation mode, computes it in every pass.
     """
-    reader = model.encoder
-    assert isinstance(reader, FeatureLstm)
+    encoder = model.encoder
+    assert isinstance(encoder, FeatureLstm)
     for features in splits:
-        wanted = features.ids_T.size * reader.features_width * _BYTES
-        if store.size_bytes + wanted > max_bytes:
+        excess = store.size_bytes + features.ids_T.size * encoder.features_width * _BYTES - max_bytes
+        if excess > 0:
             log.warning(
-                "features of %s tokens would take %.2f GB more than the %.2f GB that engine.feature_store_gb leaves;"
-                " they are computed anew in every pass",
-                *(f"{features.ids_T.size:,}", (store.size_bytes + wanted - max_bytes) / 1e9, max_bytes / 1e9),
+                "features of %s tokens would take %.2f GB more than the %.2f GB that engine.feature_store_gb allows;"
+                " they are computed in every pass",
+                *(f"{features.ids_T.size:,}", excess / 1e9, max_bytes / 1e9),
             )
             continue
         try:
             for items in prediction_batches(features, engine.micro_batch_tokens):
-                batch = reader.marked(features.batch(items).packed, model.head_names).to(engine.device)
+                batch = encoder.marked(features.batch(items).packed, model.head_names).to(engine.device)
                 with engine.autocast():
-                    store.add(batch, reader.features(batch))
+                    store.add(batch, encoder.features(batch))
         except OSError as error:
-            log.warning("no room for more features (%s); the rest are computed anew in every pass", error.strerror)
+            log.warning("no room for more features (%s); the rest are computed in every pass", error.strerror)
             break
     log.info("features of %.2f GB are kept on disk while the run lasts", store.size_bytes / 1e9)

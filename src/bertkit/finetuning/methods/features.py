@@ -1,16 +1,17 @@
-"""Feature-based use: the encoder is read, never trained; a BiLSTM and the head learn.
+"""Feature-based training: the encoder is frozen; a BiLSTM over its states and the head learn.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7. The network is models/feature_lstm.py; here the
-encoder of a checkpoint is put into one, and its features are kept while the run lasts (feature_store.py), so that an
-epoch costs the LSTM alone. What comes out is a model of the family `feature-lstm`, which holds the encoder, too.
+encoder of a checkpoint is put into one, and its features are stored while the run lasts (feature_store.py), so that an
+epoch costs the LSTM alone. The result is a model of the family `feature-lstm`, which contains the encoder.
 
-Quirk: the paper gives neither rate nor dropout of the LSTM.
+Quirk: the paper gives neither learning rate nor dropout of the LSTM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
@@ -21,7 +22,7 @@ from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerCho
 from bertkit.models.headed import HeadedModel
 from bertkit.tasks.base import Features
 from bertkit.training.engine import Engine
-from bertkit.training.method import FROZEN_BASE, Method, Scratch
+from bertkit.training.method import Method, TrainingData
 
 
 class FeatureBased(Method):
@@ -29,7 +30,7 @@ class FeatureBased(Method):
 
     name: Literal["features"] = "features"
     layers: LayerChoice = Field(
-        "concat-last-four", description="Which states are read, as in BERT's table 7; its best by default."
+        "concat-last-four", description="States that the LSTM reads, as in BERT's table 7; its best by default."
     )
     lstm_width: int = Field(768, ge=1, description="Width of each direction of the LSTM.")
     lstm_layers: int = Field(2, ge=1, description="Layers of the LSTM.")
@@ -38,8 +39,8 @@ class FeatureBased(Method):
     def is_trained(self, depth: int, epoch: int) -> bool:
         return depth == 0
 
-    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
-        """The encoder inside a `FeatureLstm`; one that is a `FeatureLstm` of these settings already goes on."""
+    def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
+        """The encoder inside a `FeatureLstm`, or the model itself where it is one with these settings."""
         given = model.encoder
         base = given.base if isinstance(given, FeatureLstm) else given
         settings = self.model_dump(exclude={"name"})
@@ -50,22 +51,21 @@ class FeatureBased(Method):
         if given.config == config:
             return model
         wrapped = HeadedModel(FeatureLstm(config, base), model.head_names, labels=model.labels)
-        wrapped.initialise(
-            seed, only={name for name, _ in wrapped.named_parameters() if not name.startswith(FROZEN_BASE)}
-        )
+        drawn = {name for name, _ in wrapped.named_parameters() if not name.startswith("encoder.base.")}
+        wrapped.initialise(seed, only=drawn)
         return wrapped.eval()
 
     @contextmanager
     def session(
-        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, scratch: Scratch
+        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, directory: Path, *, max_bytes: float
     ) -> Iterator[None]:
-        reader = model.encoder
-        assert isinstance(reader, FeatureLstm)
-        store = FeatureStore(scratch.directory, reader.features_width)
+        encoder = model.encoder
+        assert isinstance(encoder, FeatureLstm)
+        store = FeatureStore(directory, encoder.features_width)
         try:
-            fill(store, model, splits, engine, max_bytes=scratch.max_bytes)
-            reader.store = store
+            fill(store, model, splits, engine, max_bytes=max_bytes)
+            encoder.store = store
             yield
         finally:
-            reader.store = None
+            encoder.store = None
             store.close()

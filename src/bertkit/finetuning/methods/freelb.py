@@ -1,10 +1,10 @@
-"""FreeLB: all weights are trained on words that are moved, within a ball, to where the loss is high.
+"""FreeLB: all weights are trained on word embeddings that are moved, within a ball, to where the loss is high.
 
 Zhu et al. 2020, arXiv:1909.11764, algorithm 1. K passes over a batch climb the loss with a perturbation of the word
 embeddings; the weights' gradient is the mean over the passes, so an update costs K times a plain one.
 
 - The norm, the ascent and the ball are each sequence's own: over its tokens and all widths, special tokens included.
-- Dropout has the same mask in all passes of a batch (section 3.3): the generator goes back to where the first began.
+- Dropout has the same mask in all passes of a batch (section 3.3): each starts from the same state of the generator.
 - The last perturbation, which algorithm 1 computes and nothing reads, is left out, as in the authors' code.
 - The random start is a function of seed, step and the sequence's content, so the batch may be cut in any way.
 
@@ -31,7 +31,7 @@ from bertkit.training.loss_terms import TermTotal
 from bertkit.training.method import Method
 
 WORDS = "hook_embed"
-"""The point at which every family's word embeddings can be changed."""
+"""The hook point at which every family's word embeddings can be edited."""
 
 
 class FreeLb(Method):
@@ -50,9 +50,6 @@ class FreeLb(Method):
         " paper, or 0 where there is none; 0: it starts at the words themselves.",
     )
 
-    def is_trained(self, depth: int, epoch: int) -> bool:
-        return True
-
     def gradient(self, seed: int) -> Gradient:
         return FreeLbGradient(self, seed)
 
@@ -63,12 +60,7 @@ class FreeLb(Method):
 
 
 class FreeLbGradient(Gradient):
-    """The mean gradient over the passes of a climbing perturbation.
-
-    Args:
-        settings: of the ascent.
-        seed: of the random starts.
-    """
+    """The mean gradient over the passes of a climbing perturbation, whose random starts are drawn by the seed."""
 
     def __init__(self, settings: FreeLb, seed: int) -> None:
         self.settings = settings
@@ -76,17 +68,18 @@ class FreeLbGradient(Gradient):
         self.passes = settings.ascent_steps
 
     def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, TermTotal]:
-        """As in `Gradient`; the loss returned is the mean of the passes, what was right is counted in the first."""
+        """As in `Gradient`; the loss returned is the mean of the passes, accuracy is that of the first."""
         perturbation = Perturbation(self.settings, batch.packed, seed=self.seed, step=step)
         recorder = Recorder(edits={WORDS: perturbation})
         totals: list[dict[str, TermTotal]] = []
-        begin_again = _Rewind(batch.packed.ids_T.device)
+        device = batch.packed.ids_T.device
         for number in range(self.passes):
-            begin_again()
-            losses = loss(recorder)
-            backward(scaled_total(losses, scales, self.passes))
+            is_last = number + 1 == self.passes
+            with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=not is_last):
+                losses = loss(recorder)
+                backward(scaled_total(losses, scales, self.passes))
             totals.append({term: TermTotal.of(part) for term, part in losses.items()})
-            if number + 1 < self.passes:
+            if not is_last:
                 perturbation.climb()
         return {
             term: TermTotal(sum(total[term].sum for total in totals) / self.passes, first.count, first.correct)
@@ -99,7 +92,7 @@ class Perturbation:
 
     Args:
         settings: of the ascent.
-        batch: whose words they are.
+        batch: micro-batch that is perturbed.
         seed, step: of the random start.
 
     Attributes:
@@ -117,7 +110,7 @@ class Perturbation:
         self.delta_TE: Tensor | None = None
 
     def __call__(self, words_TE: Tensor) -> Tensor:
-        """The words, moved: an edit of a recorder."""
+        """The perturbed embeddings: an edit of a recorder."""
         if self.delta_TE is None:
             self._set(self._start(words_TE))
         assert self.delta_TE is not None
@@ -165,17 +158,3 @@ class Perturbation:
             limit = bound * (length * width) ** -0.5
             parts.append(torch.empty(length, width).uniform_(-limit, limit, generator=generator))
         return torch.cat(parts).to(words_TE)
-
-
-class _Rewind:
-    """Puts torch's generators back to where they were, so that the next pass draws the same dropout."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.cpu = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def __call__(self) -> None:
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)

@@ -1,7 +1,7 @@
-"""Only the top is trained, or the top first: the head alone, or more layers with every epoch.
+"""Training of the head alone, or of more layers with every epoch.
 
-Howard and Ruder 2018, ULMFiT, arXiv:1801.06146, section 3.3 (gradual unfreezing). Sibling features.py also leaves the
-encoder as it is, but reads it once and puts an LSTM between it and the head.
+Howard and Ruder 2018, ULMFiT, arXiv:1801.06146, section 3.3 (gradual unfreezing). Sibling features.py also freezes the
+encoder, but stores its states and puts an LSTM between it and the head.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bertkit.training.method import Method
 
 
 class Frozen(Method):
-    """The encoder stays as it is and computes without dropout; its pooler and the head learn."""
+    """The encoder is frozen and computes without dropout; its pooler and the head learn."""
 
     name: Literal["frozen"] = "frozen"
 
@@ -23,7 +23,7 @@ class Frozen(Method):
 
 
 class GradualUnfreezing(Method):
-    """The head first, then more layers from the top down with every epoch, at last the embeddings."""
+    """The head first, then more layers from the top down with every epoch, the embeddings last."""
 
     name: Literal["gradual"] = "gradual"
     layers_per_epoch: int = Field(1, ge=1, description="Layers that each epoch adds.")

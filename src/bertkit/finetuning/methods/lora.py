@@ -18,11 +18,11 @@ from torch.nn.utils import parametrize
 
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
-from bertkit.training.method import Method
+from bertkit.training.method import Method, TrainingData
 
 
 class Lora(Method):
-    """Low-rank updates of chosen linear maps, W + alpha / R * B A; the head learns with them, all else stays."""
+    """Low-rank updates of chosen linear maps, W + alpha / R * B A; the head learns with them, all else is frozen."""
 
     name: Literal["lora"] = "lora"
     rank: int = Field(8, ge=1, description="R.")
@@ -40,10 +40,9 @@ class Lora(Method):
             if isinstance(part, LowRankUpdate):
                 part.requires_grad_(True)
 
-    def prepare(self, model: HeadedModel, seed: int) -> HeadedModel:
-        found = self._targets(super().prepare(model, seed))
+    def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         generator = torch.Generator().manual_seed(seed)
-        for linear in found:
+        for linear in self._targets(super().prepare(model, seed)):
             update = LowRankUpdate(linear.weight, rank=self.rank, scale=self.alpha / self.rank, generator=generator)
             parametrize.register_parametrization(linear, "weight", update)
         return model
@@ -64,9 +63,9 @@ class Lora(Method):
 
 
 class LowRankUpdate(nn.Module):
-    """W to W + scale * B A, with A drawn as torch draws a linear map's weight, and B zero, so that it begins at W.
+    """W to W + scale * B A; A is initialised as torch initialises a linear map's weight, B with zeros.
 
-    The sum is made anew in each forward pass, of weights and not of states, so there is no dropout inside it.
+    The sum is of weights and not of states, so there is no dropout inside it.
     """
 
     def __init__(self, weight_FD: Tensor, *, rank: int, scale: float, generator: torch.Generator) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import write_text
 from bertkit.models.headed import HeadedModel
 from bertkit.probing.annotated import drawn, hashes_of
@@ -89,7 +89,7 @@ def probe_attention(request: ProbeRequest, settings: AttentionSettings) -> Probe
     return run_probe(request, settings, [subject], measure_all, data=inputs.hashes)
 
 
-def read_input(request: ProbeRequest, settings: AttentionSettings, subject: ProbedModel) -> AttentionInput:
+def read_input(request: ProbeRequest, settings: AttentionSettings, subject: LoadedModel) -> AttentionInput:
     """The sentences, with their trees where all sources are treebanks."""
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     if not request.data or not all(map(is_treebank, request.data)):
@@ -103,7 +103,7 @@ def read_input(request: ProbeRequest, settings: AttentionSettings, subject: Prob
 
 
 def measure(
-    request: ProbeRequest, settings: AttentionSettings, subject: ProbedModel, inputs: AttentionInput, engine: Engine
+    request: ProbeRequest, settings: AttentionSettings, subject: LoadedModel, inputs: AttentionInput, engine: Engine
 ) -> AttentionResults:
     """All passes over the sentences."""
     tokens = sum(sentence.ids_T.size for sentence in inputs.sentences)
@@ -152,7 +152,7 @@ def _add_trees(scores: DependencyScores, maps: Maps, trees: Sequence[TreeExample
 
 
 def _patterns(
-    subject: ProbedModel, settings: AttentionSettings, inputs: AttentionInput, engine: Engine
+    subject: LoadedModel, settings: AttentionSettings, inputs: AttentionInput, engine: Engine
 ) -> PatternCounts | None:
     """How often each head's map has each shape; None where no pair fits."""
     config = subject.config
@@ -176,7 +176,7 @@ def _patterns(
     return PatternCounts(counts_AP, len(first_words), sum(notes.counts.values()))
 
 
-def _viewed(settings: AttentionSettings, subject: ProbedModel, inputs: AttentionInput) -> list[EncodedSentence]:
+def _viewed(settings: AttentionSettings, subject: LoadedModel, inputs: AttentionInput) -> list[EncodedSentence]:
     """The viewer's sentences.
 
     Raises:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of
 from bertkit.probing.attribution import Baseline
@@ -99,7 +99,7 @@ def chosen_methods(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in METHODS if name in names) if names else METHODS
 
 
-def make_question(subject: ProbedModel, written: str, target: str | None) -> Question:
+def make_question(subject: LoadedModel, written: str, target: str | None) -> Question:
     """The input of a text: the model predicts the word at its mask, or its class.
 
     Raises:
@@ -156,7 +156,7 @@ def _output(model: HeadedModel, tokenizer: Tokenizer, head: str, target: str) ->
 
 
 def explain(
-    subject: ProbedModel,
+    subject: LoadedModel,
     question: Question,
     methods: Sequence[str],
     *,
@@ -225,7 +225,7 @@ def _score(model: HeadedModel, question: Question, output: int) -> Score:
 
 
 @torch.no_grad()
-def _most_probable(subject: ProbedModel, question: Question) -> tuple[int, str]:
+def _most_probable(subject: LoadedModel, question: Question) -> tuple[int, str]:
     """Number and name of the most probable output."""
     model, head = subject.model, question.head
     assert head is not None
@@ -238,7 +238,7 @@ def _most_probable(subject: ProbedModel, question: Question) -> tuple[int, str]:
     return output, model.labels.names[output]
 
 
-def _baseline(subject: ProbedModel, question: Question, kind: Baseline, own_nE: Tensor) -> Tensor:
+def _baseline(subject: LoadedModel, question: Question, kind: Baseline, own_nE: Tensor) -> Tensor:
     """x0, (n, E).
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points, point_shapes
 from bertkit.probing.attribution import AttributionSettings
 from bertkit.probing.attribution.identifiability import identifiability, token_states
@@ -93,7 +93,7 @@ def probe_attribution(request: ProbeRequest, settings: AttributionSettings) -> P
     return run_probe(request, settings, [subject], measure, data=inputs.hashes or {})
 
 
-def _read_input(request: ProbeRequest, settings: AttributionSettings, subject: ProbedModel) -> AttributionInput:
+def _read_input(request: ProbeRequest, settings: AttributionSettings, subject: LoadedModel) -> AttributionInput:
     layer_points(subject.model)  # refuses a family without layers before there is a run
     most = max(settings.sentences, settings.identify_sentences)
     if not most:
@@ -113,7 +113,7 @@ def _read_input(request: ProbeRequest, settings: AttributionSettings, subject: P
 
 
 def _jacobians(
-    request: ProbeRequest, settings: AttributionSettings, subject: ProbedModel, sentences: Sequence[EncodedSentence]
+    request: ProbeRequest, settings: AttributionSettings, subject: LoadedModel, sentences: Sequence[EncodedSentence]
 ) -> Contributions:
     engine = request.engine()
     model = subject.model.to(engine.device).eval()
@@ -130,7 +130,7 @@ def _jacobians(
 
 
 def _identifiability(
-    request: ProbeRequest, settings: AttributionSettings, subject: ProbedModel, sentences: Sequence[EncodedSentence]
+    request: ProbeRequest, settings: AttributionSettings, subject: LoadedModel, sentences: Sequence[EncodedSentence]
 ) -> Identifiability:
     engine = request.engine()
     states = token_states(

@@ -14,7 +14,7 @@ from typing import Any
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.blimp import blimp_results, chosen_paradigms, score_paradigms
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import ScoringRule, choose_rule
 from bertkit.probing.behaviour import BehaviourSettings
@@ -97,7 +97,7 @@ def _is_wanted(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _scored(
-    subject: ProbedModel,
+    subject: LoadedModel,
     diagnostic: Diagnostic,
     rule: type[ScoringRule],
     settings: BehaviourSettings,

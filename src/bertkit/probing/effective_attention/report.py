@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertkit.evaluation.figures import heat_map, layer_ticks, lines, new_figure, plain
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.probing.attention.measure import SpecialTokens
 from bertkit.probing.effective_attention.measure import LayerAttention, correlations
 from bertkit.probing.report import Finding, Table, table_of
@@ -94,7 +94,7 @@ class ExampleMaps:
 
     @classmethod
     def of(
-        cls, subject: ProbedModel, width: int, text: EncodedSentence, layers: Sequence[LayerAttention]
+        cls, subject: LoadedModel, width: int, text: EncodedSentence, layers: Sequence[LayerAttention]
     ) -> ExampleMaps | None:
         """None where the text is not longer than a head is wide, or too long for a figure."""
         if not width < text.ids_T.size <= max(_EXAMPLE_TOKENS, width + 16):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.probing.attention.measure import SpecialTokens, pattern_points
 from bertkit.probing.effective_attention import EffectiveAttentionSettings
 from bertkit.probing.effective_attention.measure import layer_attention, output_maps
@@ -60,7 +60,7 @@ def probe_effective_attention(request: ProbeRequest, settings: EffectiveAttentio
     return run_probe(request, settings, [subject], measure, data=texts.hashes)
 
 
-def chosen_lengths(given: Sequence[int], subject: ProbedModel) -> list[int]:
+def chosen_lengths(given: Sequence[int], subject: LoadedModel) -> list[int]:
     """The lengths in ascending order.
 
     Raises:

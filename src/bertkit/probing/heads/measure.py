@@ -220,14 +220,14 @@ class TaskScore(Measure):
         super().__init__(model, engine.device)
         self.task, self.metric, self._given, self._tuned = task, metric, list(examples), tuned
         self._features = task.encode(self._given, encoder)
-        self.examples = self._features.num_items
+        self.examples = self._features.num_examples
         self.cut = self._features.account.examples_cut
         parts = self._features.cut(np.arange(self.examples), engine.micro_batch_tokens)
         self._batches = [self._batch(items) for items in parts]
 
     def _batch(self, items: Int64s) -> ExampleBatch:
         batch = self._features.batch(items).to(self.device)
-        return ExampleBatch(batch.packed, batch.item_B, items.size, (items, batch))
+        return ExampleBatch(batch.packed, batch.example_B, items.size, (items, batch))
 
     def loss(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
         return self.task.loss(self.model, hidden_TD, batch.content[1]).sum

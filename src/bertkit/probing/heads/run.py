@@ -29,7 +29,7 @@ from bertkit.compression.head_importance import (
 )
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.own_head import head_use
 from bertkit.finetuning.data import fewer, load_examples, watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
@@ -60,7 +60,7 @@ class ScoredModel:
         summary: entries of the summary.
     """
 
-    subject: ProbedModel
+    subject: LoadedModel
     train: Measure
     test: Measure
     what: str
@@ -138,7 +138,7 @@ def measure_heads(request: ProbeRequest, settings: HeadsSettings, scored: Scored
     )
 
 
-def _words(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> ScoredModel:
+def _words(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """Words of a text."""
     rule = choose_rule(subject.model, source=subject.name)
     parts = _two_parts(request, settings, subject)
@@ -159,7 +159,7 @@ def _words(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel)
     return ScoredModel(subject, train, test, f"{words} of text", parts.hashes, summary)
 
 
-def _halves(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> ScoredModel:
+def _halves(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """Sentences that a sentence embedder retrieves by halves."""
     parts = _two_parts(request, settings, subject)
     sentence_model = load_sentence_model(subject.directory)
@@ -181,7 +181,7 @@ class _Parts:
     left_out: dict[str, Any]
 
 
-def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> _Parts:
+def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> _Parts:
     """The drawn sentences: some for scores, the others for importance."""
     texts = request.texts(most=settings.sentences + settings.score_sentences, seed=settings.seed, unique=True)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
@@ -199,7 +199,7 @@ def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: ProbedMo
     return _Parts(train, test, texts.hashes, left_out(encoder.notes))
 
 
-def _task(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> ScoredModel:
+def _task(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """The task that the model was fine-tuned on."""
     name = subject.name
     directory = encoder_directory(find_model(name, offline=request.offline))

@@ -14,7 +14,7 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import (
     align,
@@ -114,7 +114,7 @@ class _Measurement:
         self,
         request: ProbeRequest,
         settings: LayersSettings,
-        subject: ProbedModel,
+        subject: LoadedModel,
         points: Sequence[str],
         meter: ProgressMeter,
     ) -> None:
@@ -128,7 +128,7 @@ class _Measurement:
         with self._states(self.subject.random_twin(self.settings.seed), file) as store:
             return [replace(each, random=self._scores(store, each.task)) for each in found]
 
-    def _states(self, subject: ProbedModel, file: AnnotatedFile) -> StateStore:
+    def _states(self, subject: LoadedModel, file: AnnotatedFile) -> StateStore:
         store = kept_states(self.request, subject, [encoded for _, encoded in file.pairs], self.points)
         store.standardise(file.words(file.train))
         return store

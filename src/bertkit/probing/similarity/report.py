@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.evaluation.figures import heat_map, new_figure
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.probing.report import Finding, table_of
 from bertkit.probing.similarity.measure import Floats, Similarities
 
@@ -35,8 +35,8 @@ DEFINITIONS = {
 class SimilarityScores:
     """The models, model and layer of each row of the similarities, and the number of words they are computed on."""
 
-    subjects: Sequence[ProbedModel]
-    layers: Sequence[tuple[ProbedModel, int]]
+    subjects: Sequence[LoadedModel]
+    layers: Sequence[tuple[LoadedModel, int]]
     found: Similarities
     words: int
 
@@ -65,7 +65,7 @@ class SimilarityScores:
         between = [self._between(number) for number in range(1, len(self.subjects))]
         return [Finding("similarity", " ".join(within + between), table_of(columns, rows), lambda _: self._draw())]
 
-    def _within(self, subject: ProbedModel, rows: Sequence[int]) -> str:
+    def _within(self, subject: LoadedModel, rows: Sequence[int]) -> str:
         cka, svcca = self.found.cka, self.found.svcca
         neighbours = [float(cka[a, b]) for a, b in pairwise(rows)]
         least = int(np.argmin(neighbours))

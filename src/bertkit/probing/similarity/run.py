@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import drawn
 from bertkit.probing.report import Report
@@ -118,7 +118,7 @@ def common_words(encoded: Sequence[Sequence[EncodedSentence]], most: int, draw: 
 
 
 def collect(
-    subject: ProbedModel,
+    subject: LoadedModel,
     sentences: Sequence[EncodedSentence],
     places: Sequence[tuple[int, int]],
     max_batch_tokens: int,

@@ -17,7 +17,7 @@ import torch
 
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import (
     align,
@@ -110,7 +110,7 @@ def probe_structure(request: ProbeRequest, settings: StructureSettings) -> Probe
 
 
 def _bank(
-    subject: ProbedModel, settings: StructureSettings, path: Path, test_path: Path | None = None
+    subject: LoadedModel, settings: StructureSettings, path: Path, test_path: Path | None = None
 ) -> tuple[Bank, TextEncoder]:
     examples = read_trees(path)
     others = None if test_path is None else read_trees(test_path)
@@ -130,7 +130,7 @@ def _bank(
 
 
 def _measure(
-    request: ProbeRequest, settings: StructureSettings, subject: ProbedModel, points: Sequence[str], bank: Bank
+    request: ProbeRequest, settings: StructureSettings, subject: LoadedModel, points: Sequence[str], bank: Bank
 ) -> StructureScores:
     ranks = sorted(set(settings.ranks or _powers(settings.rank)))
     test_trees = [tree for _, tree in bank.test]

@@ -19,7 +19,7 @@ _NAMES = ("adamw", "adam", "lamb", "adafactor", "muon")
 
 
 def _name(value: Any) -> Any:
-    """What says which kind it is; what is no mapping is left for adamw to refuse as such."""
+    """The tag of a value; adamw refuses what is no mapping."""
     if value is None:
         return "none"
     return value.get("name", "adamw") if isinstance(value, dict) else getattr(value, "name", "adamw")

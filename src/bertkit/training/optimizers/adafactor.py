@@ -16,10 +16,12 @@ from bertkit.training.optimizers.base import OptimizerConfig, parameter_groups
 
 
 class AdafactorConfig(OptimizerConfig):
-    """Factored second moments; a step is rate times the weights' root mean square, and no rate exceeds 1/sqrt(step)."""
+    """Factored second moments; a step is the learning rate, at most 1/sqrt(step), times the weights' RMS."""
 
     name: Literal["adafactor"] = "adafactor"
-    weight_decay: float = Field(0.0, ge=0, description="Decay per step, times the rate; not on biases and norms.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Decay per step, times the learning rate; not on biases and norms."
+    )
     beta2_decay: float = Field(-0.8, lt=0, description="The running mean's newest square weighs step^beta2_decay.")
     eps1: float | None = Field(None, gt=0, description="Least root of a second moment; null: the data type's epsilon.")
     eps2: float = Field(1e-3, ge=0, description="Least root mean square that weights are taken to have.")

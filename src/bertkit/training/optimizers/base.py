@@ -1,4 +1,4 @@
-"""What every optimiser shares: its settings' base, who is decayed, and state as tensors for a checkpoint.
+"""The base of all optimisers: common settings, groups of weight decay, and state as tensors for a checkpoint.
 
 The exclusions from weight decay are those of BERT's released optimization.py (Devlin et al. 2019, arXiv:1810.04805).
 Siblings hold one update rule each.
@@ -18,16 +18,18 @@ from bertkit.settings import Settings
 
 
 class OptimizerConfig(Settings, ABC):
-    """An update rule. The rate is the schedule's, set by the step in each group before every update."""
+    """An update rule. The step sets the schedule's learning rate in each group before every update."""
 
-    weight_decay: float = Field(0.01, ge=0, description="Decay per step, times the rate; not on biases and norms.")
+    weight_decay: float = Field(
+        0.01, ge=0, description="Decay per step, times the learning rate; not on biases and norms."
+    )
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global norm of the gradient; null: no clipping.")
 
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The rule over all of the model's parameters, at a rate of 0.
+        """The rule over all of the model's parameters, at a learning rate of 0.
 
-        A group may carry `lr_scale`, by which its rate is to be multiplied.
+        A group may have `lr_scale`, a factor of its learning rate.
         """
 
 

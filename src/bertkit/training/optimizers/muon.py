@@ -26,10 +26,10 @@ class MuonConfig(OptimizerConfig):
     momentum: float = Field(0.95, ge=0, lt=1, description="Of the matrices' gradients, in Nesterov's form.")
     adjustment: Literal["match_rms_adamw", "original"] = Field(
         "match_rms_adamw",
-        description="A matrix of A x B has its rate times 0.2 sqrt(max(A, B)), which suits AdamW's rates, or, as first"
-        " published, sqrt(max(1, A / B)).",
+        description="A matrix of A x B has its learning rate times 0.2 sqrt(max(A, B)), which suits AdamW's learning"
+        " rates, or, as first published, sqrt(max(1, A / B)).",
     )
-    matrix_rate: float = Field(1.0, gt=0, description="The matrices' rate as a multiple of the schedule's.")
+    matrix_rate: float = Field(1.0, gt=0, description="The matrices' learning rate as a multiple of the schedule's.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's decay of the running means.")
     eps: float = Field(1e-6, gt=0, description="AdamW's: added to the root of the second moment.")
 
@@ -76,8 +76,8 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 class JointOptimizer(torch.optim.Optimizer):
     """Several optimisers over disjoint parameters, seen as one: it has their groups, and one state for all of them.
 
-    A group's `part` says whose it is. The parts are handed groups and state anew at each step, so whatever is done to
-    those here (a rate is set, a group is split, a state is loaded) holds there.
+    A group's `part` is the number of its optimiser. The parts get groups and state at each step, so that changes here
+    (a learning rate is set, a group is split, a state is loaded) hold there.
     """
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:

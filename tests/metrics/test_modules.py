@@ -11,15 +11,15 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics import METRICS, find_metric
-from bertkit.metrics.local import local_metric, metric_class
+from bertkit.metrics.modules import local_metric, metric_class
 
 LABELS = (["1", "0", "1"], ["1", "1", "1"])
 NUMBERS = ([0.5, 2.0, 2.5], [1.0, 2.0, 4.0])
 TAGS = ([["B-PER", "O"], ["I-LOC", "O", "O"]], [["B-PER", "O"], ["B-LOC", "O", "O"]])
 INPUTS = {
     **dict.fromkeys(("accuracy", "f1", "macro_f1", "micro_f1", "matthews_correlation"), LABELS),
-    **dict.fromkeys(("pearson", "spearman"), NUMBERS),
-    **dict.fromkeys(("conlleval", "strict_iob2"), TAGS),
+    **dict.fromkeys(("pearson", "spearman", "mean_squared_error"), NUMBERS),
+    **dict.fromkeys(("conlleval", "strict_iob2", "tag_accuracy"), TAGS),
     "multi_label": ([["joy"], []], [["joy", "fear"], []]),
 }
 QUESTIONS = (
@@ -100,7 +100,7 @@ def test_nothing_stays_on_the_disk(tmp_path: Path) -> None:
 
 def test_metrics_import_without_evaluate_or_torch() -> None:
     code = (
-        "import sys, bertkit.metrics.local, bertkit.metrics.statistics\n"
+        "import sys, bertkit.metrics.modules, bertkit.metrics.statistics\n"
         "print([name for name in ('evaluate', 'datasets', 'torch', 'sklearn') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

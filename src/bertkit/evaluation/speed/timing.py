@@ -1,8 +1,8 @@
-"""Models that are timed against each other: what each of them is, and how long its answers take.
+"""Models that are timed against each other: what each of them is, and how long its forward pass takes.
 
 Own design. All models are read into one process and each cell of the table, a batch size and a length, is timed for all
 of them in turn (stopwatch.py), so that whatever slows the machine slows all alike. Sentences are random tokens of one
-length: no padding, and no work spent on cutting text into pieces.
+length: no padding, and no time spent on tokenising.
 
 Shapes: T tokens of a sentence, B sentences of a batch.
 """
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.evaluation.loaded_model import short_name
-from bertkit.evaluation.run import LoadedModel, MeasureRequest
+from bertkit.evaluation.loaded_model import LoadedModel, short_name
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.evaluation.settings import SpeedSettings
-from bertkit.evaluation.speed.footprint import Footprint, ask, asked_head, multiply_adds
+from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.stopwatch import CLOCKS, Timing, time_in_rounds
 from bertkit.models.bilstm import BilstmConfig
@@ -30,7 +30,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """What all models are timed on in one go."""
+    """A batch size and a length that all models are timed at."""
 
     batch: int
     length: int
@@ -42,21 +42,21 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Contender:
+class TimedModel:
     """A model that is timed.
 
     Attributes:
-        examined: the model.
+        loaded: the model.
         label: its short name.
-        head: what is asked of it; None for the states of all tokens.
+        head: the head that is timed; None for the states of all tokens.
         footprint: its size.
         multiply_adds: of one sentence, by length.
         cannot: why it is not timed at a length.
         scores: by task.
-        method: the method that made it, and who says so.
+        method: the method that made it, and where that is known from.
     """
 
-    examined: LoadedModel
+    loaded: LoadedModel
     label: str
     head: str | None
     footprint: Footprint
@@ -67,7 +67,7 @@ class Contender:
 
     @property
     def asked(self) -> str:
-        """What is asked of it, in a word."""
+        """What is computed: the name of a head, or the encoder."""
         return self.head or "encoder"
 
 
@@ -75,34 +75,34 @@ Timings = Mapping[Cell, Mapping[str, Timing]]
 """By cell and by label: of a whole batch."""
 
 
-def load_contenders(
-    settings: SpeedSettings, request: MeasureRequest, results: Sequence[str], methods: Sequence[str]
-) -> list[Contender]:
-    """Read the models, and what their runs say of them."""
-    examined = [LoadedModel.load(name, offline=request.offline) for name in settings.models]
-    scores = scores_by_model(examined, results, request.runs_root)
-    made_by = methods_by_model(examined, methods)
+def load_timed_models(
+    settings: SpeedSettings, arguments: MeasurementArguments, results: Sequence[str], methods: Sequence[str]
+) -> list[TimedModel]:
+    """Read the models, and what their runs record."""
+    loaded = [LoadedModel.load(name, offline=arguments.offline) for name in settings.models]
+    scores = scores_by_model(loaded, results, arguments.runs_root)
+    made_by = methods_by_model(loaded, methods)
     labels = [short_name(name) for name in settings.models]
     if len(set(labels)) < len(labels):
         labels = list(settings.models)
-    return [_contender(*each, settings.lengths) for each in zip(examined, labels, scores, made_by, strict=True)]
+    return [_timed_model(*each, settings.lengths) for each in zip(loaded, labels, scores, made_by, strict=True)]
 
 
-def _contender(
-    examined: LoadedModel,
+def _timed_model(
+    loaded: LoadedModel,
     label: str,
     scores: Mapping[str, Score],
     method: tuple[str, str] | None,
     lengths: Sequence[int],
-) -> Contender:
-    model = examined.model
-    head = asked_head(model)
+) -> TimedModel:
+    model = loaded.model
+    head = task_head(model)
     cannot = {length: reason for length in lengths if (reason := _unfit(model, length)) is not None}
-    return Contender(
-        examined=examined,
+    return TimedModel(
+        loaded=loaded,
         label=label,
         head=head,
-        footprint=Footprint.of(model, examined.directory),
+        footprint=Footprint.of(model, loaded.directory),
         multiply_adds={length: multiply_adds(model, head, length) for length in lengths if length not in cannot},
         cannot=cannot,
         scores=scores,
@@ -118,17 +118,17 @@ def _unfit(model: HeadedModel, length: int) -> str | None:
 
 
 def measure(
-    contenders: Sequence[Contender], settings: SpeedSettings, device: torch.device, progress: Progress
+    timed_models: Sequence[TimedModel], settings: SpeedSettings, device: torch.device, progress: Progress
 ) -> Timings:
     """Time every cell, in rounds of all models that can read it."""
     cells = [Cell(batch, length) for batch in settings.batch_sizes for length in settings.lengths]
-    for each in contenders:
-        each.examined.model.to(device).eval()
+    for each in timed_models:
+        each.loaded.model.to(device).eval()
     timings: dict[Cell, dict[str, Timing]] = {}
     done, clock = 0, CLOCKS[settings.clock]
     with torch.inference_mode(), progress("timing", len(cells) * settings.rounds, "rounds") as meter:
         for cell in cells:
-            able = [each for each in contenders if cell.length not in each.cannot]
+            able = [each for each in timed_models if cell.length not in each.cannot]
             works = [_Work(each, cell, settings.seed, device) for each in able]
 
             def tick(cell: Cell = cell) -> None:
@@ -142,16 +142,16 @@ def measure(
 
 
 class _Work:
-    """One model's answer to one batch."""
+    """One model's forward pass on one batch."""
 
-    def __init__(self, contender: Contender, cell: Cell, seed: int, device: torch.device) -> None:
-        self._model, self._head = contender.examined.model, contender.head
+    def __init__(self, timed_model: TimedModel, cell: Cell, seed: int, device: torch.device) -> None:
+        self._model, self._head = timed_model.loaded.model, timed_model.head
         pairs = reads_pairs(self._model)
-        self._batch = random_batch(contender.examined.tokenizer, cell, seed, pairs=pairs).to(device)
+        self._batch = random_batch(timed_model.loaded.tokenizer, cell, seed, pairs=pairs).to(device)
         self._on_cuda = device.type == "cuda"
 
     def __call__(self) -> None:
-        ask(self._model, self._head, self._batch)
+        outputs(self._model, self._head, self._batch)
         if self._on_cuda:
             torch.cuda.synchronize()
 
@@ -180,4 +180,4 @@ def random_batch(tokenizer: Tokenizer, cell: Cell, seed: int, *, pairs: bool = F
 def reads_pairs(model: HeadedModel) -> bool:
     """Whether a model answers for nothing but two texts."""
     config = model.encoder.config
-    return isinstance(config, BilstmConfig) and config.texts == 2 and asked_head(model) is not None
+    return isinstance(config, BilstmConfig) and config.texts == 2 and task_head(model) is not None

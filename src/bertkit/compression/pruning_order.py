@@ -1,7 +1,7 @@
-"""The heads that are worth least to a task: importance is measured on the loss of its training examples.
+"""Which heads are pruned: those of least importance for the loss of the task's training examples.
 
-Michel, Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2. What importance is, is probes/heads.py's to say;
-sibling pruned.py takes the heads out.
+Michel, Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2. Sibling head_importance.py defines importance;
+pruned.py removes the heads.
 
 Shapes: T packed tokens, D width, L layers, N heads of a layer.
 """
@@ -20,13 +20,7 @@ from bertkit.training.method import TrainingData
 
 
 class TrainingLoss(Measure):
-    """The loss that the task is learnt by, of some of its training items; the score is the mean.
-
-    Args:
-        model: with the task's head.
-        data: what is learnt.
-        items: numbers of the items.
-    """
+    """The task's loss on some of its training items; the score is the mean."""
 
     metric = "loss per example"
     higher_is_better = False
@@ -40,7 +34,7 @@ class TrainingLoss(Measure):
 
     def batches(self) -> Sequence[ExampleBatch]:
         batches = (self._features.batch(items).to(self.device) for items in self._parts)
-        return [ExampleBatch(batch.packed, batch.item_B, batch.num_items, batch) for batch in batches]
+        return [ExampleBatch(batch.packed, batch.example_B, batch.num_examples, batch) for batch in batches]
 
     def loss(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
         return self.task.loss(self.model, hidden_TD, batch.content).sum
@@ -52,18 +46,18 @@ class TrainingLoss(Measure):
         return sum(outputs) / self.examples
 
 
-def least_worth(worth_LN: Floats, present_LN: Floats, count: int) -> dict[int, list[int]]:
-    """The heads that go, by layer: those of least worth, equal ones by their number, but the best of each layer stays.
+def heads_to_prune(importance_LN: Floats, present_LN: Floats, count: int) -> dict[int, list[int]]:
+    """The `count` heads of least importance, by layer; equal ones by their number. The best of each layer is kept.
 
     Args:
-        worth_LN: of all heads.
-        present_LN: 1 where there is a head, 0 where it is gone.
-        count: how many go; at most all but one a layer.
+        importance_LN: of all heads.
+        present_LN: 1 where there is a head, 0 where it was pruned before.
+        count: at most all but one a layer.
     """
-    per_layer = worth_LN.shape[1]
+    per_layer = importance_LN.shape[1]
     left = present_LN.sum(axis=1)
     chosen: dict[int, list[int]] = {}
-    for number in least_first(worth_LN).tolist():
+    for number in least_first(importance_LN).tolist():
         layer, head = divmod(number, per_layer)
         if count == 0:
             break
