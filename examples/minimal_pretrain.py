@@ -93,7 +93,7 @@ def main(text: str, sentence: str, steps: int, cache: Path) -> None:
 
     # 6. The loop.
     for number in range(steps):
-        outcome = step.update(batches[number], terms, schedule.rate(number, steps))
+        outcome = step.update(batches[number], terms, schedule.learning_rate(number, steps))
         if number % max(1, steps // 10) == 0 or number == steps - 1:
             losses = ", ".join(f"{term} {total.mean:.3f}" for term, total in outcome.terms.items())
             print(f"step {number:4}  loss {terms.total(outcome.terms):.3f} ({losses})")
