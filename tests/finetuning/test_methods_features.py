@@ -15,12 +15,12 @@ from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.methods import FeatureBased, Full
 from bertkit.finetuning.methods.feature_store import FeatureStore, fill
 from bertkit.models.bert import BertConfig
+from bertkit.models.bilstm import packed_lstm
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice, LayerMix
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.models.packed_lstm import packed_lstm
 from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.tasks.base import Account, Features, FeatureWriter

@@ -14,8 +14,8 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.models.bert import BertConfig
 from bertkit.models.dropout import dropout
+from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.next_sentence import NextSentence
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
@@ -37,7 +37,7 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(TokenizerConfig(vocab_size=90, min_frequency=1), TEXT)
 
 
-def small_model(vocab_size: int, *, dropout: float = 0.0, seed: int = 0) -> PretrainingModel:
+def small_model(vocab_size: int, *, dropout: float = 0.0, seed: int = 0) -> HeadedModel:
     config = BertConfig(
         hidden_size=30,
         num_hidden_layers=2,
@@ -47,7 +47,7 @@ def small_model(vocab_size: int, *, dropout: float = 0.0, seed: int = 0) -> Pret
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    model = PretrainingModel(config.build(vocab_size), ["masked_lm", "next_sentence"])
+    model = HeadedModel(config.build(vocab_size), ["masked_lm", "next_sentence"])
     model.initialise(seed)
     return model
 
@@ -63,7 +63,7 @@ def corrupted(step: int, vocab_size: int, lengths: list[int] | None = None) -> S
     return MaskedLM().corrupt(samples, vocabulary(vocab_size), Draw(step))
 
 
-def stepper_of(model: PretrainingModel, optimizer: AdamWConfig) -> Stepper:
+def stepper_of(model: HeadedModel, optimizer: AdamWConfig) -> Stepper:
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     return Stepper(model, optimizer.build(model), engine, clip_norm=optimizer.clip_norm)
 

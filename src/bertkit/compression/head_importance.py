@@ -31,8 +31,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import survey
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import Recorder, point_shapes
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -132,7 +131,7 @@ class Heads:
             DataError: it has none that can be gated one by one.
         """
         device = next(model.parameters()).device
-        shapes = survey(model, PackedBatch.from_ids([[0] * length for length in _LENGTHS]).to(device))
+        shapes = point_shapes(model, PackedBatch.from_ids([[0] * length for length in _LENGTHS]).to(device))
         points: list[str] = []
         while (name := HEAD_OUTPUTS.format(n=len(points))) in shapes:
             points.append(name)

@@ -14,8 +14,10 @@ tokens.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -260,3 +262,10 @@ class PackedBatch:
 
 def _tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def sequence_keys(batch: PackedBatch) -> list[bytes]:
+    """16 bytes for each sequence of a batch: of its ids and token types."""
+    columns_T2 = np.stack([batch.ids_T.cpu().numpy(), batch.token_types_T.cpu().numpy()], axis=1)
+    ends = batch.sequences.cu_seqlens_B1.cpu().tolist()
+    return [hashlib.blake2b(columns_T2[start:end].tobytes(), digest_size=16).digest() for start, end in pairwise(ends)]

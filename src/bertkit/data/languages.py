@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.data.text_sample import TextSample
 from bertkit.errors import DataError
 from bertkit.progress import Progress, silent_progress
-from bertkit.text.sources import Block, Corpus, Position, open_corpus
+from bertkit.text.sources import Block, Corpus, Position, TextSample, open_corpus
 
 if TYPE_CHECKING:
     from bertkit.data.config import DataConfig
@@ -74,7 +73,7 @@ class LanguageCorpus(Corpus):
         find = bisect_right if position.parts else bisect_left
         return self.names[find(self.ends, position.reader)]
 
-    def sample_text(self, megabytes: float, progress: Progress | None = None) -> Iterator[str]:
+    def sample_text(self, megabytes: float, progress: Progress = silent_progress) -> Iterator[str]:
         """Lines of documents drawn evenly from every language, of about so many megabytes in the smoothed shares.
 
         One pass. A language that has less text than its share asks for is repeated.
@@ -84,7 +83,7 @@ class LanguageCorpus(Corpus):
         """
         room = int(megabytes * 1e6)
         samples: list[TextSample] = []
-        with (progress or silent_progress)("reading a sample", unit="characters") as meter:
+        with progress("reading a sample", unit="characters") as meter:
             for first, end in pairwise((0, *self.ends)):
                 samples.append(TextSample(room))
                 for block in self._up_to(end).blocks(Position(first)):

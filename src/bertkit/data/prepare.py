@@ -19,7 +19,6 @@ from typing import Any
 from bertkit.data.languages import LANGUAGES, LanguageCorpus, language_documents
 from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
 from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, SPANS, VERSION, TokenShards, is_shards
-from bertkit.data.text_sample import TextSample
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
@@ -39,7 +38,7 @@ def prepare_shards(
     *,
     cache: Path,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent_progress,
     offline: bool = False,
     shard_tokens: int = SHARD_TOKENS,
 ) -> TokenShards:
@@ -58,7 +57,6 @@ def prepare_shards(
         UsageError: `out` holds something else; the vocabulary is too small.
         DataError: the corpus is empty or cannot be read, or the shards in `out` are damaged.
     """
-    progress = progress or silent_progress
     given = load_tokenizer(config.path, offline=offline) if config.path is not None else None
     identity = shards_identity(corpus, config, given, shard_tokens)
     directory = Path(out) if out is not None else cache / "shards" / identity[:32]
@@ -198,7 +196,7 @@ def _tokenizer(
     elif read_json(directory / PROGRESS)["stage"] == "tokens":
         return load_tokenizer(directory), _names(directory)
     else:
-        text = list(sample_text(corpus, config.sample_megabytes, progress))
+        text = list(corpus.sample_text(config.sample_megabytes, progress))
         if not text:
             raise _empty(corpus)
         log.info("learning a vocabulary from %.1f million characters", sum(map(len, text)) / 1e6)
@@ -224,24 +222,6 @@ def _cores() -> int:
 
 def _names(directory: Path) -> list[str]:
     return [name for name in TOKENIZER_FILES if (directory / name).is_file()]
-
-
-def sample_text(corpus: Corpus, megabytes: float, progress: Progress | None = None) -> Iterator[str]:
-    """Lines of documents drawn evenly from the whole corpus, in its order, of about so many megabytes.
-
-    Several languages have their smoothed shares of it.
-    """
-    if isinstance(corpus, LanguageCorpus):
-        yield from corpus.sample_text(megabytes, progress)
-        return
-    sample, read = TextSample(int(megabytes * 1e6)), 0
-    with (progress or silent_progress)("reading a sample", unit="characters") as meter:
-        for block in corpus.blocks():
-            for _, lines in block.parts:
-                sample.add(lines)
-            read += block.characters
-            meter.update(read)
-    yield from sample.lines()
 
 
 @contextmanager

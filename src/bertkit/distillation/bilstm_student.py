@@ -24,9 +24,8 @@ from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
-from bertkit.text.vocabulary import train_tokenizer
+from bertkit.text.vocabulary import train_tokenizer, word_tokenizer
 from bertkit.text.word_vectors import read_word_vectors
-from bertkit.text.word_vocabulary import word_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.distillation.dual_teacher import teacher_of
 from bertkit.distillation.retokenize import Recutter
+from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Pieces
@@ -49,7 +49,7 @@ class BesideTeacher(Objective):
     def heads(self) -> tuple[str, ...]:
         return ()
 
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return batch.ids_T.new_zeros(0)
 
 
@@ -217,7 +217,7 @@ class MixedVocabulary(BesideTeacher):
     def count(self, batch: PackedBatch) -> int:
         return int((batch.targets[self.term].columns[_LABEL] >= 0).sum())
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """The teacher's summed cross-entropy at the masked pieces, each among those of its vocabulary.
 
         Tallies: masked pieces that are the `student`'s, how many of them are `right`, and pieces that were `dropped`.

@@ -30,7 +30,6 @@ from bertkit.distillation.terms.base import wanted_of as wanted_by
 from bertkit.distillation.terms.logits import LogitTerm
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import VocabularyProjection, WordLogits
 from bertkit.objectives.base import Objective
@@ -102,7 +101,7 @@ class Distilled(Objective):
     def expected_count(self, length: int) -> float:
         return float(length)
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         raise AssertionError(f"{self.term} is a comparison with a teacher: `Distilled.distance`")
 
     @abstractmethod
@@ -144,7 +143,7 @@ class DistilledWords(Distilled):
     def count(self, batch: PackedBatch) -> int:
         return batch.num_tokens if self.positions == "all" else batch.targets[MaskedLM.term].count
 
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return None if self.positions == "all" else batch.targets[MaskedLM.term].index_M
 
     def distance(self, compared: OutputPair) -> LossSum:
@@ -188,7 +187,7 @@ def word_rows(objectives: Sequence[Objective], length: int) -> float:
     return sum(each.expected_count(length) for each in objectives if words and isinstance(each, MaskedLM))
 
 
-def add_maps(model: PretrainingModel, objectives: Sequence[Objective], sizes: Sizes, *, seed: int) -> None:
+def add_maps(model: HeadedModel, objectives: Sequence[Objective], sizes: Sizes, *, seed: int) -> None:
     """Put the learnt maps that these objectives need beside the student: all stages' at once, drawn by the seed.
 
     Raises:
@@ -237,7 +236,7 @@ class TeacherSession:
     def __init__(
         self,
         teacher: HeadedModel,
-        student: PretrainingModel,
+        student: HeadedModel,
         objectives: Sequence[Objective],
         sizes: Sizes,
         *,
@@ -291,7 +290,7 @@ class TeacherSession:
 
     def compared(
         self,
-        student: PretrainingModel,
+        student: HeadedModel,
         batch: PackedBatch,
         hidden_TD: Tensor,
         recorder: Recorder | None,

@@ -25,10 +25,9 @@ from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.distillation.text_trainer import freeze
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.find import encoder_directory
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config, refuse_quantised
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.model_files import encoder_directory
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.stages import stages_of
@@ -84,7 +83,7 @@ class MixedVocabularyTrainer(Pretraining):
                 " model.num_hidden_layers out of the stages"
             )
 
-    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+    def _new_model(self, config: EncoderConfig) -> HeadedModel:
         model = super()._new_model(config)
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         add_teacher(model, objectives, self.teacher, seed=self.recipe.seed)

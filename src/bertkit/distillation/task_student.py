@@ -27,10 +27,10 @@ from bertkit.finetuning.data import load_examples
 from bertkit.finetuning.warm_start import head_directory
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.models.layer_choice import chosen_layers
+from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.models.quantised import QUANTISATION
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 

@@ -28,8 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
-from bertkit.data.content import sequence_keys
+from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.errors import DataError
 from bertkit.files import read_json, write_json
 

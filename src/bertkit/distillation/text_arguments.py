@@ -27,11 +27,10 @@ from bertkit.distillation.text_recipe import TO_BE_GIVEN, DistillTextRecipe, wit
 from bertkit.distillation.text_trainer import TextDistillation, check_tokenizer, copied_layers, load_teacher
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.find import encoder_directory
 from bertkit.models.hub import find_model, read_config
 from bertkit.models.layer_choice import ChoiceName, chosen_layers
+from bertkit.models.model_files import encoder_directory, weights_hash
 from bertkit.models.pruning import with_layers
-from bertkit.models.weight_files import weights_hash
 from bertkit.pretraining.arguments import PretrainRequest, completed, source_overrides, starting_from
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of

@@ -32,7 +32,6 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.models.layer_choice import chosen_layers
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
@@ -161,7 +160,7 @@ class TextDistillation(Pretraining):
             )
         return flops
 
-    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+    def _new_model(self, config: EncoderConfig) -> HeadedModel:
         recipe = self.student_recipe
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         if recipe.init is not None:
@@ -289,7 +288,7 @@ def copied_layers(recipe: DistillTextRecipe, sizes: Sizes) -> list[int] | None:
         raise UsageError(f"student.{error}") from None
 
 
-def freeze(model: PretrainingModel, parts: Sequence[str]) -> None:
+def freeze(model: HeadedModel, parts: Sequence[str]) -> None:
     """Let no gradient reach these parts of the encoder.
 
     Raises:

@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 from bertkit.errors import DataError
 from bertkit.files import read_json
-from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
-from bertkit.models.weight_files import weights_hash
+from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.ahead import ahead
+from bertkit.data.stream import prefetch
 from bertkit.files import finite, write_text
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.methods import Scratch, scale_rates
@@ -105,7 +105,7 @@ class Finetuning(TrainingLoop[TaskBatch]):
         return task_trainer.prepared.train.features.batch(items)
 
     def _updates(self) -> Generator[list[TaskBatch], None, None]:
-        with closing(ahead(self._batches, range(self.step, self.steps))) as prepared:
+        with closing(prefetch(self._batches, range(self.step, self.steps))) as prepared:
             while self.step < self.steps and not self._gave_up():
                 yield next(prepared)
 

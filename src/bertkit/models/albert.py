@@ -222,7 +222,7 @@ class Albert(Encoder):
             assert isinstance(feed_forwards, nn.ModuleList)
             yield from zip(attentions, feed_forwards, strict=True)
 
-    def path(self) -> Iterator[nn.Module]:
+    def executed_modules(self) -> Iterator[nn.Module]:
         """Shared sub-layers come as often as they are applied."""
         yield self.embeddings
         yield self.projection

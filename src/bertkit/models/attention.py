@@ -2,7 +2,7 @@
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py) and
 each rectangle goes through torch's scaled dot-product attention. Where probabilities are dropped out or recorded they
-are formed in the open, which torch would do too, with a slower sampler; and where that is faster (`plain_attention`).
+are formed in the open, which torch would do too, with a slower sampler; and where that is faster (`fused_attention`).
 
 A family that scores pairs of tokens in its own way gives a `Visible` (which keys a query sees) or a `Bias` (what is
 added to the scores); both are asked once a block, never per sequence.
@@ -38,12 +38,12 @@ Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 _FEW_KEYS = 512
 """With so many and fewer, a kept probability for every pair of tokens costs less memory than the rest of a layer."""
 
-Together = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
+Projection = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
 """Linear maps and what they all read, (T, D), to the output of each, (T, F)."""
 
 
-def one_by_one(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
-    """The plain `Together`."""
+def project_separately(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
+    """The plain `Projection`."""
     return [each(hidden_TD) for each in maps]
 
 
@@ -141,8 +141,8 @@ def attend(
         bias: added to the scaled scores; nothing where None.
         scale: factor of the scores; one over the root of the head width where None.
     """
-    in_the_open = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
-    if in_the_open:
+    explicit = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
+    if explicit:
         sequences = sequences.as_one_block()
     mixed = []
     for query, key, value, block in zip(
@@ -154,14 +154,14 @@ def attend(
     ):
         mask = visible_cells(block, None if visible is None else visible(block.length, query.device))
         bias_bNSS = None if bias is None else bias(query, key, block)
-        if in_the_open or dropout_rate > 0:
+        if explicit or dropout_rate > 0:
             scores_bNSS = scaled_scores(query, key, scale)
             scores_bNSS = scores_bNSS if bias_bNSS is None else scores_bNSS + bias_bNSS
-            mixed.append(attend_openly(scores_bNSS, value, mask, block, dropout_rate, scope))
+            mixed.append(attend_explicitly(scores_bNSS, value, mask, block, dropout_rate, scope))
         else:
             if bias_bNSS is not None:
                 mask = bias_bNSS if mask is None else bias_bNSS.masked_fill(~mask, -math.inf)
-            mixed.append(plain_attention(query, key, value, mask, scale=scale))
+            mixed.append(fused_attention(query, key, value, mask, scale=scale))
     return from_blocks(mixed, sequences)
 
 
@@ -186,7 +186,7 @@ def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Te
     return (visible_SS & real_b11S) | (itself_SS & ~real_b11S)
 
 
-def plain_attention(
+def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
 ) -> Tensor:
     """Attention without dropout, seen by nobody: (b, N, S, H).
@@ -218,7 +218,7 @@ def _softmax(scores_bNSS: Tensor, mask: Tensor | None) -> Tensor:
     return torch.softmax(scores_bNSS, dim=-1)
 
 
-def attend_openly(
+def attend_explicitly(
     scores_bNSS: Tensor, value: Tensor, mask: Tensor | None, block: AttentionBlock, dropout_rate: float, scope: Scope
 ) -> Tensor:
     """Softmax of the scores where the mask has true, dropout, and the mean of the values: (b, N, S, H)."""
@@ -256,9 +256,9 @@ def attend_from_one(
     for query, key, value, block in zip(queries, keys, values, sequences.blocks, strict=True):
         if dropout_rate > 0:
             scores_bN1S = scaled_scores(query, key)
-            mixed.append(attend_openly(scores_bN1S, value, block.mask_b11S, block, dropout_rate, Scope(None, "")))
+            mixed.append(attend_explicitly(scores_bN1S, value, block.mask_b11S, block, dropout_rate, Scope(None, "")))
         else:
-            mixed.append(plain_attention(query, key, value, block.mask_b11S))
+            mixed.append(fused_attention(query, key, value, block.mask_b11S))
     mixed_BNH = torch.cat(mixed)[:, :, 0]
     return mixed_BNH if row_order_B is None else mixed_BNH.index_select(0, row_order_B.argsort())
 
@@ -284,7 +284,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout_rate = dropout_rate
-        self.together: Together = one_by_one
+        self.projection: Projection = project_separately
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -310,7 +310,9 @@ class SelfAttention(nn.Module):
 
         return self.project(hidden_TD, mix, scope, index_M)
 
-    def at(self, states_BD: Tensor, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
+    def forward_summary_token(
+        self, states_BD: Tensor, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor
+    ) -> Tensor:
         """What `forward` gives one token of every sequence, (B, D); right only where `mix` is not overridden.
 
         Args:
@@ -320,7 +322,7 @@ class SelfAttention(nn.Module):
             token_B: where they stand among the packed tokens.
         """
         query_BNH = self.query(states_BD).view(states_BD.shape[0], self.heads, -1)
-        key_TD, value_TD = self.together((self.key, self.value), hidden_TD)
+        key_TD, value_TD = self.projection((self.key, self.value), hidden_TD)
         key_TNH, value_TNH = (each.view(hidden_TD.shape[0], self.heads, -1) for each in (key_TD, value_TD))
         rate = self.dropout_rate if self.training else 0.0
         mixed_BNH = attend_from_one(query_BNH, key_TNH, value_TNH, sequences, token_B, dropout_rate=rate)
@@ -333,7 +335,7 @@ class SelfAttention(nn.Module):
         Points, each (T, N, H): `hook_q`, `hook_k`, `hook_v`, and `hook_z`, the heads' outputs.
         """
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
-        query_TD, key_TD, value_TD = self.together((self.query, self.key, self.value), hidden_TD)
+        query_TD, key_TD, value_TD = self.projection((self.query, self.key, self.value), hidden_TD)
         query_TNH = scope.tap("hook_q", query_TD.view(heads_TNH))
         key_TNH = scope.tap("hook_k", key_TD.view(heads_TNH))
         value_TNH = scope.tap("hook_v", value_TD.view(heads_TNH))

@@ -219,31 +219,31 @@ class BertStack(Encoder):
         """What becomes of the last layer's states: nothing in most families."""
         return hidden_TD
 
-    def at(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
+    def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
         """As in `Encoder`; the last layer computes keys and values of all tokens, and all else of these alone."""
-        last = self.spared_layer
+        last = self.summary_token_layer
         # A layer that somebody looks into is asked for all tokens.
         seen = recorder is not None and recorder.needs_within(f"blocks.{len(self.layers) - 1}.")
         if last is None or seen or batch.sequences.causal_B is not None:
-            return super().at(batch, token_B, recorder)
+            return super().forward_summary_token(batch, token_B, recorder)
         scope = Scope(recorder, "")
         hidden_TD = self._through(len(self.layers) - 1, batch, scope)
-        return self.finish(last.at(hidden_TD, batch.sequences, token_B), scope)
+        return self.finish(last.forward_summary_token(hidden_TD, batch.sequences, token_B), scope)
 
     @property
-    def spared_layer(self) -> PostNormLayer | PreNormLayer | None:
+    def summary_token_layer(self) -> PostNormLayer | PreNormLayer | None:
         # An attention that mixes in its own way is asked for all tokens.
         return self._last if self._last is not None and type(self._last.attention) is SelfAttention else None
 
-    def rows(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
         last = self._last
         if last is None:
-            return super().rows(batch, index_M)
+            return super().forward_tokens(batch, index_M)
         scope = Scope(None, "")
         states_MD: Tensor = last(self._through(len(self.layers) - 1, batch, scope), batch.sequences, scope, index_M)
         return self.finish(states_MD, scope)
 
-    def narrowed(self) -> Iterable[nn.Module]:
+    def selected_token_modules(self) -> Iterable[nn.Module]:
         return () if self._last is None else (self._last.attention.output, self._last.feed_forward)
 
     @property

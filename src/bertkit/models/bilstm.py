@@ -24,17 +24,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
-from bertkit.models.packed_lstm import packed_lstm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
 
@@ -164,7 +165,7 @@ class Bilstm(Encoder):
                 states = scope.tap(f"blocks.{number}.hook_lstm", states)
         return states
 
-    def path(self) -> Iterable[nn.Module]:
+    def executed_modules(self) -> Iterable[nn.Module]:
         return self.layers
 
 
@@ -239,3 +240,26 @@ class StateClassifier(nn.Module):
         """What `one_text` or `two_texts` gives, to (B, K)."""
         logits: Tensor = self.output(self.dropout(functional.relu(self.dense(states))))
         return logits
+
+
+def packed_lstm(lstm: nn.LSTM, states_TD: Tensor, cu_seqlens_B1: Tensor) -> Tensor:
+    """An LSTM over packed sequences, each from its own beginning to its own end, (T, 2 H).
+
+    torch wants all first tokens, then all second ones, the longest sequence in front; the packed order is restored
+    behind it.
+
+    Args:
+        lstm: of one direction or two.
+        states_TD: what it reads.
+        cu_seqlens_B1: where each sequence begins, and T; none is empty.
+    """
+    lengths_B = cu_seqlens_B1.diff().cpu().numpy().astype(np.int64)
+    rank_B = np.empty_like(lengths_B)
+    rank_B[np.argsort(-lengths_B, kind="stable")] = np.arange(lengths_B.size)
+    starts_B = np.cumsum(lengths_B) - lengths_B
+    position_T = np.arange(int(lengths_B.sum())) - np.repeat(starts_B, lengths_B)
+    by_position_T = np.lexsort((np.repeat(rank_B, lengths_B), position_T))
+    running_S = torch.from_numpy(np.bincount(position_T))
+    order_T = torch.from_numpy(by_position_T).to(states_TD.device)
+    output, _ = lstm(PackedSequence(states_TD[order_T], running_S))
+    return torch.empty_like(output.data).index_copy(0, order_T, output.data)

@@ -27,7 +27,7 @@ from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
 from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation, FeedForward, PostNorm
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.weights import Layout, Names
+from bertkit.models.weights import Names, TensorLayout
 
 _LAYER = "encoder.layer.{n}."
 SELF = _LAYER + "attention.self."
@@ -287,7 +287,7 @@ class Deberta(Encoder):
     def word_embedding(self) -> nn.Embedding:
         return self.embeddings.word
 
-    def layouts(self) -> list[Layout]:
+    def tensor_layouts(self) -> list[TensorLayout]:
         """Version 1 has queries, keys and values in one matrix, head by head, and two biases of other names."""
         heads = self.config.num_attention_heads
 
@@ -301,9 +301,9 @@ class Deberta(Encoder):
 
         weights = tuple(f"{SELF}{part}.weight" for part in ("query", "key", "value"))
         return [
-            Layout(f"{SELF}in_proj.weight", weights, split, join),
-            Layout(f"{SELF}q_bias", (f"{SELF}query.bias",), lambda whole: (whole,), lambda parts: parts[0]),
-            Layout(f"{SELF}v_bias", (f"{SELF}value.bias",), lambda whole: (whole,), lambda parts: parts[0]),
+            TensorLayout(f"{SELF}in_proj.weight", weights, split, join),
+            TensorLayout(f"{SELF}q_bias", (f"{SELF}query.bias",), lambda whole: (whole,), lambda parts: parts[0]),
+            TensorLayout(f"{SELF}v_bias", (f"{SELF}value.bias",), lambda whole: (whole,), lambda parts: parts[0]),
         ]
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:

@@ -21,7 +21,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.heads import HeadPlan, Pooler, auxiliary_heads
 from bertkit.models.layers import Activation
 from bertkit.models.recorder import Recorder
-from bertkit.models.weights import Layout, Names
+from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import Settings
 
 _SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
@@ -205,7 +205,7 @@ class Encoder(nn.Module, ABC):
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states, (T, D)."""
 
-    def at(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
+    def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states of one token a sequence, (B, D), for a head that reads no others.
 
         Args:
@@ -214,7 +214,7 @@ class Encoder(nn.Module, ABC):
         hidden_TD: Tensor = self(batch, recorder)
         return hidden_TD.index_select(0, token_B)
 
-    def rows(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
         """The last layer's hidden states of these tokens, (M, D), for heads that read no others.
 
         A family whose layers mix tokens in attention alone has the rest of its last layer computed for these alone.
@@ -225,20 +225,20 @@ class Encoder(nn.Module, ABC):
         hidden_TD: Tensor = self(batch)
         return hidden_TD.index_select(0, index_M)
 
-    def narrowed(self) -> Iterable[nn.Module]:
+    def selected_token_modules(self) -> Iterable[nn.Module]:
         """The parts that `rows` puts through the asked tokens alone."""
         return ()
 
     @property
-    def spared_layer(self) -> nn.Module | None:
+    def summary_token_layer(self) -> nn.Module | None:
         """The layer of which `at` computes keys and values of all tokens, and all else of the one token alone."""
         return None
 
-    def path(self) -> Iterable[nn.Module]:
+    def executed_modules(self) -> Iterable[nn.Module]:
         """The parts that tokens go through; a part that they go through several times comes as often."""
         return (self,)
 
-    def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
+    def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
         """The batch as these heads want it read: a family with global tokens says which ones they are."""
         return batch
 
@@ -246,7 +246,7 @@ class Encoder(nn.Module, ABC):
         """Keys of config.json that are the encoder's own and none of its settings."""
         return {"vocab_size": self.vocab_size}
 
-    def layouts(self) -> Sequence[Layout]:
+    def tensor_layouts(self) -> Sequence[TensorLayout]:
         """Tensors that have another form on the Hub, by their names below the encoder there."""
         return ()
 

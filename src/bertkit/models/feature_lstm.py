@@ -25,13 +25,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.models.bilstm import packed_lstm
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
-from bertkit.models.packed_lstm import packed_lstm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.registry import FAMILIES
-from bertkit.models.weights import Layout, Names, prefixed
+from bertkit.models.weights import Names, TensorLayout, prefixed
 
 LayerChoice = Literal[
     "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four", "weighted-sum-all"
@@ -240,18 +240,18 @@ class FeatureLstm(Encoder):
             states = [relay.kept.get(_point(state), last_TD) for state in self.settings.states]
             return torch.cat(states, dim=-1).float()
 
-    def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
-        return self.base.marked(batch, heads)
+    def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
+        return self.base.with_global_tokens(batch, heads)
 
-    def path(self) -> Iterable[nn.Module]:
+    def executed_modules(self) -> Iterable[nn.Module]:
         """What is computed for a token in training, the LSTM: features are computed once."""
         return (self.lstm,)
 
     def to_hub(self) -> dict[str, Any]:
         return self.base.to_hub()
 
-    def layouts(self) -> Sequence[Layout]:
-        return [layout.below(f"{self._prefix}.") for layout in self.base.layouts()]
+    def tensor_layouts(self) -> Sequence[TensorLayout]:
+        return [layout.below(f"{self._prefix}.") for layout in self.base.tensor_layouts()]
 
     def hub_copies(self) -> Names:
         copies = self.base.hub_copies()

@@ -27,7 +27,7 @@ from bertkit.models.heads import Classifier, HeadPlan
 from bertkit.models.layers import FeedForward, PostNormLayer
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
-from bertkit.models.weights import Layout, Names, stacked, transposed
+from bertkit.models.weights import Names, TensorLayout, stacked, transposed
 
 _FEED_FORWARD_FACTOR = 4
 LAYER_NAMES = {
@@ -201,7 +201,7 @@ class GptStack(BertStack):
         self.embeddings = GptEmbeddings(config, vocab_size)
         self.dropout = Dropout(config.embedding_dropout_prob)
 
-    def layouts(self) -> Sequence[Layout]:
+    def tensor_layouts(self) -> Sequence[TensorLayout]:
         kinds = ("query", "key", "value")
         return [
             stacked("h.{n}.attn.c_attn.weight", [f"h.{{n}}.attn.{kind}.weight" for kind in kinds], inputs_first=True),

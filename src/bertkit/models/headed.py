@@ -22,8 +22,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, initialise
 from bertkit.models.heads import HEAD_KINDS, HeadShape, Summary
+from bertkit.models.int8 import QuantisedModule
 from bertkit.models.labels import Labels
-from bertkit.models.quantised_part import QuantisedPart
 from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import HubForm, prefixed, to_hub_names
@@ -119,7 +119,7 @@ class HeadedModel(nn.Module):
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """Hidden states, (T, D)."""
-        hidden_TD: Tensor = self.encoder(self.encoder.marked(batch, self.head_names), recorder)
+        hidden_TD: Tensor = self.encoder(self.encoder.with_global_tokens(batch, self.head_names), recorder)
         return hidden_TD
 
     def states(self, head: str, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
@@ -130,7 +130,9 @@ class HeadedModel(nn.Module):
             hidden_TD: Tensor = self(batch, recorder)
             return hidden_TD
         token_B = summarised_token(summary, batch)
-        return self.encoder.at(self.encoder.marked(batch, self.head_names), token_B, recorder)
+        return self.encoder.forward_summary_token(
+            self.encoder.with_global_tokens(batch, self.head_names), token_B, recorder
+        )
 
     def reads_one_token(self, head: str) -> bool:
         """Whether a head reads one token of every sequence and no other."""
@@ -202,9 +204,9 @@ class HeadedModel(nn.Module):
         for head in self.head_names:
             names |= prefixed(self.plans[head].hub_names, f"{head}.", "")
         copies = {prefix + copy: prefix + source for copy, source in self.encoder.hub_copies().items()}
-        if any(isinstance(part, QuantisedPart) for part in self.modules()):
+        if any(isinstance(part, QuantisedModule) for part in self.modules()):
             copies = {}  # what the Hub's class keeps twice, of a file that it does not read
-        layouts = [layout.below(prefix) for layout in self.encoder.layouts()]
+        layouts = [layout.below(prefix) for layout in self.encoder.tensor_layouts()]
         return HubForm(names, layouts, tied=self._tied(names), copies=copies)
 
     def _tied(self, names: dict[str, str]) -> dict[str, str]:

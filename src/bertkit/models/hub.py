@@ -21,15 +21,22 @@ from bertkit.errors import DataError
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
-from bertkit.models.find import CONFIG_FILE, encoder_directory, find_model, is_model
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import LABELLED
+from bertkit.models.int8 import TRAINING_REFUSED
 from bertkit.models.labels import Labels
+from bertkit.models.model_files import (
+    CONFIG_FILE,
+    SAFETENSORS,
+    encoder_directory,
+    find_model,
+    find_weights,
+    is_model,
+    read_weights,
+)
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
-from bertkit.models.quantised_part import REFUSAL
 from bertkit.models.registry import FAMILIES
-from bertkit.models.weight_files import SAFETENSORS, find_weights, read_weights
 from bertkit.models.weights import WeightReport, load_weights
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import save_tokenizer
@@ -217,7 +224,7 @@ def refuse_quantised(directory: Path, contents: Mapping[str, Any]) -> None:
         DataError: its weights are quantised.
     """
     if QUANTISATION in contents:
-        raise DataError(f"{directory}: {REFUSAL}")
+        raise DataError(f"{directory}: {TRAINING_REFUSED}")
 
 
 load_pretraining_model = load_model

@@ -22,15 +22,87 @@ Shapes: T rows, D inputs, F outputs, V rows of a table, E its width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertkit.models.attention import one_by_one
-from bertkit.models.quantised_part import Kept, QuantisedPart, levels_of, round_to
+from bertkit.errors import DataError
+from bertkit.models.attention import project_separately
+
+TRAINING_REFUSED = (
+    "the model is quantised and cannot be trained; train the model that it was made from (export.json beside it names"
+    " it), and quantise the result"
+)
+
+
+class WeightCache:
+    """What is made of weights when it is first asked for; copies of its owner and files do not have it."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def get(self, what: Hashable, make: Callable[[], Any]) -> Any:
+        """What was made under this key."""
+        if what not in self._made:
+            # It outlives the pass that asks for it, and a later one may want gradients of other things.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._made[what] = make()
+        return self._made[what]
+
+    def clear(self) -> None:
+        """Have everything made anew."""
+        self._made.clear()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> WeightCache:
+        return WeightCache()
+
+    def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
+        return WeightCache, ()
+
+
+class QuantisedModule(nn.Module, ABC):
+    """A part of a model whose weights are whole numbers, which have no gradient.
+
+    Attributes:
+        kept: what was made of them, for as long as they stay where they are.
+    """
+
+    cached: WeightCache
+
+    @property
+    @abstractmethod
+    def num_weights(self) -> int:
+        """How many weights it has, however they are kept; biases, which are floats, are not among them."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Raises:
+        DataError: for training.
+        """
+        if mode:
+            raise DataError(TRAINING_REFUSED)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """To another device, say."""
+        self.cached.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+
+def levels_of(bits: int) -> int:
+    """L, the largest whole number of a symmetric quantisation."""
+    return int(2 ** (bits - 1) - 1)
+
+
+def round_to(values: Tensor, threshold: float | Tensor, levels: int) -> Tensor:
+    """`values` on the grid of the threshold: what quantising and reading back leaves of them."""
+    scale = levels / threshold
+    return values.mul(scale).round_().clamp_(-levels, levels).div_(scale)
+
 
 LEVELS = 127
 """L, the largest whole number of eight bits."""
@@ -47,7 +119,7 @@ _LARGEST_SUM = 2**15 - 1
 _SMALLEST_PEAK = 1e-30
 
 
-class _Int8(QuantisedPart):
+class _Int8(QuantisedModule):
     """What maps and tables of int8 have in common."""
 
     weight_int8: Tensor
@@ -61,7 +133,7 @@ class _Int8(QuantisedPart):
     def weight(self) -> Tensor:
         """The weights as floats, (F, D) or (V, E); kept from the first time on: a vocabulary head compares with all of
         a table."""
-        found: Tensor = self.kept.get("weight", lambda: self.weight_int8 * self.weight_scale[:, None])
+        found: Tensor = self.cached.get("weight", lambda: self.weight_int8 * self.weight_scale[:, None])
         return found
 
 
@@ -80,7 +152,7 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weig
         self.register_buffer(WEIGHT, torch.zeros(outputs, inputs, dtype=torch.int8))
         self.register_buffer(SCALE, torch.ones(scales))
         self.register_parameter("bias", nn.Parameter(torch.zeros(outputs)) if bias else None)
-        self.kept = Kept()
+        self.cached = WeightCache()
 
     @classmethod
     def of(cls, linear: nn.Linear, *, by_output: bool = True) -> QuantisedLinear:
@@ -111,7 +183,9 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weig
         if not is_fast(input):
             rounded = input + (_on_grid(input.detach()) - input).detach()
             return functional.linear(rounded, self.weight, self.bias)
-        product = self.kept.get("product", lambda: Product(self.weight_int8, self.weight_scale, None, largest=STEPS))
+        product = self.cached.get(
+            "product", lambda: Int8Matrix(self.weight_int8, self.weight_scale, None, largest=STEPS)
+        )
         return row_product(input.float(), product, self.bias)
 
 
@@ -137,9 +211,9 @@ class StaticLinear(QuantisedLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., F)."""
-        threshold, output_threshold = self.kept.get("thresholds", self._as_numbers)
+        threshold, output_threshold = self.cached.get("thresholds", self._as_numbers)
         if is_fast(input):
-            product = self.kept.get("product", self._product)
+            product = self.cached.get("product", self._product)
             scale = threshold / self.levels
             output: Tensor = product(input.float().clamp(-threshold, threshold), scale, zero=LEVELS + 1)
         else:
@@ -154,8 +228,8 @@ class StaticLinear(QuantisedLinear):
         whole, scale = quantise_rows(linear.weight.detach(), by_row=self.weight_scale.numel() > 1)
         self._set(whole, scale, linear)
 
-    def _product(self) -> Product:
-        return Product(self.weight_int8, self.weight_scale, self.bias, largest=_BYTE)
+    def _product(self) -> Int8Matrix:
+        return Int8Matrix(self.weight_int8, self.weight_scale, self.bias, largest=_BYTE)
 
     def _as_numbers(self) -> tuple[float, float | None]:
         output = self.output_threshold
@@ -176,7 +250,7 @@ class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # like
         self.padding_idx = None
         self.register_buffer(WEIGHT, torch.zeros(rows, width, dtype=torch.int8))
         self.register_buffer(SCALE, torch.ones(scales))
-        self.kept = Kept()
+        self.cached = WeightCache()
 
     @classmethod
     def of(cls, table: nn.Embedding, *, by_row: bool = True) -> QuantisedEmbedding:
@@ -198,27 +272,27 @@ class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # like
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
-class Joint:
+class JointProjection:
     """Several maps of one input as one product: it is quantised once, and read once. A `Together` of attention.py."""
 
     def __init__(self) -> None:
-        self._kept = Kept()
+        self._cached = WeightCache()
 
     def __call__(self, maps: Sequence[nn.Module], input: Tensor) -> Sequence[Tensor]:
         """(T, D) to (T, F) of each map, all of which are `QuantisedLinear`, with a bias or all without."""
         if not is_fast(input):
-            return one_by_one(maps, input)
-        product, bias, sizes = self._kept.get(tuple(maps), lambda: _as_one(maps))
+            return project_separately(maps, input)
+        product, bias, sizes = self._cached.get(tuple(maps), lambda: _as_one(maps))
         return torch.split_with_sizes(row_product(input.float(), product, bias), sizes, dim=-1)
 
 
-def _as_one(maps: Sequence[nn.Module]) -> tuple[Product, Tensor | None, list[int]]:
+def _as_one(maps: Sequence[nn.Module]) -> tuple[Int8Matrix, Tensor | None, list[int]]:
     parts = [part for part in maps if isinstance(part, QuantisedLinear)]
     weight = torch.cat([part.weight_int8 for part in parts])
     scale = torch.cat([part.weight_scale.expand(part.out_features) for part in parts])
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     sizes = [part.out_features for part in parts]
-    return Product(weight, scale, None, largest=STEPS), torch.cat(biases) if biases else None, sizes
+    return Int8Matrix(weight, scale, None, largest=STEPS), torch.cat(biases) if biases else None, sizes
 
 
 def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> tuple[Tensor, Tensor]:
@@ -247,7 +321,7 @@ def pair_limit(largest: int) -> int:
     return _LARGEST_SUM // largest
 
 
-class Product:
+class Int8Matrix:
     """A matrix of whole numbers as FBGEMM wants it.
 
     Args:
@@ -282,7 +356,7 @@ class Product:
         return product[..., : self.outputs].index_add(-1, self.row_R, product[..., self.outputs :])
 
 
-def row_product(input: Tensor, product: Product, bias: Tensor | None) -> Tensor:
+def row_product(input: Tensor, product: Int8Matrix, bias: Tensor | None) -> Tensor:
     """Rows, each quantised from its own smallest number to its largest, times a matrix."""
     low, span = _ends(input)
     # A row of equal numbers is 0 / 0 here; whatever whole numbers that makes, the product is multiplied by 0.

@@ -132,12 +132,12 @@ class _PlainAttention(_Layer):
 
         return self.around(hidden_TD, attention, scope, index_M)
 
-    def at(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
+    def forward_summary_token(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
         """What `forward` gives one token of every sequence, (B, D); see `SelfAttention.at`."""
         read_TD = self.read(hidden_TD)
 
         def attention(states_BD: Tensor) -> Tensor:
-            return self.attention.at(states_BD, read_TD, sequences, token_B)
+            return self.attention.forward_summary_token(states_BD, read_TD, sequences, token_B)
 
         return self.around(hidden_TD.index_select(0, token_B), attention, Scope(None, ""))
 

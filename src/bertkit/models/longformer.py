@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models.attention import SelfAttention, attend_openly, from_blocks, to_blocks
+from bertkit.models.attention import SelfAttention, attend_explicitly, from_blocks, to_blocks
 from bertkit.models.bert import LAYER_NAMES, POST_NORM_NAMES
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder
@@ -134,7 +134,7 @@ class LongformerAttention(SelfAttention):
             scores_bNGS = (marks.pick(query) * scale) @ key.transpose(-1, -2)
             without_padding = replace(block, mask_b11S=None)
             points = _Renamed(scope)
-            mixed = attend_openly(scores_bNGS, value, block.mask_b11S, without_padding, rate, points)
+            mixed = attend_explicitly(scores_bNGS, value, block.mask_b11S, without_padding, rate, points)
             seen.append(marks.put(near, mixed))
         return from_blocks(seen, sequences)
 
@@ -201,7 +201,7 @@ class Longformer(Encoder):
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id}
 
-    def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
+    def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
         """Global tokens by the heads (all that any of them wants), unless the batch has its own."""
         if batch.global_T is not None:
             return batch

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.errors import DataError
-from bertkit.models.quantised_part import Kept, QuantisedPart, levels_of, round_to
+from bertkit.models.int8 import QuantisedModule, WeightCache, levels_of, round_to
 
 _SMALLEST_STEP = 1e-30
 
@@ -72,7 +72,7 @@ def packed_bytes(outputs: int, inputs: int, bits: int) -> int:
     return -(-outputs * inputs * bits // 8)
 
 
-class LowBitLinear(QuantisedPart, nn.Linear):
+class LowBitLinear(QuantisedModule, nn.Linear):
     """A linear map whose weights are packed; its input is quantised by a threshold that training found.
 
     Args:
@@ -98,7 +98,7 @@ class LowBitLinear(QuantisedPart, nn.Linear):
         self.register_buffer("weight_group", torch.zeros(outputs, dtype=torch.int16))
         self.register_buffer("input_threshold", torch.ones(()))
         self.register_parameter("bias", nn.Parameter(torch.zeros(outputs)) if bias else None)
-        self.kept = Kept()
+        self.cached = WeightCache()
 
     weight_packed: Tensor
     weight_low: Tensor
@@ -162,7 +162,7 @@ class LowBitLinear(QuantisedPart, nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]  # a float copy of what is kept, where nn.Linear has a parameter
         """The weights as floats, (F, D); kept from the first time on."""
-        found: Tensor = self.kept.get("weight", self._unpacked)
+        found: Tensor = self.cached.get("weight", self._unpacked)
         return found
 
     def _unpacked(self) -> Tensor:

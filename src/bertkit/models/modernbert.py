@@ -29,7 +29,7 @@ from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
-from bertkit.models.weights import Layout, Names, stacked
+from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.windows import attend_near
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -338,7 +338,7 @@ class ModernBert(Encoder):
     def word_embedding(self) -> nn.Embedding:
         return self.word
 
-    def layouts(self) -> list[Layout]:
+    def tensor_layouts(self) -> list[TensorLayout]:
         """Queries, keys and values are one matrix on the Hub."""
         return [
             stacked(f"{_LAYER}attn.Wqkv.{leaf}", [f"{_LAYER}attn.{part}.{leaf}" for part in ("query", "key", "value")])
@@ -349,10 +349,10 @@ class ModernBert(Encoder):
         """(T, D). Points: `hook_embed`, `blocks.N.` with each layer's, and `ln_final.hook_normalized`."""
         return self._states(batch, Scope(recorder, ""), None)
 
-    def rows(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
         return self._states(batch, Scope(None, ""), index_M)
 
-    def narrowed(self) -> Iterable[nn.Module]:
+    def selected_token_modules(self) -> Iterable[nn.Module]:
         last = self.layers[-1]
         assert isinstance(last, ModernBertLayer)
         return (last.attention.output, last.feed_forward)

@@ -15,20 +15,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
-from bertkit.models.attention import SelfAttention, one_by_one
+from bertkit.models.attention import SelfAttention, project_separately
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import (
     INPUT_THRESHOLD,
     OUTPUT_THRESHOLD,
     SCALE,
     WEIGHT,
-    Joint,
+    JointProjection,
     QuantisedEmbedding,
     QuantisedLinear,
+    QuantisedModule,
     StaticLinear,
 )
 from bertkit.models.low_bit import LowBitLinear
-from bertkit.models.quantised_part import QuantisedPart
 from bertkit.models.weights import Names, to_hub_names
 
 QUANTISATION = "quantization_config"
@@ -82,12 +82,12 @@ def join_maps(model: nn.Module) -> None:
         if isinstance(part, SelfAttention):
             maps = [each for each in (part.query, part.key, part.value) if type(each) is QuantisedLinear]
             alike = len(maps) == 3 and len({each.bias is None for each in maps}) == 1
-            part.together = Joint() if alike else one_by_one
+            part.projection = JointProjection() if alike else project_separately
 
 
 def is_quantised(model: nn.Module) -> bool:
     """Whether any part is."""
-    return any(isinstance(part, QuantisedPart) for part in model.modules())
+    return any(isinstance(part, QuantisedModule) for part in model.modules())
 
 
 def restructure(model: nn.Module, tensors: Mapping[str, Tensor], names: Names, settings: Mapping[str, Any]) -> None:

@@ -21,10 +21,9 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.models.find import CONFIG_FILE, MODULES_FILE
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.hub import load_model
-from bertkit.models.weight_files import find_weights, read_weights
+from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 

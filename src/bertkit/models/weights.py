@@ -54,7 +54,7 @@ def _pattern(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """One tensor of the Hub that is one or several parameters here, in another form.
 
     Attributes:
@@ -69,16 +69,16 @@ class Layout:
     split: Callable[[Tensor], Sequence[Tensor]]
     join: Callable[[Sequence[Tensor]], Tensor]
 
-    def below(self, prefix: str) -> Layout:
+    def below(self, prefix: str) -> TensorLayout:
         return replace(self, hub=prefix + self.hub, parts=tuple(prefix + part for part in self.parts))
 
 
-def transposed(hub: str) -> Layout:
+def transposed(hub: str) -> TensorLayout:
     """The Hub keeps a matrix as (inputs, outputs); a linear layer here is (outputs, inputs)."""
-    return Layout(hub, (hub,), lambda whole: (whole.t(),), lambda parts: parts[0].t())
+    return TensorLayout(hub, (hub,), lambda whole: (whole.t(),), lambda parts: parts[0].t())
 
 
-def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> Layout:
+def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> TensorLayout:
     """Equal parts end to end along the outputs: query, key and value in one.
 
     Args:
@@ -94,7 +94,7 @@ def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> La
         whole = torch.cat(list(tensors))
         return whole.t() if inputs_first else whole
 
-    return Layout(hub, tuple(parts), split, join)
+    return TensorLayout(hub, tuple(parts), split, join)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class HubForm:
     """
 
     names: Names
-    layouts: Sequence[Layout] = ()
+    layouts: Sequence[TensorLayout] = ()
     tied: Names = field(default_factory=dict)
     copies: Names = field(default_factory=dict)
 
@@ -138,7 +138,7 @@ class HubForm:
                 parts.update(zip(layout.parts, layout.split(tensors[layout.hub]), strict=True))
         return {name: parts[hub_name] for name, hub_name in plain.items() if hub_name in parts}
 
-    def _bound(self, plain_names: Iterable[str]) -> list[Layout]:
+    def _bound(self, plain_names: Iterable[str]) -> list[TensorLayout]:
         """The layouts with numbers in place of the placeholders, as often as the parameters have them."""
         plain_names = list(plain_names)
         bound = []

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention import attend_openly, from_blocks, plain_attention, scaled_scores, to_blocks
+from bertkit.models.attention import attend_explicitly, from_blocks, fused_attention, scaled_scores, to_blocks
 from bertkit.models.recorder import Scope
 
 
@@ -129,8 +129,8 @@ def _mix(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, block: AttentionBlock, rate: float, scope: Scope
 ) -> Tensor:
     if not recorded(scope) and rate == 0:
-        return plain_attention(query, key, value, mask)
-    return attend_openly(scaled_scores(query, key), value, mask, block, rate, scope)
+        return fused_attention(query, key, value, mask)
+    return attend_explicitly(scaled_scores(query, key), value, mask, block, rate, scope)
 
 
 def _real(block: AttentionBlock, device: torch.device) -> Tensor:

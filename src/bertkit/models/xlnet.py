@@ -35,7 +35,7 @@ from bertkit.models.relative_attention import (
     waves,
 )
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
-from bertkit.models.weights import Layout, Names
+from bertkit.models.weights import Names, TensorLayout
 
 _ATTENTION = "layer.{n}.rel_attn"
 _MAPS = ("hook_attn_scores", "hook_pattern")
@@ -371,11 +371,11 @@ class Xlnet(Encoder):
         layers = range(self.settings.num_hidden_layers)
         return any(scope.needs(f"blocks.{layer}.{point}") for layer in layers for point in points)
 
-    def layouts(self) -> Sequence[Layout]:
+    def tensor_layouts(self) -> Sequence[TensorLayout]:
         """The Hub's projections are (D, N, H), from the states to the heads, the output's, too."""
         shape = (self.width, self.settings.num_attention_heads, -1)
         return [
-            Layout(
+            TensorLayout(
                 f"{_ATTENTION}.{hub}",
                 (f"{_ATTENTION}.{hub}.weight",),
                 (lambda whole: (whole.flatten(1),)) if here == "output" else (lambda whole: (whole.flatten(1).t(),)),

@@ -21,8 +21,8 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
 
@@ -84,12 +84,12 @@ class Objective(Settings, ABC):
     def count(self, batch: PackedBatch) -> int:
         """How many predictions a micro-batch holds, known before the step."""
 
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         """The tokens whose states its loss reads, in any order, repeated or not; None where it reads them all."""
         return None
 
     @abstractmethod
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """The term over one micro-batch."""
 
     def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
@@ -113,10 +113,10 @@ class WordPrediction(Objective):
     def count(self, batch: PackedBatch) -> int:
         return batch.targets[self.term].count
 
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return batch.targets[self.term].index_M
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy at the targets, in nats; the vocabulary projection runs on these alone."""
         targets = batch.targets[self.term]
         (head,) = self.heads

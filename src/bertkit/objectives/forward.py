@@ -18,8 +18,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.distillation.objectives import Distilled, OutputPair, TeacherSession, distilled_among
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
@@ -39,7 +39,7 @@ class EncoderOutput:
         compared: the same beside what a teacher made of it; None without one.
     """
 
-    model: PretrainingModel
+    model: HeadedModel
     hidden_TD: Tensor
     batch: PackedBatch
     compared: OutputPair | None = None
@@ -54,7 +54,7 @@ class EncoderOutput:
 
 def pretraining_model(
     config: EncoderConfig, objectives: Sequence[Objective], vocab_size: int, *, pad_id: int = 0
-) -> PretrainingModel:
+) -> HeadedModel:
     """The model that these objectives train, with its generator where they need one, with uninitialised weights.
 
     Args:
@@ -66,12 +66,12 @@ def pretraining_model(
     Raises:
         UsageError: if the family lacks a head, or the generator cannot be built.
     """
-    model = PretrainingModel(config.build(vocab_size, pad_id=pad_id), heads_of(objectives))
+    model = HeadedModel(config.build(vocab_size, pad_id=pad_id), heads_of(objectives))
     add_generator(model, objectives, pad_id=pad_id)
     return model
 
 
-def add_generator(model: PretrainingModel, objectives: Sequence[Objective], *, pad_id: int = 0) -> None:
+def add_generator(model: HeadedModel, objectives: Sequence[Objective], *, pad_id: int = 0) -> None:
     """Put the generator that these objectives need beside the model, with uninitialised weights.
 
     Raises:
@@ -94,13 +94,13 @@ def heads_of(objectives: Sequence[Objective]) -> list[str]:
     return list(dict.fromkeys(head for objective in own for head in objective.heads))
 
 
-def masked_lm_of(model: PretrainingModel) -> PretrainingModel:
+def masked_lm_of(model: HeadedModel) -> HeadedModel:
     """The model that the masked LM belongs to: its generator where it has one."""
     return model.companion(GENERATOR) or model
 
 
 def encode(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
+    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
 ) -> Mapping[str, EncoderOutput]:
     """For each objective's term, what its loss is computed from.
 
@@ -126,7 +126,7 @@ def encode(
 
 
 def _beside_a_teacher(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession
+    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession
 ) -> EncoderOutput:
     """One pass of the student and one of its teacher."""
     recorder = guide.recorder()
@@ -136,7 +136,7 @@ def _beside_a_teacher(
     return EncoderOutput(model, hidden_TD, batch, guide.compared(model, batch, hidden_TD, recorder, taught))
 
 
-def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tuple[PretrainingModel, list[Objective]]]:
+def readers(model: HeadedModel, objectives: Sequence[Objective]) -> list[tuple[HeadedModel, list[Objective]]]:
     """Which model reads for which objectives, in the order in which they read: a generator for the masked LM, first."""
     generator = model.companion(GENERATOR)
     if generator is None:
@@ -147,7 +147,7 @@ def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tu
 
 
 def states(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
+    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
 ) -> Tensor:
     """The states that these objectives read, (T, D); rows that none of them reads may be zero.
 
@@ -158,11 +158,11 @@ def states(
     if index_M is None or recorder is not None:
         hidden_TD: Tensor = model(batch, recorder)
         return hidden_TD
-    rows_MD = model.encoder.rows(model.encoder.marked(batch, model.head_names), index_M)
+    rows_MD = model.encoder.forward_tokens(model.encoder.with_global_tokens(batch, model.head_names), index_M)
     return rows_MD.new_zeros(batch.num_tokens, rows_MD.shape[1]).index_copy(0, index_M, rows_MD)
 
 
-def read_rows(model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor | None:
+def read_rows(model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor | None:
     """The tokens whose states these objectives read of this model, each once, in order; None for all of them."""
     asked = [objective.reads(model, batch) for objective in objectives]
     some = [index_M for index_M in asked if index_M is not None]
@@ -175,14 +175,14 @@ def follows_generator(objectives: Sequence[Objective]) -> bool:
 
 
 @torch.no_grad()
-def take_over(model: PretrainingModel) -> None:
+def take_over(model: HeadedModel) -> None:
     """Give the model's encoder the weights of its generator's, to the bit; its heads stay as they are."""
     generator = model.companion(GENERATOR)
     assert generator is not None, "the recipe was checked: replaced_token has a generator"
     model.encoder.load_state_dict(generator.encoder.state_dict())
 
 
-def set_trained(model: PretrainingModel, objectives: Sequence[Objective]) -> None:
+def set_trained(model: HeadedModel, objectives: Sequence[Objective]) -> None:
     """Let gradients reach what these objectives train: all of the model, and its generator unless that stays as it is.
 
     What has no gradient is not decayed either: optimisers pass it over.

@@ -18,9 +18,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.layouts.pairs import PairLayout, Relation
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.headed import summarised_token
+from bertkit.models.headed import HeadedModel, summarised_token
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 
 
@@ -65,10 +64,10 @@ class PairRelation(Objective):
     def count(self, batch: PackedBatch) -> int:
         return batch.num_sequences
 
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         summary = model.plans[self.term].summary
         return None if summary == "mean" else summarised_token(summary, batch)
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy over the batch's pairs, in nats."""
         return LossSum.cross_entropy(model.logits(self.term, hidden_TD, batch), batch.labels[self.term])

@@ -38,9 +38,8 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.headed import share_embeddings
+from bertkit.models.headed import HeadedModel, share_embeddings
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
@@ -100,7 +99,7 @@ class ReplacedToken(Objective):
             ]
         return []
 
-    def generator(self, model: PretrainingModel, *, pad_id: int = 0) -> PretrainingModel:
+    def generator(self, model: HeadedModel, *, pad_id: int = 0) -> HeadedModel:
         """The generator of a model: a masked LM with uninitialised weights, but for those that are the model's.
 
         Raises:
@@ -111,7 +110,7 @@ class ReplacedToken(Objective):
             encoder = encoder.config.generator(self.generator_size).build(encoder.vocab_size, pad_id=pad_id)
         if self.tie == "embeddings":
             share_embeddings(encoder, model.encoder)
-        return PretrainingModel(encoder, [MaskedLM.term])
+        return HeadedModel(encoder, [MaskedLM.term])
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Give every masked token the uniform number by which the generator will draw; nothing is replaced yet.
@@ -132,7 +131,7 @@ class ReplacedToken(Objective):
         return samples.with_targets(self.term, Targets(masked.index_M, masked.id_M, columns={"uniform": uniform_M}))
 
     @torch.no_grad()
-    def filled(self, generator: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
+    def filled(self, generator: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
         """The batch with its masked tokens drawn from the generator's predictions.
 
         Args:
@@ -164,7 +163,7 @@ class ReplacedToken(Objective):
         replaced_M = batch.ids_T.index_select(0, targets.index_M) != targets.id_M
         return torch.zeros_like(batch.ids_T, dtype=torch.bool).index_copy(0, targets.index_M, replaced_M)
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed binary cross-entropy over all tokens of a filled batch; a positive logit says replaced.
 
         Tallies: `replaced` tokens, those `called` replaced, and those `found`, which are both.

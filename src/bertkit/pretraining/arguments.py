@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
-from bertkit.models.continuing import continuing_config
+from bertkit.models.conversion import converted_config
 from bertkit.models.hub import find_model, read_config, refuse_quantised
+from bertkit.models.model_files import weights_hash
 from bertkit.models.registry import AnyEncoderConfig
-from bertkit.models.weight_files import weights_hash
 from bertkit.pretraining.file_hashes import with_contents
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import stages_of
@@ -174,7 +174,7 @@ def starting_from(request: PretrainRequest) -> list[Override]:
     given, model = tree.child("init"), tree.child("model")
     any_model = given is not None and given.value == INIT_TO_BE_GIVEN
     if not any_model and model is not None:
-        config = continuing_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
+        config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(request.init).exists() else request.init
     overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
     changed = any(parsed(override).key.partition(".")[0] == "tokenizer" for override in request.overrides)

@@ -20,7 +20,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.stream import SampleStream, corrupted
 from bertkit.distillation.objectives import TeacherSession
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import HeadedModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.progress import Progress, counted, silent_progress
@@ -65,7 +65,7 @@ class HeldOut:
 
     def figures(
         self,
-        model: PretrainingModel,
+        model: HeadedModel,
         engine: Engine,
         guide: TeacherSession | None = None,
         *,
@@ -94,7 +94,7 @@ class HeldOut:
 
     def pseudo_perplexity(
         self,
-        model: PretrainingModel,
+        model: HeadedModel,
         vocabulary: Vocabulary,
         engine: Engine,
         *,

@@ -20,13 +20,11 @@ from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
 from bertkit.distillation.objectives import TeacherSession
 from bertkit.errors import DataError, UsageError
-from bertkit.models.continuing import continued, with_vocabulary
+from bertkit.models.conversion import converted, stack_layers, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.fill_mask import fill_masks
-from bertkit.models.growth import stacked
-from bertkit.models.headed import SCORING_RULE
-from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_pretraining_model, save_model
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import SCORING_RULE, HeadedModel
+from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, save_model
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
     add_generator,
@@ -76,7 +74,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
 
     remedy = "lower optimisation.schedule.peak, or lengthen warmup_steps"
     recipe: Recipe
-    model: PretrainingModel
+    model: HeadedModel
 
     def __init__(self, recipe: Recipe, shards: TokenShards, run: RunDirectory, *, cache: Path) -> None:
         super().__init__(run, resolve_engine(recipe.engine))
@@ -111,7 +109,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
     def _flops(self, batches: Sequence[PackedBatch]) -> float:
         return training_flops(self.model, batches, self.current.objectives)
 
-    def _use(self, model: PretrainingModel) -> None:
+    def _use(self, model: HeadedModel) -> None:
         """Train this model from now on, with an optimiser that has no past."""
         optimizer = self.recipe.optimisation.optimizer
         self.model = model.to(self.engine.device)
@@ -124,7 +122,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
         before = self.stages[stage.number - 1] if stage.number else None
         if stage.first_step == self.step:
             if before is not None and stage.recipe.model != before.stage.recipe.model:
-                self._use(stacked(self.model, stage.recipe.model))
+                self._use(stack_layers(self.model, stage.recipe.model))
                 log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
             begins = follows_generator(stage_run.objectives)
             if begins and before is not None and not follows_generator(before.objectives):
@@ -218,20 +216,20 @@ class Pretraining(TrainingLoop[PackedBatch]):
             self._use(self._new_model(reached.recipe.model))
         super()._restore(checkpoint)
 
-    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+    def _new_model(self, config: EncoderConfig) -> HeadedModel:
         """The model that all stages need, with its first weights."""
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         init = self.recipe.init
         if init is not None:
             directory, first = find_model(init), self.stages[0].stage.recipe.model
-            loaded, _ = load_pretraining_model(directory, heads=heads_of(objectives))
+            loaded, _ = load_model(directory, heads=heads_of(objectives))
             tokenizer = load_tokenizer(directory)
             check_vocabulary(loaded, tokenizer, source=str(directory))
             model, remade = with_vocabulary(
-                continued(loaded, first),
+                converted(loaded, first),
                 tokenizer,
                 self.tokenizer,
-                new_pieces=self.recipe.new_pieces,
+                new_tokens=self.recipe.new_pieces,
                 seed=self.recipe.seed,
             )
             if remade is not None:
@@ -240,7 +238,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
             model.initialise_companions(self.recipe.seed)
             if remade is None:  # a companion's embeddings are of the old vocabulary, too
                 load_companions(model, directory)
-            return model if config == first else stacked(model, config)
+            return model if config == first else stack_layers(model, config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model.initialise(self.recipe.seed)
         return model

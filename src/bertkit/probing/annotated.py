@@ -21,7 +21,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import ProbedModel
 from bertkit.files import sha256_of
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import survey
+from bertkit.models.recorder import point_shapes
 from bertkit.probing.run import ProbeRequest
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.probing.state_store import StateStore, collect_states, store_bytes
@@ -135,7 +135,7 @@ def check_store(layers: int, rows: int, width: int, store_gb: float) -> None:
 def width_of(model: HeadedModel, points: Sequence[str]) -> int:
     """D, the width of the states at the last of these points."""
     device = next(model.parameters()).device
-    return survey(model, PackedBatch.from_ids([[0, 0]]).to(device))[points[-1]][1]
+    return point_shapes(model, PackedBatch.from_ids([[0, 0]]).to(device))[points[-1]][1]
 
 
 def kept_states(

@@ -14,7 +14,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.models.hook_points import survey
+from bertkit.models.recorder import point_shapes
 from bertkit.probing.run import Probed, ProbeRequest
 from bertkit.probing.sentences import Sentence, TextEncoder, packed
 
@@ -49,7 +49,7 @@ def list_points(request: ProbeRequest, sentence: str = EXAMPLE) -> Probed:
     )
     if example is None:
         raise DataError(f"--sentence {sentence[:60]!r}: has no words, or more tokens than the model reads")
-    sizes = survey(subject.model, packed([example]))
+    sizes = point_shapes(subject.model, packed([example]))
     symbols = point_symbols(subject)
     points = [
         {"name": name, "shape": list(symbols.get(name, map(str, shape))), "example": list(shape)}
@@ -65,7 +65,7 @@ def point_symbols(subject: ProbedModel) -> dict[str, tuple[str, ...]]:
     shapes, sizes = [], []
     for lengths in _LENGTHS:
         batch = PackedBatch.from_ids([[subject.tokenizer.vocab_size - 1] * length for length in lengths])
-        shapes.append(survey(subject.model, batch))
+        shapes.append(point_shapes(subject.model, batch))
         sizes.append({"T": sum(lengths), "B": len(lengths), "S": max(lengths)})
     fixed = _sizes_of(subject)
     return {name: _symbols(name, shapes[0][name], shapes[1][name], sizes, fixed) for name in shapes[0]}

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import layer_points
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import Recorder, layer_points
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 
 Pooling = Literal["mean", "first"]

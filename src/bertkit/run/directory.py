@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +22,6 @@ from typing import Any
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import read_json, sha256_of, write_json, write_text
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
-from bertkit.run.log import LogFile
 from bertkit.run.metrics import METRICS_FILE, last_metrics
 
 RECORD = "run.json"
@@ -340,3 +341,44 @@ def _first_record(path: Path, identity: RunIdentity) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class LogFile(logging.FileHandler):
+    """A handler of the package's logger, attached from construction until `detach`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8")
+        formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+        formatter.converter = time.gmtime
+        self.setFormatter(formatter)
+        self._complained = False
+        self._logger = logging.getLogger("bertkit")
+        self._level_before = self._logger.level
+        if self._logger.level == logging.NOTSET:
+            self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
+
+    def detach(self) -> None:
+        """Stop logging to the file and close it."""
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level_before)
+        try:
+            self.close()
+        except OSError as error:
+            self._complain(error)
+
+    def note(self, level: int, text: str) -> None:
+        """A line for this file alone."""
+        self.handle(self._logger.makeRecord(__name__, level, __file__, 0, text, (), None))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self._complain(error)
+        else:
+            super().handleError(record)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            print(f"warning: {self.baseFilename} cannot be written ({error}); lines are lost", file=sys.stderr)

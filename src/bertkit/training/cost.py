@@ -19,10 +19,9 @@ from torch import nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
 from bertkit.models.encoder import Encoder
-from bertkit.models.headed import POOLER
+from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import HEAD_KINDS
-from bertkit.models.pretraining import PretrainingModel
-from bertkit.models.quantised_part import QuantisedPart
+from bertkit.models.int8 import QuantisedModule
 from bertkit.models.relative_attention import RelativeAttention
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import read_rows, readers
@@ -47,7 +46,7 @@ class ParameterCount:
     backbone: int
 
 
-def count_parameters(model: PretrainingModel) -> ParameterCount:
+def count_parameters(model: HeadedModel) -> ParameterCount:
     """Counts that can be compared with the published ones, in which a weight is one however many bits it is kept in;
     works on the meta device.
 
@@ -70,10 +69,10 @@ def count_weights(module: nn.Module, *, without: nn.Module | None = None) -> int
     left_out = set() if without is None else set(without.modules())
     parts = [part for part in module.modules() if part not in left_out]
     own = {id(weight): weight.numel() for part in parts for weight in part.parameters(recurse=False)}
-    return sum(own.values()) + sum(part.num_weights for part in parts if isinstance(part, QuantisedPart))
+    return sum(own.values()) + sum(part.num_weights for part in parts if isinstance(part, QuantisedModule))
 
 
-def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
+def training_flops(model: HeadedModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
     """Floating-point operations of one update over these micro-batches."""
     return sum(
         step_flops(
@@ -88,18 +87,18 @@ def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch], obje
     )
 
 
-def _spared(model: PretrainingModel, batch: PackedBatch, objectives: Sequence[Objective]) -> float:
+def _spared(model: HeadedModel, batch: PackedBatch, objectives: Sequence[Objective]) -> float:
     """Operations on states of the last layers that no objective reads."""
     spared = 0.0
     for reader, own in readers(model, objectives):
         index_M = read_rows(reader, own, batch)
         if index_M is not None:
             unread = batch.num_tokens - index_M.numel()
-            spared += unread * sum(_map_weights(part) for part in reader.encoder.narrowed())
+            spared += unread * sum(_map_weights(part) for part in reader.encoder.selected_token_modules())
     return 2.0 * _BACKWARD_AND_FORWARD * spared
 
 
-def _predictions(model: PretrainingModel, batch: PackedBatch) -> dict[str, float]:
+def _predictions(model: HeadedModel, batch: PackedBatch) -> dict[str, float]:
     """By vocabulary head, the targets that it predicts: an objective without a head of its own has the masked LM's."""
     owners = [model, *model.named_companions().values()]
     own = {head for owner in owners for head in owner.head_names}
@@ -111,7 +110,7 @@ def _predictions(model: PretrainingModel, batch: PackedBatch) -> dict[str, float
 
 
 def step_flops(
-    model: PretrainingModel,
+    model: HeadedModel,
     *,
     tokens: float,
     squared_lengths: float,
@@ -150,7 +149,7 @@ def _asked(predictions: float | Mapping[str, float], head: str) -> float:
 
 
 def _products(
-    model: PretrainingModel,
+    model: HeadedModel,
     *,
     tokens: float,
     squared_lengths: float,
@@ -160,7 +159,7 @@ def _products(
     """Multiply-adds of a model's forward pass, without those of its companions."""
     attentions = _attentions(model)
     on_positions = sum(_map_weights(getattr(part, name, None)) for part in attentions for name in part.position_maps)
-    linear = sum(_map_weights(part) for part in model.encoder.path()) - on_positions
+    linear = sum(_map_weights(part) for part in model.encoder.executed_modules()) - on_positions
     products = linear * tokens
     for attention in attentions:
         pairs = tokens * _keys_seen(attention, squared_lengths / tokens)
@@ -180,7 +179,7 @@ def _products(
 def spared_flops(encoder: Encoder, *, tokens: float, squared_lengths: float, sequences: float) -> float:
     """Of `step_flops`, those that `Encoder.at` leaves out: all of its last layer but keys, values and one token a
     sequence."""
-    layer = encoder.spared_layer
+    layer = encoder.summary_token_layer
     if layer is None:
         return 0.0
     (attention,) = (part for part in layer.modules() if isinstance(part, SelfAttention))
@@ -189,14 +188,14 @@ def spared_flops(encoder: Encoder, *, tokens: float, squared_lengths: float, seq
     return 2.0 * _BACKWARD_AND_FORWARD * (linear * (tokens - sequences) + pairs)
 
 
-def _vocabulary_weights(model: PretrainingModel, head: str) -> int:
+def _vocabulary_weights(model: HeadedModel, head: str) -> int:
     """Of a vocabulary head, the tied projection included."""
     return _map_weights(model.get_submodule(head)) + model.encoder.embedding_width * model.encoder.vocab_size
 
 
-def _attentions(model: PretrainingModel) -> list[SelfAttention | RelativeAttention]:
+def _attentions(model: HeadedModel) -> list[SelfAttention | RelativeAttention]:
     """All that a token goes through, shared ones as often as they are applied."""
-    parts = (part for passed in model.encoder.path() for part in passed.modules())
+    parts = (part for passed in model.encoder.executed_modules() for part in passed.modules())
     return [part for part in parts if isinstance(part, SelfAttention | RelativeAttention)]
 
 
@@ -236,7 +235,7 @@ def measured_peak_flops(device: torch.device, *, bf16: bool) -> float:
     return best
 
 
-def training_memory_bytes(model: PretrainingModel, *, micro_batch_tokens: int, predictions: float) -> float:
+def training_memory_bytes(model: HeadedModel, *, micro_batch_tokens: int, predictions: float) -> float:
     """A rough estimate: weights, gradients and moments, and the activations of one micro-batch.
 
     A layer keeps about 20 activations of width D a token for its backward pass (with a feed-forward layer of 4 D); the

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.objectives import TeacherSession
+from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import encode
 from bertkit.training.engine import Engine
@@ -77,7 +77,7 @@ class Stepper:
     """Computes gradients and applies updates."""
 
     def __init__(
-        self, model: PretrainingModel, optimizer: torch.optim.Optimizer, engine: Engine, *, clip_norm: float | None
+        self, model: HeadedModel, optimizer: torch.optim.Optimizer, engine: Engine, *, clip_norm: float | None
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -138,7 +138,7 @@ def update_if_finite(
 
 
 def losses(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
+    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
 ) -> dict[str, LossSum]:
     """Each objective's term over one micro-batch, by its name."""
     readings = encode(model, objectives, batch, guide)
@@ -147,7 +147,7 @@ def losses(
 
 @torch.no_grad()
 def evaluate(
-    model: PretrainingModel,
+    model: HeadedModel,
     objectives: Sequence[Objective],
     batches: Iterable[PackedBatch],
     engine: Engine,

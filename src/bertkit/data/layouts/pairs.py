@@ -17,6 +17,7 @@ Shapes: N documents, R planned pairs, B pairs asked for.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Literal, Protocol
 
@@ -229,3 +230,58 @@ def truncated(rows: list[tuple[int, int, int, int, int, int]], maximum: int, dra
         plan_R[f"{side}_length"] = length_R - cut_R
     plan_R["random"], plan_R["swapped"] = rows_R6[:, 4], rows_R6[:, 5]
     return plan_R
+
+
+class SegmentPair(PairLayout):
+    """BERT's pairs of segments: `[CLS] sentence sentence [SEP] sentence sentence sentence [SEP]`."""
+
+    name: Literal["segment-pair"] = "segment-pair"
+    short_sequence_probability: float = Field(
+        0.1, ge=0, le=1, description="Chance that a document aims at shorter pairs, of a length drawn uniformly."
+    )
+
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        maximum = sequence_length - self.special_tokens
+        number_N = np.arange(len(documents_N2))
+        short_N = draw.uniform("pair/short", epoch=epoch, sample=number_N) < self.short_sequence_probability
+        drawn_N = 2 + draw.integers("pair/target", maximum - 1, epoch=epoch, sample=number_N)
+        target_N = np.where(short_N, drawn_N, maximum)
+        pairs = PairPlanner(self, shards.segment_start_S1, documents_N2, draw, epoch)
+        for document, target in enumerate(target_N.tolist()):
+            pairs.plan_document(document, _UpTo(target))
+        return truncated(pairs.rows, maximum, draw, epoch)
+
+
+@dataclass(frozen=True)
+class _UpTo:
+    """A chunk up to the segment with which it reaches a number of tokens, or to the end of the document."""
+
+    target: int
+
+    def end(self, start_s1: list[int], segment: int) -> int:
+        return min(bisect_left(start_s1, start_s1[segment] + self.target, lo=segment + 1), len(start_s1) - 1)
+
+    def partner_tokens(self, first_tokens: int) -> int:
+        return self.target - first_tokens
+
+
+class SentencePair(PairLayout):
+    """RoBERTa's pairs of natural sentences: `[CLS] sentence [SEP] sentence [SEP]`."""
+
+    name: Literal["sentence-pair"] = "sentence-pair"
+
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        pairs = PairPlanner(self, shards.segment_start_S1, documents_N2, draw, epoch)
+        for document in range(len(documents_N2)):
+            pairs.plan_document(document, _TwoSentences())
+        return truncated(pairs.rows, sequence_length - self.special_tokens, draw, epoch)
+
+
+class _TwoSentences:
+    """A chunk of two segments, or of the last one; a random partner is one segment."""
+
+    def end(self, start_s1: list[int], segment: int) -> int:
+        return min(segment + 2, len(start_s1) - 1)
+
+    def partner_tokens(self, first_tokens: int) -> int:
+        return 1

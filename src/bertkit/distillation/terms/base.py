@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import layer_points
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import Recorder, layer_points
 from bertkit.settings import Settings
 
 LinearMaps = nn.ModuleDict

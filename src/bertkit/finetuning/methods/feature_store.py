@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
-from bertkit.data.content import sequence_keys
+from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.finetuning.steps import prediction_batches
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
@@ -117,7 +116,7 @@ def fill(
             continue
         try:
             for items in prediction_batches(features, engine.micro_batch_tokens):
-                batch = reader.marked(features.batch(items).packed, model.head_names).to(engine.device)
+                batch = reader.with_global_tokens(features.batch(items).packed, model.head_names).to(engine.device)
                 with engine.autocast():
                     store.add(batch, reader.features(batch))
         except OSError as error:

@@ -25,9 +25,9 @@ from bertkit.errors import UsageError
 from bertkit.files import fsync_path, read_json, sha256_of, write_json
 from bertkit.inference.export.agreement import TEXTS, Agreement, compare, outputs_of, packed, probe_batches
 from bertkit.inference.export.rough_agreement import RoughAgreement
-from bertkit.models.find import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import CONFIG_FILE, check_vocabulary, config_json, load_model, save_model, write_tokenizer
+from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.pruning import dense
 from bertkit.models.quantised import is_quantised, quantise
 from bertkit.models.sentence import load_sentence_model

@@ -25,8 +25,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import survey
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import Recorder, point_shapes
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.text.tokenizer import Tokenizer
 
@@ -49,7 +48,7 @@ def pattern_points(model: HeadedModel) -> tuple[str, ...]:
         DataError: the family has no attention maps to record.
     """
     device = next(model.parameters()).device
-    points = survey(model, PackedBatch.from_ids([[0, 0]]).to(device))
+    points = point_shapes(model, PackedBatch.from_ids([[0, 0]]).to(device))
     found: list[str] = []
     while (name := PATTERN.format(n=len(found))) in points:
         found.append(name)

@@ -28,8 +28,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import EMBEDDINGS, survey
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import EMBEDDINGS, Recorder, point_shapes
 from bertkit.probing.attention.measure import pattern_points
 
 Floats = NDArray[np.float64]
@@ -65,7 +64,7 @@ def embeddings(model: HeadedModel, text: Text, *, device: torch.device = _CPU) -
         DataError: the family has none that can be recorded.
     """
     batch = text.batch().to(device)
-    if EMBEDDINGS not in survey(model, batch):
+    if EMBEDDINGS not in point_shapes(model, batch):
         raise DataError(
             f"a model of the family {model.encoder.config.model_type} has no point {EMBEDDINGS}, by which gradients are"
             f" taken; --method {ROLLOUT} may do"

@@ -29,8 +29,7 @@ from torch.autograd import forward_ad
 
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import LAYER_OUTPUT
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import LAYER_OUTPUT, Recorder
 from bertkit.probing.attention.measure import PATTERN
 from bertkit.probing.sentences import EncodedSentence, packed
 

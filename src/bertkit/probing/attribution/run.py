@@ -21,7 +21,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.figures import DASHES, MARKERS, SHADES, layer_ticks, lines, new_figure, plain
 from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.models.hook_points import layer_points, survey
+from bertkit.models.recorder import layer_points, point_shapes
 from bertkit.probing.attribution import explanation_run as explanation
 from bertkit.probing.attribution.identifiability import MAPS, identifiability, token_states
 from bertkit.probing.attribution.measure import (
@@ -175,7 +175,7 @@ class _Report:
     def _jacobians(self, sentences: Sequence[EncodedSentence], request: ProbeRequest, engine: Engine) -> Contributions:
         settings = self.settings
         model = self.subject.model.to(engine.device).eval()
-        shapes = survey(model, PackedBatch.from_ids([[0, 0]]).to(engine.device))
+        shapes = point_shapes(model, PackedBatch.from_ids([[0, 0]]).to(engine.device))
         width = shapes[self.points[0]][-1]
         gathered = Contributions()
         with request.progress("Jacobians", len(sentences), "sentences") as meter:

@@ -27,8 +27,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import survey
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import Recorder, point_shapes
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.sentences import EncodedSentence, packed
 
@@ -49,7 +48,7 @@ def output_maps(model: HeadedModel, layers: int) -> list[Tensor]:
         DataError: the family has not all the points.
     """
     device = next(model.parameters()).device
-    shapes = survey(model, PackedBatch.from_ids([[0, 0]]).to(device))
+    shapes = point_shapes(model, PackedBatch.from_ids([[0, 0]]).to(device))
     for layer in range(layers):
         for name in (VALUES, MIXED, ATTENDED):
             if name.format(n=layer) not in shapes:

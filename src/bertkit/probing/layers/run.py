@@ -17,7 +17,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import ProbedModel
 from bertkit.metrics.tagging import conlleval_spans
-from bertkit.models.hook_points import layer_points
+from bertkit.models.recorder import layer_points
 from bertkit.probing.annotated import (
     STORE_GB,
     align,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.models.hook_points import layer_points
+from bertkit.models.recorder import layer_points
 from bertkit.probing.annotated import (
     STORE_GB,
     align,

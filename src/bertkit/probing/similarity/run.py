@@ -21,7 +21,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.evaluation.figures import heat_map, new_figure
 from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.models.hook_points import layer_points
+from bertkit.models.recorder import layer_points
 from bertkit.probing.run import Analysis, Finding, Probed, ProbeRequest, carry_out, left_out
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
 from bertkit.probing.similarity.measure import Floats, Similarities, similarities

@@ -20,7 +20,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.evaluation.figures import layer_ticks, lines, new_figure, plain
 from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.models.hook_points import layer_points
+from bertkit.models.recorder import layer_points
 from bertkit.probing.annotated import (
     STORE_GB,
     align,

@@ -19,7 +19,7 @@ _BYTE_MARK = "Ġ"
 
 
 @dataclass(frozen=True)
-class Correspondence:
+class VocabularyMapping:
     """What a new vocabulary's ids are in an old one.
 
     Attributes:
@@ -31,7 +31,7 @@ class Correspondence:
     parts: dict[int, list[int]]
 
 
-def correspondence(new: Tokenizer, old: Tokenizer) -> Correspondence:
+def map_vocabulary(new: Tokenizer, old: Tokenizer) -> VocabularyMapping:
     """Find each of the new vocabulary's pieces in the old one. A piece that is in neither result cannot be cut."""
     vocabulary = new.backend.get_vocab(with_added_tokens=True)
     old_vocabulary = old.backend.get_vocab(with_added_tokens=True)
@@ -48,7 +48,7 @@ def correspondence(new: Tokenizer, old: Tokenizer) -> Correspondence:
             same[number] = found
         elif not is_special:
             rest[number] = piece
-    return Correspondence(same, _Cutter(new, old).cut(rest))
+    return VocabularyMapping(same, _Cutter(new, old).cut(rest))
 
 
 def _marker(tokenizer: Tokenizer) -> tuple[str, bool]:

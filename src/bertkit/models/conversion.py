@@ -1,16 +1,19 @@
-"""Going on from a trained model with another configuration or another vocabulary.
+"""A trained model under another configuration, with another vocabulary, or with more layers.
 
+Gong et al. 2019, "Efficient training of BERT by progressively stacking", ICML, section 4: layer i + L of the deeper
+model is initialised from layer i, norms included; embeddings and heads are copied (so does the released double.py).
 Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 5: RoBERTa becomes a Longformer by copying its projections
-into the global ones and its 512 positions over and over. Lee et al. 2020, BioBERT, arXiv:1901.08746, goes on with
-BERT's vocabulary; Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2, has its own, but begins from nothing. A
-new vocabulary on a trained model is this package's: pieces that both have keep their rows, the others begin as the mean
-of what the old tokenizer cuts them into, or are drawn anew. Sibling growth.py changes the depth.
+into the global ones and repeating its 512 positions. Lee et al. 2020, BioBERT, arXiv:1901.08746, keeps BERT's
+vocabulary; Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2, has its own, but trains from scratch. A new
+vocabulary on a trained model is this package's own: tokens of both vocabularies keep their rows, the others are
+initialised as the mean of the tokens that the old tokenizer splits them into, or drawn anew.
 
 Shapes: V vocabulary, E width of the embeddings, P rows of the position table.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,10 +25,55 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.longformer import LongformerConfig
-from bertkit.text.pieces import Correspondence, correspondence
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.vocabulary_mapping import VocabularyMapping, map_vocabulary
 
-NewPieces = Literal["mean", "random"]
+_LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
+
+
+def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
+    """A model of this configuration whose layers are the given model's, over and over.
+
+    Args:
+        model: the shallow one; stays as it is.
+        config: the same but for `num_hidden_layers`.
+
+    Raises:
+        UsageError: if more than the number of layers differs, the number shrinks, or the layers are not alike.
+    """
+    old = model.encoder.config
+    before, after = _depth(old), _depth(config)
+    if old.model_copy(update={"num_hidden_layers": after}) != config or after < before:
+        raise UsageError(
+            f"model.num_hidden_layers can grow inside a run ({before} to {after} here); no other setting of the model"
+            " can change"
+        )
+    grown = HeadedModel(config.build(model.encoder.vocab_size), _heads(model), labels=model.labels)
+    source = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in grown.named_parameters():
+            layer = _LAYER.match(name)
+            origin = name
+            if layer is not None:
+                origin = _LAYER.sub(f"encoder.layers.{int(layer[1]) % before}.", name)
+            if origin not in source or source[origin].shape != parameter.shape:
+                raise UsageError(
+                    f"model.family {config.model_type!r} cannot be stacked: {name} has no counterpart in the shallow"
+                    " model"
+                )
+            parameter.copy_(source[origin])
+    return grown.to(next(model.parameters()).device)
+
+
+def _depth(config: EncoderConfig) -> int:
+    return int(config.model_dump()["num_hidden_layers"])
+
+
+def _heads(model: HeadedModel) -> list[str]:
+    return [*model.head_names, *(["pooler"] if model.has_pooler else [])]
+
+
+NewTokens = Literal["mean", "random"]
 _FROM_THE_RECIPE = {"family", "attention_window", "max_position_embeddings", "sep_token_id"}
 """What a Longformer made of a RoBERTa has of its own; all else is RoBERTa's."""
 _TABLE = "embeddings.position.weight"
@@ -33,7 +81,7 @@ _POSITIONS = f"encoder.{_TABLE}"
 
 
 @dataclass(frozen=True)
-class Remade:
+class VocabularyChange:
     """What became of a model's vocabulary.
 
     Attributes:
@@ -53,7 +101,7 @@ class Remade:
         )
 
 
-def continuing_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConfig:
+def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConfig:
     """The configuration with which a recipe goes on from a model that its user gives.
 
     Args:
@@ -70,7 +118,7 @@ def continuing_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderCon
     return type(wanted).model_validate({**found.model_dump(), **own})
 
 
-def continued(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
+def converted(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
     """The model under this configuration: as it is, with other rates and the like, or converted.
 
     Args:
@@ -92,8 +140,8 @@ def continued(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
 
 
 def with_vocabulary(
-    model: HeadedModel, old: Tokenizer, new: Tokenizer, *, new_pieces: NewPieces = "mean", seed: int = 0
-) -> tuple[HeadedModel, Remade | None]:
+    model: HeadedModel, old: Tokenizer, new: Tokenizer, *, new_tokens: NewTokens = "mean", seed: int = 0
+) -> tuple[HeadedModel, VocabularyChange | None]:
     """The model with the embeddings and the head's bias of another vocabulary, and what became of its pieces.
 
     With the same pieces under the same ids the model itself is returned, and None.
@@ -102,14 +150,14 @@ def with_vocabulary(
         model: the trained one; stays as it is.
         old: its tokenizer.
         new: the one that it is to have.
-        new_pieces: how pieces begin that the old vocabulary lacks.
+        new_tokens: how pieces begin that the old vocabulary lacks.
         seed: of what is drawn anew.
     """
     if new.backend.get_vocab() == old.backend.get_vocab() and new.roles == old.roles:
         return model, None
-    found = correspondence(new, old)
-    if new_pieces == "random":
-        found = Correspondence(found.same, {})
+    found = map_vocabulary(new, old)
+    if new_tokens == "random":
+        found = VocabularyMapping(found.same, {})
     config = _with_separator(model.encoder.config, new)
     remade = _built(model, config, new.vocab_size, pad_id=new.pad_id)
     # Ids in a config.json are those of the old vocabulary.
@@ -125,7 +173,7 @@ def with_vocabulary(
             else:
                 parameter.copy_(source[name])
         _move_positions(remade.encoder, model.encoder)
-    counts = Remade(len(found.same), len(found.parts), new.vocab_size - len(found.same) - len(found.parts))
+    counts = VocabularyChange(len(found.same), len(found.parts), new.vocab_size - len(found.same) - len(found.parts))
     return remade.eval(), counts
 
 
@@ -140,7 +188,7 @@ def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, in
     }
 
 
-def _copy_pieces(rows: Tensor, old_rows: Tensor, found: Correspondence) -> None:
+def _copy_pieces(rows: Tensor, old_rows: Tensor, found: VocabularyMapping) -> None:
     """Fill the rows of pieces that the old vocabulary has, or can put together."""
     if found.same:
         rows[list(found.same)] = old_rows[list(found.same.values())]

@@ -1,8 +1,8 @@
-"""The files that weights come in: model.safetensors, pytorch_model.bin, and either of them in several shards.
+"""A model's directory and the files in it: found by name, and weights read whatever format they come in.
 
-File formats of `safetensors`, `torch.save` and `transformers` (`*.index.json`: `weight_map` from tensor to file). A
-.bin file is a pickle, which could run code; it is read by torch's own restricted reader, which refuses anything but
-tensors.
+Formats of `transformers` and `sentence-transformers`: config.json, model.safetensors or pytorch_model.bin, either of
+them in several shards (`*.index.json`: `weight_map` from tensor to file). A .bin file is a pickle, which could run
+code; it is read by torch's restricted reader, which refuses anything but tensors. Sibling hub.py builds the model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.errors import DataError, first_line
 from bertkit.files import sha256_of
+from bertkit.hub import hub_faults, is_offline, refusal
 
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
@@ -126,3 +128,71 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 def _remedy(path: Path) -> str:
     """The Hub's cache links to files elsewhere, and fetches anew only what is gone there."""
     return f"delete {path.resolve()} and fetch the model again"
+
+
+CONFIG_FILE = "config.json"
+MODULES_FILE = "modules.json"
+"""Of a sentence-transformers directory, whose encoder may lie in a directory of its own."""
+_SMALL_FILES = ["*.json", "*.txt", "*.model"]
+_SAFE_WEIGHTS = ["*.safetensors"]
+_PICKLED_WEIGHTS = [PICKLE, f"*/{PICKLE}", "pytorch_model-*.bin"]
+# Other frameworks' copies of the same weights.
+_NOT_WANTED = ["onnx/*", "openvino/*", "coreml/*", "checkpoint-*/*", "runs/*"]
+
+
+def find_model(model: str, *, revision: str | None = None, offline: bool = False) -> Path:
+    """The directory of a model.
+
+    Args:
+        model: a model directory, a run directory, or a Hub id, which may name a revision: `ORG/NAME@main`.
+        revision: a branch, tag or commit of the Hub's; goes before the one that `model` names.
+        offline: take what the local cache has and ask nobody.
+
+    Raises:
+        DataError: if there is no such directory and the Hub has no such model, or cannot be asked.
+    """
+    path = Path(model).expanduser()
+    for directory in (path, path / "model"):
+        if is_model(directory):
+            return directory
+    if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE})")
+    name, _, named_revision = model.partition("@")
+    return _fetched(name, revision or named_revision or None, offline=is_offline(offline))
+
+
+def is_model(directory: Path) -> bool:
+    """Whether a directory holds a model: an encoder's, or a sentence encoder's whose parts have their own
+    directories."""
+    return (directory / CONFIG_FILE).is_file() or (directory / MODULES_FILE).is_file()
+
+
+def encoder_directory(directory: Path) -> Path:
+    """Where config.json, weights and tokenizer lie: old sentence encoders have them in 0_Transformer."""
+    inner = directory / "0_Transformer"
+    return inner if not (directory / CONFIG_FILE).is_file() and (inner / CONFIG_FILE).is_file() else directory
+
+
+def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
+    shown = f"{name}@{revision}" if revision else name
+    try:
+        directory = _snapshot(name, revision, [*_SMALL_FILES, *_SAFE_WEIGHTS], offline=offline)
+        if not any(directory.rglob("*.safetensors")):
+            directory = _snapshot(name, revision, [*_SMALL_FILES, *_PICKLED_WEIGHTS], offline=offline)
+    except hub_faults() as fault:
+        raise DataError(f"{shown}: no directory of this name, and {refusal(fault, 'model')}") from fault
+    if not is_model(directory):
+        raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}")
+    return directory
+
+
+def _snapshot(name: str, revision: str | None, patterns: list[str], *, offline: bool) -> Path:
+    return Path(
+        snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=_NOT_WANTED,
+            local_files_only=offline,
+        )
+    )
