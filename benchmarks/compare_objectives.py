@@ -42,12 +42,12 @@ from bertkit.data.batch import PackedBatch
 from bertkit.evaluation.arguments import EvalRequest, Evaluated
 from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
 from bertkit.evaluation.mlm import MlmSettings, evaluate_mlm
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.models.hub import find_model, load_model
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.forward import pretraining_model
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.batches import stage_batches
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import open_shards, run_pretraining
@@ -147,11 +147,11 @@ def train(arm: str, seed: int, data: Sequence[str], out: Path) -> None:
     run = out / f"{arm}-{seed}"
     command = ["compare_objectives", arm, str(seed)]
     if (run / "run.json").is_file():
-        request = PretrainRequest(None, resume=str(run), cache=cache_root(), command=command)
+        request = PretrainArguments(None, resume=str(run), cache=cache_root(), command=command)
     else:
         overrides = [*COMMON, *ARMS[arm], f"seed={seed}"]
         overrides.append(f"optimisation.steps={steps_within_budget(overrides, data)}")
-        request = PretrainRequest(
+        request = PretrainArguments(
             "quickstart", overrides, sources=data, run_dir=run, cache=cache_root(), command=command
         )
     run_pretraining(request, progress=silent_progress)
@@ -193,9 +193,9 @@ def score(arm: str, seed: int, tasks: Path, out: Path) -> None:
 def fine_tuned(model: Path, task: str, overrides: Sequence[str], seed: int, tasks: Path, run: Path) -> float:
     """The task's main score on dev."""
     if (run / "run.json").is_file():
-        request = FinetuneRequest(resume=str(run))
+        request = FinetuneArguments(resume=str(run))
     else:
-        request = FinetuneRequest(
+        request = FinetuneArguments(
             task=task,
             model=str(model),
             data_dir=str(tasks / "glue"),

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.cli.common import cache_root
-from bertkit.distillation.task_arguments import DistillRequest
+from bertkit.distillation.task_arguments import DistillArguments
 from bertkit.files import read_json
 from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
@@ -64,7 +64,7 @@ def train(setting: str, arm: str, *, teacher: Path, tasks: Path, out: Path) -> d
     task, reading = SETTINGS[setting]
     directory = out / f"{setting}-{arm}"
     begun = (directory / "run.json").exists()
-    request = DistillRequest(
+    request = DistillArguments(
         recipe=recipe,
         teachers=[str(teacher)],
         task=[task],

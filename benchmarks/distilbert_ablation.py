@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.cli.common import cache_root
-from bertkit.distillation.text_arguments import DistillTextRequest
+from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
 
@@ -79,10 +79,10 @@ def train(options: argparse.Namespace) -> None:
     run = options.out / f"{options.arm.replace(' ', '-')}-{options.seed}"
     command = ["distilbert_ablation", options.arm, str(options.seed)]
     if (run / "run.json").is_file():
-        request = DistillTextRequest(None, resume=str(run), cache=cache_root(), command=command)
+        request = DistillTextArguments(None, resume=str(run), cache=cache_root(), command=command)
     else:
         length = [f"optimisation.steps={options.steps}", f"optimisation.schedule.warmup_steps={options.steps // 20}"]
-        request = DistillTextRequest(
+        request = DistillTextArguments(
             "distilbert",
             [*COMMON, *length, *ARMS[options.arm], f"seed={options.seed}"],
             sources=options.data,

@@ -22,9 +22,9 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
 from numpy.typing import NDArray
 
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
-from bertkit.finetuning.steps import EpochOrder
+from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
@@ -79,7 +79,7 @@ def compare(task: str, tasks: Path, *, batch: int, max_length: int, steps: int, 
     rate = 5e-5
     settings = (f"lr={rate}", f"batch={batch}", f"max_length={max_length}", f"optimisation.max_steps={steps}")
     engine = ("engine.device=cpu", "engine.precision=fp32", "engine.log_every_steps=1", "epochs=1000")
-    request = FinetuneRequest(
+    request = FinetuneArguments(
         task=task,
         model=str(start),
         data_dir=str(tasks),

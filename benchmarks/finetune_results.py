@@ -32,7 +32,7 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, PeerSpan, PeerTagging, PeerTask, minilm
 
 from bertkit.files import write_json
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import OwnTask, own_spec
 from bertkit.finetuning.run import finetune
 from bertkit.metrics.base import Scores
@@ -128,9 +128,9 @@ def bertkit_scores(unit: Unit) -> tuple[Scores, bool]:
     ]
     begun = (run_dir / "run.json").exists()
     if begun:
-        request = FinetuneRequest(resume=str(run_dir))
+        request = FinetuneArguments(resume=str(run_dir))
     else:
-        request = FinetuneRequest(
+        request = FinetuneArguments(
             task=unit.given,
             model=str(minilm()),
             data_dir=unit.data_dir,

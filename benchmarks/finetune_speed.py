@@ -13,7 +13,7 @@ gave what:
 
 - no padding: 426 tokens a step where padding to the longest has 1,284
 - the last layer asked for [CLS] alone (`Encoder.at`): 14% fewer operations
-- the table's gradient by rows (training/row_gradients.py): dense, its zeros alone cost as much as AdamW's whole update
+- the table's gradient by rows (training/clipping.py): dense, its zeros alone cost as much as AdamW's whole update
 
     python -m benchmarks.finetune_speed --tasks DATA                 as many threads as OMP_NUM_THREADS says
     python -m benchmarks.finetune_speed --tasks DATA --profile       where the time of our step goes
@@ -34,7 +34,8 @@ import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
 from torch.profiler import ProfilerActivity, profile
 
-from bertkit.finetuning.steps import EpochOrder, TaskStepper, task_flops
+from bertkit.finetuning.loss_terms import TaskTerms, task_flops
+from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.tasks.base import Features, TaskBatch
@@ -43,10 +44,13 @@ from bertkit.tasks.classification import Classification, TextSettings
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.clipping import RowClipping
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import measured_peak_flops
 from bertkit.training.engine import resolve_engine
+from bertkit.training.gradients import Gradient
 from bertkit.training.optimizers import AdamWConfig
+from bertkit.training.step import Step
 
 LIMIT, BATCH, RATE = 128, 32, 5e-5
 
@@ -75,13 +79,14 @@ class Ours:
         self.engine = resolve_engine(EngineConfig(device="cpu", precision=precision))
         self.model, _ = load_model(minilm(), heads=(self.task.head,), labels=labels)
         optimizer = AdamWConfig().build(self.model)
-        self.stepper = TaskStepper(self.model, self.task, optimizer, self.engine, 1.0)
+        self.terms = TaskTerms(self.task)
+        self.training_step = Step(self.model, optimizer, self.engine, RowClipping(self.model, 1.0), Gradient())
 
     def batches(self, items: Any) -> list[TaskBatch]:
         return [self.features.batch(part) for part in self.features.cut(items, self.engine.micro_batch_tokens)]
 
     def step(self, items: Any) -> None:
-        self.stepper.step(self.batches(items), RATE)
+        self.training_step.update(self.batches(items), self.terms, RATE)
 
 
 def peers(task: str, examples: list[Any], *, bf16: bool) -> dict[str, Callable[[Any], object]]:
@@ -114,8 +119,8 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 def parts_of(ours: Ours, orders: Iterator[Any], steps: int) -> dict[str, float]:
     """Median milliseconds of processor time of the parts of our step."""
-    stepper, found = ours.stepper, []
-    clip, update, clear = stepper.rows.clip, stepper.optimizer.step, stepper.rows.clear
+    training_step, found = ours.training_step, []
+    clip, update, clear = training_step.clipping.clip, training_step.optimizer.step, training_step.clipping.clear
     seconds: dict[str, float] = {}
 
     def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,18 +132,18 @@ def parts_of(ours: Ours, orders: Iterator[Any], steps: int) -> dict[str, float]:
 
         return run
 
-    stepper.rows.clip, stepper.rows.clear = watched("clipping", clip), watched("clipping", clear)  # type: ignore[method-assign]
-    stepper.optimizer.step = watched("AdamW", update)  # type: ignore[method-assign]
+    training_step.clipping.clip, training_step.clipping.clear = watched("clipping", clip), watched("clipping", clear)  # type: ignore[method-assign]
+    training_step.optimizer.step = watched("AdamW", update)  # type: ignore[method-assign]
     for _ in range(steps):
         items = next(orders)
         seconds.clear()
         started = time.process_time()
         batches = ours.batches(items)
         seconds["batch"] = time.process_time() - started
-        _, whole = timed(partial(stepper.step, batches, RATE))
+        _, whole = timed(partial(training_step.update, batches, ours.terms, RATE))
         seconds["forward and backward"] = whole - seconds["clipping"] - seconds["AdamW"]
         found.append(dict(seconds))
-    stepper.rows.clip, stepper.rows.clear, stepper.optimizer.step = clip, clear, update  # type: ignore[method-assign]
+    training_step.clipping.clip, training_step.clipping.clear, training_step.optimizer.step = clip, clear, update  # type: ignore[method-assign]
     return {name: round(1000 * statistics.median(each[name] for each in found), 2) for name in found[0]}
 
 

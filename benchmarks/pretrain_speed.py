@@ -33,7 +33,8 @@ from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_doc
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.next_sentence import NextSentence
+from bertkit.objectives.sentence_relations import NextSentence
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -41,7 +42,7 @@ from bertkit.training.config import EngineConfig
 from bertkit.training.cost import measured_peak_flops, training_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig
-from bertkit.training.step import Stepper
+from bertkit.training.step import Step
 
 LENGTH = 128
 OBJECTIVES = (MaskedLM(max_predictions=20), NextSentence())
@@ -132,7 +133,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = HeadedModel(config.build(tokenizer.vocab_size), [objective.term for objective in OBJECTIVES])
     model.initialise(0)
-    ours = Stepper(model, AdamWConfig(bias_correction=False).build(model), engine, clip_norm=1.0)
+    ours = Step.plain(model, AdamWConfig(bias_correction=False).build(model), engine, 1.0)
     peer = Peer(config, tokenizer.vocab_size, bf16=engine.bf16)
 
     rates: dict[str, list[float]] = {"bertkit": [], "transformers": []}
@@ -141,7 +142,7 @@ def main() -> None:
         samples = batches.samples(step)
         parts = [PackedBatch.from_samples(part) for part in samples.split(engine.micro_batch_tokens)]
         seconds = {
-            "bertkit": timed(partial(ours.step, parts, OBJECTIVES, 1e-4)),
+            "bertkit": timed(partial(ours.update, parts, ObjectiveTerms(OBJECTIVES), 1e-4)),
             "transformers": timed(partial(peer.step, samples)),
         }
         if step:  # the first step of each warms up

@@ -18,7 +18,7 @@ from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
 from bertkit.evaluation.run import MeasureRequest
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import FIRST_WINDOW, Predictor, windows_of
 from bertkit.progress import silent_progress
@@ -46,7 +46,7 @@ class Trained:
         if kind not in self._made:
             task, inputs = write_kind(self.directory, kind)
             extra = EXTRA.get(kind, [])
-            request = FinetuneRequest(
+            request = FinetuneArguments(
                 task=task,
                 model=str(self.base),
                 run_dir=self.directory / f"run-{kind}",

@@ -15,7 +15,7 @@ from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import write_model
 
 from bertkit.evaluation.runs_diff import compare_runs
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
@@ -37,7 +37,7 @@ class Place:
         if not path.exists():
             data_dir = str(self.data) if isinstance(task, str) else None
             settings = ["lr=6e-3", "batch=7", "optimisation.max_steps=2", "engine.device=cpu", *overrides]
-            request = FinetuneRequest(
+            request = FinetuneArguments(
                 task=task, model=str(self.base), data_dir=data_dir, overrides=settings, run_dir=path, **fields
             )
             finetune(request, progress=silent_progress)
@@ -163,7 +163,7 @@ def test_runs_on_other_examples_are_refused(place: Place, bertkit: Bertkit, tmp_
     shutil.copytree(place.data, tmp_path / "glue")
     file = tmp_path / "glue" / "RTE" / "dev.tsv"
     file.write_text(file.read_text().replace("\n2\t", "\n2\tword ", 1))
-    other = FinetuneRequest(
+    other = FinetuneArguments(
         task="rte",
         model=str(place.base),
         data_dir=str(tmp_path / "glue"),

@@ -20,8 +20,6 @@ from bertkit.errors import UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.methods import Pruned, Scratch, TrainingData
-from bertkit.finetuning.run import FinetuneOutcome
-from bertkit.finetuning.steps import FinetuneEngine
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
@@ -31,6 +29,9 @@ from bertkit.probing.heads.measure import TaskAnswers
 from bertkit.run.verify import verify_run
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
+from bertkit.training.run import FinishedRun
 from tests.finetuning.test_finetune import DEV, TRAIN, Place, stopped, weights
 from tests.finetuning.test_multitask import MOODS
 from tests.finetuning.test_multitask import Place as Tasks
@@ -40,7 +41,7 @@ Bertkit = Callable[..., Any]
 BOTH = "method={name: pruned, heads: 0.34, magnitude: 0.45, magnitude_every_steps: 3}"
 A_HEAD = 3 * 10 * 31 + 10 * 30
 """Parameters of one of three heads of a model that is 30 wide."""
-ENGINE = FinetuneEngine(device="cpu", precision="fp32").resolve()
+ENGINE = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Place) -> FinetuneOutcome:
+def finished(place: Place) -> FinishedRun:
     return place.run(BOTH, run_dir=place.directory / "finished")
 
 
@@ -102,7 +103,7 @@ def test_the_best_head_of_a_layer_stays_whatever_the_others_are_worth() -> None:
     assert least_worth(worth_LN, present_LN, 2) == {0: [1], 1: [3]}
 
 
-def test_a_run_says_what_it_took_out_and_its_model_lacks_it(finished: FinetuneOutcome, place: Place) -> None:
+def test_a_run_says_what_it_took_out_and_its_model_lacks_it(finished: FinishedRun, place: Place) -> None:
     results = finished.results
     found = results["pruned"]
     assert found == json.loads((finished.run.path / RECORD).read_text()) | {"magnitude": found["magnitude"]}
@@ -124,7 +125,7 @@ def test_a_run_says_what_it_took_out_and_its_model_lacks_it(finished: FinetuneOu
     assert not verify_run(finished.run.path).faults
 
 
-def test_its_model_is_read_again_and_predicts_the_same(finished: FinetuneOutcome) -> None:
+def test_its_model_is_read_again_and_predicts_the_same(finished: FinishedRun) -> None:
     predictor = Predictor.load(str(finished.run.path), ENGINE)
     examples = [TextExample(str(i), text, None, None) for i, (text, _) in enumerate(reviews(DEV, 2))]
     said = json_lines(finished.run.path / "predictions" / "stars-dev.jsonl")
@@ -133,7 +134,7 @@ def test_its_model_is_read_again_and_predicts_the_same(finished: FinetuneOutcome
 
 @pytest.mark.parametrize("step", [2, 24])
 def test_a_stopped_run_ends_with_the_same_bytes_and_measures_no_second_time(
-    place: Place, finished: FinetuneOutcome, monkeypatch: pytest.MonkeyPatch, step: int
+    place: Place, finished: FinishedRun, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     run_dir = place.directory / f"stopped-{step}"
     stopped(place, step, BOTH, run_dir=run_dir)
@@ -145,7 +146,7 @@ def test_a_stopped_run_ends_with_the_same_bytes_and_measures_no_second_time(
     assert sha256_of(run_dir / RECORD) == sha256_of(finished.run.path / RECORD)
 
 
-def test_a_pruned_model_is_pruned_further_and_heads_keep_their_numbers(place: Place, finished: FinetuneOutcome) -> None:
+def test_a_pruned_model_is_pruned_further_and_heads_keep_their_numbers(place: Place, finished: FinishedRun) -> None:
     again = place.run("method={name: pruned, heads: 1}", "optimisation.max_steps=1", model=str(finished.run.path))
     before, after = (load_model(run.run.model)[0].encoder for run in (finished, again))
     gone, now = ({(n, h) for n, hs in pruned_heads(each).items() for h in hs} for each in (before, after))
@@ -155,7 +156,7 @@ def test_a_pruned_model_is_pruned_further_and_heads_keep_their_numbers(place: Pl
     assert again.results["pruned"]["parameters_before"] - again.results["pruned"]["parameters"] == A_HEAD
 
 
-def test_it_goes_on_with_another_method(place: Place, finished: FinetuneOutcome) -> None:
+def test_it_goes_on_with_another_method(place: Place, finished: FinishedRun) -> None:
     again = place.run("optimisation.max_steps=1", model=str(finished.run.path))
     encoders = [load_model(each.run.model)[0].encoder for each in (finished, again)]
     assert pruned_heads(encoders[0]) == pruned_heads(encoders[1]) != {}

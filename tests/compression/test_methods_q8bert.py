@@ -14,7 +14,6 @@ from torch.nn import functional
 from bertkit.compression.q8bert import FakeEmbedding, FakeLinear, last_maps
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.methods import Q8Bert
-from bertkit.finetuning.run import FinetuneOutcome
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
@@ -22,6 +21,7 @@ from bertkit.models.int8 import StaticLinear, round_to
 from bertkit.models.labels import Labels
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
+from bertkit.training.run import FinishedRun
 from tests.finetuning.test_finetune import DEV, Place, stopped, weights
 from tests.tasks.tiny_task import reviews, write_model
 
@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Place) -> FinetuneOutcome:
+def finished(place: Place) -> FinishedRun:
     return place.run(*METHOD, run_dir=place.directory / "finished")
 
 
@@ -138,7 +138,7 @@ def test_thresholds_are_not_trained_and_the_first_update_only_looks(tmp_path: Pa
         Q8Bert(start_step=4).after_update(model, 1, 5)
 
 
-def test_the_result_is_int8_and_predicts_what_training_measured(place: Place, finished: FinetuneOutcome) -> None:
+def test_the_result_is_int8_and_predicts_what_training_measured(place: Place, finished: FinishedRun) -> None:
     tensors = load_file(finished.run.model / "model.safetensors")
     assert {tensor.dtype for name, tensor in tensors.items() if name.endswith("weight_int8")} == {torch.int8}
     assert not [name for name in tensors if name.endswith(("query.weight", "word_embeddings.weight"))]
@@ -168,7 +168,7 @@ def test_it_computes_in_whole_numbers_what_it_computed_in_floats(tmp_path: Path)
 
 
 @pytest.mark.parametrize("step", [1, 12])
-def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: FinetuneOutcome, step: int) -> None:
+def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: FinishedRun, step: int) -> None:
     run_dir = place.directory / f"stopped-{step}"
     stopped(place, step, *METHOD, run_dir=run_dir)
     resumed = place.run(*METHOD, resume=str(run_dir))
@@ -190,6 +190,6 @@ def test_how_a_batch_is_cut_changes_no_threshold(place: Place) -> None:
         torch.testing.assert_close(tensors[0][name], tensors[1][name], rtol=1e-2, atol=1e-4)
 
 
-def test_what_came_out_is_not_trained_on(place: Place, finished: FinetuneOutcome) -> None:
+def test_what_came_out_is_not_trained_on(place: Place, finished: FinishedRun) -> None:
     with pytest.raises(DataError, match="quantised and cannot be trained"):
         place.run("optimisation.max_steps=1", model=str(finished.run.path))

@@ -16,10 +16,10 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.files import read_json
 from bertkit.finetuning.methods import QBert
-from bertkit.finetuning.run import FinetuneOutcome
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.models.low_bit import LowBitLinear, row_groups
+from bertkit.training.run import FinishedRun
 from tests.finetuning.test_finetune import Place, stopped, weights
 
 METHOD = ("method.name=qbert", "method.groups=9", "method.ema_decay=0.9", "method.sensitivity_share=0.4", "epochs=3")
@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Place) -> FinetuneOutcome:
+def finished(place: Place) -> FinishedRun:
     return place.run(*METHOD, run_dir=place.directory / "finished")
 
 
@@ -92,7 +92,7 @@ def test_curvature_of_packed_sequences_is_that_of_gradients_by_differences(place
     assert value == pytest.approx(float(eigenvalues[eigenvalues.abs().argmax()]), rel=1e-4)
 
 
-def test_the_more_sensitive_half_has_more_bits_and_the_table_says_why(finished: FinetuneOutcome) -> None:
+def test_the_more_sensitive_half_has_more_bits_and_the_table_says_why(finished: FinishedRun) -> None:
     table = finished.results["quantisation"]
     assert table == read_json(finished.run.path / "qbert.json")
     omega = [abs(np.mean(found)) + np.std(found) for found in table["eigenvalues"]]
@@ -103,7 +103,7 @@ def test_the_more_sensitive_half_has_more_bits_and_the_table_says_why(finished: 
     assert log.index("layer 1: ") < log.index("step ")
 
 
-def test_files_hold_packed_bits_and_load_for_use(place: Place, finished: FinetuneOutcome) -> None:
+def test_files_hold_packed_bits_and_load_for_use(place: Place, finished: FinishedRun) -> None:
     model, report = load_model(finished.run.model)
     assert (report.missing, report.unexpected) == ([], [])
     tensors = load_file(finished.run.model / "model.safetensors")
@@ -123,7 +123,7 @@ def test_files_hold_packed_bits_and_load_for_use(place: Place, finished: Finetun
 
 
 def test_a_stopped_run_ends_with_the_same_bytes(
-    place: Place, finished: FinetuneOutcome, monkeypatch: pytest.MonkeyPatch
+    place: Place, finished: FinishedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = place.directory / "stopped"
     stopped(place, 12, *METHOD, run_dir=run_dir)

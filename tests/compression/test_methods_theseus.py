@@ -14,7 +14,7 @@ from bertkit.compression.theseus import Replacing, Theseus
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
-from bertkit.finetuning.steps import TaskStepper
+from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
@@ -22,8 +22,11 @@ from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.tasks.base import Account, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
+from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import Engine
+from bertkit.training.gradients import Gradient
 from bertkit.training.optimizers import AdamWConfig
+from bertkit.training.step import Step
 
 CPU = Engine(torch.device("cpu"), bf16=False, micro_batch_tokens=4096, workers=0)
 LABELS = Labels(("bad", "good"))
@@ -67,9 +70,9 @@ def trained(
     model = method.prepare(model, seed=7)
     method.set_trained(model, 0)
     rule = AdamWConfig()
-    stepper = TaskStepper(model, TASK, rule.build(model), CPU, rule.clip_norm, method.gradient(7))
+    stepper = Step(model, rule.build(model), CPU, RowClipping(model, rule.clip_norm), method.gradient(7))
     for number in range(steps):
-        stepper.step(batches(*cut), 1e-2, number)
+        stepper.update(batches(*cut), TaskTerms(TASK), 1e-2, number)
     return model
 
 
@@ -89,9 +92,9 @@ def test_with_p_1_it_is_the_student_alone_with_all_else_frozen() -> None:
     for name, parameter in student.named_parameters():
         parameter.requires_grad_("encoder.layers." in name)
     rule = AdamWConfig()
-    stepper = TaskStepper(student, TASK, rule.build(student), CPU, rule.clip_norm)
+    stepper = Step(student, rule.build(student), CPU, RowClipping(student, rule.clip_norm), Gradient())
     for number in range(3):
-        stepper.step(batches([0, 1, 2, 3]), 1e-2, number)
+        stepper.update(batches([0, 1, 2, 3]), TaskTerms(TASK), 1e-2, number)
     method = Theseus(start=1.0)
     replaced = trained(method, model_of(4), steps=3)
     method.finish(replaced)
@@ -104,8 +107,10 @@ def test_with_p_0_it_is_the_teacher_and_learns_nothing() -> None:
     model = method.prepare(copy.deepcopy(teacher), seed=7).train()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     method.set_trained(model, 0)
-    stepper = TaskStepper(model, TASK, AdamWConfig().build(model), CPU, 1.0, method.gradient(7))
-    totals = [stepper.step(batches([0, 1, 2, 3]), 1e-2, number).terms["task"].sum for number in range(2)]
+    stepper = Step(model, AdamWConfig().build(model), CPU, RowClipping(model, 1.0), method.gradient(7))
+    totals = [
+        stepper.update(batches([0, 1, 2, 3]), TaskTerms(TASK), 1e-2, number).terms["task"].sum for number in range(2)
+    ]
     wanted = float(TASK.loss_of(logits(teacher.eval()), batches([0, 1, 2, 3])[0]).sum)
     assert totals == pytest.approx([wanted, wanted], rel=1e-5)
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())

@@ -14,6 +14,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
 from bertkit.errors import DataError
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.schedule import LinearRate
 from tests.data.toy_corpus import FIRST_ID, random_documents, vocabulary, whole_documents, write_shards
 
 BATCH = 13
@@ -28,6 +29,22 @@ def step_batches(shards: TokenShards, plans: Path | None = None, **changes: obje
     settings = {"seed": 3, "scope": "train/0", "layout": SegmentPair(), "sequence_length": 48, "static_copies": None}
     stream = SampleStream(SampleSpec(**{**settings, **changes}), shards, whole_documents(shards), plans)  # type: ignore[arg-type]  # a table of mixed settings
     return StepBatches(stream, vocabulary(), [MaskedLM()], batch_sequences=BATCH, micro_batch_tokens=200)
+
+
+CHANGING = MaskedLM(rate=LinearRate(start=0.6, end=0.1))
+
+
+def changing_batches(shards: TokenShards, *, first_step: int, run_steps: int) -> StepBatches:
+    batches = step_batches(shards)
+    return StepBatches(
+        batches.stream,
+        vocabulary(),
+        [CHANGING],
+        batch_sequences=BATCH,
+        micro_batch_tokens=200,
+        first_step=first_step,
+        run_steps=run_steps,
+    )
 
 
 def flat(batches: list[PackedBatch]) -> list[torch.Tensor]:
@@ -58,6 +75,21 @@ def test_a_step_does_not_depend_on_those_before_it(shards: TokenShards) -> None:
     walked = list(step_batches(shards).loader(range(50), workers=0))[-1]
     jumped = step_batches(shards)[49]
     assert all(torch.equal(a, b) for a, b in zip(flat(walked), flat(jumped), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_rate_that_changes_is_that_of_the_step_for_any_workers_and_from_any_step(shards: TokenShards) -> None:
+    batches = changing_batches(shards, first_step=40, run_steps=100)
+    steps = range(60)
+    alone = list(batches.loader(steps, workers=0))
+    from_the_middle = [None] * 25 + list(batches.loader(steps[25:], workers=2))
+    for step, (one, other) in enumerate(zip(alone, from_the_middle, strict=True)):
+        rate = 0.6 - 0.5 * (40 + step) / 100
+        constant = step_batches(shards)
+        constant.corruptions = (MaskedLM(rate=rate),)
+        assert all(torch.equal(a, b) for a, b in zip(flat(one), flat(constant[step]), strict=True))
+        if other is not None:
+            assert all(torch.equal(a, b) for a, b in zip(flat(one), flat(other), strict=True))
 
 
 def test_the_generator_of_dropout_is_left_alone(shards: TokenShards) -> None:

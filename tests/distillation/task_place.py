@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bertkit.distillation.task_arguments import DistillRequest
+from bertkit.distillation.task_arguments import DistillArguments
 from bertkit.finetuning.recipe import OwnTask
-from bertkit.finetuning.run import FinetuneOutcome, finetune
+from bertkit.finetuning.run import finetune
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
+from bertkit.training.run import FinishedRun
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
 COLUMNS = Columns(text="review", label="stars")
@@ -47,7 +48,7 @@ class Place:
         path.write_text(f"kind: distill\n{more}\ndistillation:{distillation}\n", encoding="utf-8")
         return str(path)
 
-    def request(self, recipe: str, *overrides: str, **fields: Any) -> DistillRequest:
+    def request(self, recipe: str, *overrides: str, **fields: Any) -> DistillArguments:
         given = {
             "recipe": recipe,
             "task": self.task,
@@ -56,7 +57,7 @@ class Place:
             "cache": self.directory / "cache",
             **fields,
         }
-        return DistillRequest(overrides=[*SETTINGS, *overrides], **given)
+        return DistillArguments(overrides=[*SETTINGS, *overrides], **given)
 
-    def run(self, recipe: str, *overrides: str, **fields: Any) -> FinetuneOutcome:
+    def run(self, recipe: str, *overrides: str, **fields: Any) -> FinishedRun:
         return finetune(self.request(recipe, *overrides, **fields), progress=silent_progress)

@@ -12,15 +12,15 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.losses import soft_targets
 from bertkit.distillation.student import student_of
-from bertkit.distillation.task_arguments import DistillRequest
+from bertkit.distillation.task_arguments import DistillArguments
 from bertkit.distillation.task_loss_terms import reading_of
 from bertkit.distillation.teachers import answers_identity
 from bertkit.distillation.terms import ActivationSpec
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.finetuning.arguments import FinetuneRequest
-from bertkit.finetuning.run import FinetuneOutcome, finetune
-from bertkit.finetuning.steps import EpochOrder
+from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.run import finetune
+from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
@@ -28,6 +28,7 @@ from bertkit.tasks.base import TaskBatch
 from bertkit.tasks.classification import MultiLabelClassification, TextSettings
 from bertkit.tasks.tagging import FIRST, Tagging, TaggingSettings
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.run import FinishedRun
 from tests.distillation.task_place import ALL_TERMS, DEV, HEAD, LABELS, SETTINGS, TRAIN, Place
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_model, write_table
@@ -50,15 +51,15 @@ def every_term(place: Place) -> str:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Place, logits_only: str) -> FinetuneOutcome:
+def finished(place: Place, logits_only: str) -> FinishedRun:
     return place.run(logits_only, run_dir=place.directory / "finished")
 
 
-def weights(outcome: FinetuneOutcome) -> str:
+def weights(outcome: FinishedRun) -> str:
     return sha256_of(outcome.run.model / "model.safetensors")
 
 
-def lines_of(outcome: FinetuneOutcome) -> list[dict[str, Any]]:
+def lines_of(outcome: FinishedRun) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in outcome.run.metrics.read_text().splitlines()]
     return [line for line in lines if "loss" in line]
 
@@ -156,13 +157,13 @@ def test_the_cut_of_a_batch_changes_nothing_but_rounding(
 
 
 def test_a_stop_and_a_resume_give_the_same_model_to_the_bit(
-    place: Place, finished: FinetuneOutcome, logits_only: str
+    place: Place, finished: FinishedRun, logits_only: str
 ) -> None:
     run = place.directory / "stopped"
     with stopping_at(5), pytest.raises(StoppedError, match=r"at step 5 .*`bertkit distill --resume"):
         place.run(logits_only, run_dir=run)
     resumed = finetune(
-        DistillRequest(resume=str(run), runs_root=place.directory / "runs", cache=place.directory / "cache"),
+        DistillArguments(resume=str(run), runs_root=place.directory / "runs", cache=place.directory / "cache"),
         progress=silent_progress,
     )
     assert weights(resumed) == weights(finished)
@@ -170,7 +171,7 @@ def test_a_stop_and_a_resume_give_the_same_model_to_the_bit(
 
 
 def test_answers_that_are_read_again_equal_those_that_are_computed(
-    place: Place, finished: FinetuneOutcome, logits_only: str, caplog: pytest.LogCaptureFixture
+    place: Place, finished: FinishedRun, logits_only: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     again = place.run(logits_only, run_dir=place.directory / "again")
@@ -206,7 +207,7 @@ def test_a_control_is_the_same_student_fine_tuned(place: Place, every_term: str,
     control = place.run(every_term, control=True, run_dir=tmp_path / "control")
     teacher, _ = load_model(place.teacher)
     save_model(student_of(teacher, [1]), load_tokenizer(place.teacher), tmp_path / "student")
-    request = FinetuneRequest(
+    request = FinetuneArguments(
         task=place.task, model=str(tmp_path / "student"), overrides=SETTINGS, run_dir=tmp_path / "plain"
     )
     plain = finetune(request, progress=silent_progress)
@@ -288,12 +289,12 @@ def test_every_kind_of_task_can_be_imitated(kind: str, tmp_path: Path) -> None:
     shared = {"runs_root": tmp_path / "runs", "task": task}
     settings = [*SETTINGS, "optimisation.max_steps=1", *(["span.max_query_tokens=9"] if kind == "span" else [])]
     taught = finetune(
-        FinetuneRequest(model=str(base), overrides=settings, run_dir=tmp_path / "teacher", **shared),
+        FinetuneArguments(model=str(base), overrides=settings, run_dir=tmp_path / "teacher", **shared),
         progress=silent_progress,
     )
     term = "logit_error" if kind == "regression" else "soft_targets"
     (tmp_path / "r.yaml").write_text(f"kind: distill\nstudent: {{layers: [0, 1]}}\ndistillation: [{term}]\n")
-    request = DistillRequest(
+    request = DistillArguments(
         recipe=str(tmp_path / "r.yaml"),
         teachers=[str(taught.run.path)],
         overrides=[*settings, "lr=1e-9"],

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.plan import finetuning_plan
-from bertkit.finetuning.run import FinetuneOutcome, finetune
+from bertkit.finetuning.run import finetune
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.training.meters import WindowMeter
+from bertkit.training.run import FinishedRun
 from tests.distillation.task_place import DEV, SETTINGS, Place
 from tests.tasks.tiny_task import reviews
 
@@ -29,7 +30,7 @@ def logits_only(place: Place) -> str:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Place, logits_only: str) -> FinetuneOutcome:
+def finished(place: Place, logits_only: str) -> FinishedRun:
     return place.run(logits_only, run_dir=place.directory / "finished")
 
 
@@ -46,7 +47,7 @@ def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
 
     monkeypatch.setattr(WindowMeter, "add", add)
 
-    def of(request: FinetuneRequest) -> np.ndarray:
+    def of(request: FinetuneArguments) -> np.ndarray:
         counted.clear()
         finetune(request, progress=silent_progress)
         return np.array(counted)
@@ -55,7 +56,7 @@ def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
     kept = of(place.request(logits_only, short))
     asked = of(place.request(logits_only, short, "engine.teacher_store_gb=0"))
     teacher = of(
-        FinetuneRequest(
+        FinetuneArguments(
             task=place.task, model=str(place.teacher), overrides=[*SETTINGS, short], runs_root=place.directory / "runs"
         )
     )
@@ -73,7 +74,7 @@ def test_a_weight_of_few_bits_is_a_weight(place: Place, logits_only: str, method
     assert whole <= few < 1.01 * whole
 
 
-def test_results_have_the_teacher_beside_the_student(place: Place, finished: FinetuneOutcome) -> None:
+def test_results_have_the_teacher_beside_the_student(place: Place, finished: FinishedRun) -> None:
     results = finished.results
     teacher, _ = load_model(place.teacher)
     assert results["teacher"]["parameters"] == sum(each.numel() for each in teacher.parameters())
@@ -91,7 +92,7 @@ def test_results_have_the_teacher_beside_the_student(place: Place, finished: Fin
     )
 
 
-def test_a_plan_has_the_students_size(place: Place, finished: FinetuneOutcome, logits_only: str) -> None:
+def test_a_plan_has_the_students_size(place: Place, finished: FinishedRun, logits_only: str) -> None:
     plan = finetuning_plan(place.request(logits_only))
     assert plan["parameters"]["total"] == finished.results["student"]["parameters"]
     assert plan["steps"] == finished.run.record["steps"]

@@ -79,10 +79,10 @@ def test_tinybert_learns_from_the_inside_first_at_a_constant_rate() -> None:
     before = recipe_before(recipe)
     assert before is not None
     assert [term.term for term in before.terms] == ["embeddings", "hidden_states", "attention"]
-    assert (before.optimisation.epochs, before.optimisation.learning_rate) == (50, 5e-5)
-    assert (before.optimisation.schedule, before.optimisation.warmup_share) == ("constant", 0.0)
+    assert (before.optimisation.epochs, before.optimisation.schedule.peak) == (50, 5e-5)
+    assert (before.optimisation.schedule.name, before.optimisation.schedule.warmup_share) == ("constant", 0.0)
     assert [term.term for term in recipe.terms] == ["soft_targets"]
-    assert (recipe.optimisation.epochs, recipe.optimisation.learning_rate) == (3, 3e-5)
+    assert (recipe.optimisation.epochs, recipe.optimisation.schedule.peak) == (3, 3e-5)
     assert before.augmentation == recipe.augmentation
 
 
@@ -94,7 +94,7 @@ def test_a_section_of_the_run_before_keeps_its_other_settings(tmp_path: Path) ->
     before = recipe_before(recipe)
     assert before is not None
     optimisation = before.optimisation
-    assert (optimisation.learning_rate, optimisation.epochs, optimisation.schedule) == (0.001, 7, "constant")
+    assert (optimisation.schedule.peak, optimisation.epochs, optimisation.schedule.name) == (0.001, 7, "constant")
 
 
 def test_a_control_has_the_labels_alone_and_no_run_before_it() -> None:

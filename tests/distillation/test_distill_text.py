@@ -19,10 +19,10 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
-from bertkit.pretraining.arguments import PretrainRequest
-from bertkit.pretraining.run import Finished
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.show_batch import show_batch, shown
 from bertkit.progress import silent_progress
+from bertkit.training.run import FinishedRun
 from tests.distillation.tiny_teacher import SIZES, Classroom, assert_transformers_agrees, write_classroom
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_model
@@ -36,7 +36,7 @@ def classroom(tmp_path_factory: pytest.TempPathFactory) -> Classroom:
 
 
 @pytest.fixture(scope="module")
-def finished(classroom: Classroom) -> Finished:
+def finished(classroom: Classroom) -> FinishedRun:
     return classroom.run("finished")
 
 
@@ -45,7 +45,7 @@ def job(classroom: Classroom, directory: Path, *overrides: str, **changes: objec
     return classroom.job(directory, TextDistillation, *overrides, **changes)
 
 
-def test_transformers_loads_the_student_with_equal_logits(finished: Finished) -> None:
+def test_transformers_loads_the_student_with_equal_logits(finished: FinishedRun) -> None:
     assert_transformers_agrees(finished.run.path / "model", "DistilBertForMaskedLM")
 
 
@@ -182,7 +182,9 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes(classroom: Classroom, t
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_the_control_is_the_same_student_without_the_teachers_terms(classroom: Classroom, finished: Finished) -> None:
+def test_the_control_is_the_same_student_without_the_teachers_terms(
+    classroom: Classroom, finished: FinishedRun
+) -> None:
     control = classroom.run("control", control=True, max_steps=3)
     assert {name for name in control.results["held_out"] if name.startswith("loss/")} == {"loss/masked_lm"}
     assert "control: true" in (control.run.path / "recipe.yaml").read_text()
@@ -193,7 +195,7 @@ def test_the_control_is_the_same_student_without_the_teachers_terms(classroom: C
     assert not phases.optimisation.stages
 
 
-def test_results_stand_beside_the_teachers_own(finished: Finished, classroom: Classroom) -> None:
+def test_results_stand_beside_the_teachers_own(finished: FinishedRun, classroom: Classroom) -> None:
     results = finished.results
     assert set(results["held_out"]) >= {"loss/soft_targets", "accuracy/soft_targets", "loss/cosine", "loss/masked_lm"}
     assert "accuracy/cosine" not in results["held_out"]
@@ -241,7 +243,7 @@ def test_what_is_set_layer_by_layer_goes_with_the_layers(classroom: Classroom, t
         of_student("student.layers=uniform", "model.num_hidden_layers=9")
 
 
-def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finished: Finished, tmp_path: Path) -> None:
+def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finished: FinishedRun, tmp_path: Path) -> None:
     student = job(classroom, tmp_path, student=str(finished.run.path)).model
     given, _ = load_model(finished.run.path / "model")
     for name, parameter in given.named_parameters():
@@ -336,8 +338,8 @@ def test_a_store_that_keeps_all_words_or_has_no_room_changes_nothing(classroom: 
         classroom.request("none", *TINYBERT, "teacher_store={}").requested()
 
 
-def test_a_students_batch_is_shown_as_it_was_read(classroom: Classroom, finished: Finished, tmp_path: Path) -> None:
-    request = PretrainRequest(recipe=str(finished.run.path), cache=classroom.directory / "cache")
+def test_a_students_batch_is_shown_as_it_was_read(classroom: Classroom, finished: FinishedRun, tmp_path: Path) -> None:
+    request = PretrainArguments(recipe=str(finished.run.path), cache=classroom.directory / "cache")
     batch = show_batch(request, step=4, sequences=6, progress=silent_progress)
     own = job(classroom, tmp_path)
     read = shown(own.stages[0].batches.samples(3), own.stages[0].objectives, own.tokenizer)

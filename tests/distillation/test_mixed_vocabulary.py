@@ -26,7 +26,7 @@ from bertkit.models.electra import ElectraConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.training.step import losses
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from tests.distillation.two_vocabularies import pair_samples, row_of, student, teacher
 
 ROWS = 157
@@ -227,7 +227,7 @@ def test_without_the_students_share_the_teachers_loss_is_its_own_to_the_bit() ->
     wanted = objective(student_share=0)
     add_teacher(small, [wanted], large, seed=3)
     batch = PackedBatch.from_samples(corrupt(wanted, samples))
-    found = losses(small, [wanted], batch)[TARGET]
+    found = ObjectiveTerms([wanted]).losses(small, batch)[TARGET]
     read = mixed_batch(batch)
     index_M = (batch.targets[TARGET].columns["label"] >= 0).nonzero().flatten()
     logits = untouched.masked_lm_logits(untouched(read)[index_M])
@@ -257,7 +257,7 @@ def test_each_piece_is_predicted_among_those_of_its_own_vocabulary() -> None:
     with torch.no_grad():
         dual.students.bias.normal_()
     batch = PackedBatch.from_samples(corrupt(wanted, samples))
-    found = losses(small, [wanted], batch)[TARGET]
+    found = ObjectiveTerms([wanted]).losses(small, batch)[TARGET]
     label_T = batch.targets[TARGET].columns["label"]
     index_M = (label_T >= 0).nonzero().flatten()
     head = dual.model.masked_lm
@@ -320,6 +320,6 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float], message: 
 
 def test_it_stands_beside_masked_lm_and_not_alone() -> None:
     mixed = MixedVocabulary()
-    assert not mixed.faults_beside([MaskedLM(), mixed])
-    assert "add masked_lm" in mixed.faults_beside([CausalLM(), mixed])[0]
+    assert not mixed.errors_beside([MaskedLM(), mixed])
+    assert "add masked_lm" in mixed.errors_beside([CausalLM(), mixed])[0]
     assert mixed.expected_count(100) == MaskedLM().expected_count(100)

@@ -20,15 +20,15 @@ from bertkit.distillation.losses import (
 from bertkit.distillation.objectives import DISTILLED, Distilled, TeacherSession, add_maps, wanted_of
 from bertkit.distillation.terms import TERMS, Shape, Sizes
 from bertkit.distillation.terms.base import MAPS
+from bertkit.distillation.text_loss_terms import TaughtObjectiveTerms
 from bertkit.models.bert import BertConfig
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layer_choice import layer_map
 from bertkit.objectives.base import Objective
-from bertkit.objectives.forward import encode
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.training.step import losses
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from tests.data.toy_corpus import vocabulary
 from tests.objectives.test_masked_lm import made_samples
 
@@ -118,7 +118,7 @@ def test_words_are_compared_where_asked_with_the_plain_loss_and_gradient(
 ) -> None:
     batch, _ = batches
     term = objective(name, positions=positions, **settings)
-    part = losses(student, [term], batch, guide_of(student, teacher, [term]))[name]
+    part = TaughtObjectiveTerms([term], guide_of(student, teacher, [term])).losses(student, batch)[name]
     gradients = torch.autograd.grad(part.sum, list(student.parameters()), allow_unused=True)
     index_M = torch.arange(batch.num_tokens) if positions == "all" else batch.targets["masked_lm"].index_M
     with torch.no_grad():
@@ -147,8 +147,7 @@ def test_states_are_compared_layer_by_layer(
         objective("patience", layers="uniform"),
         objective("feature_maps", layers=pairs, mean_weight=0.0, variance_weight=0.0),
     ]
-    compared = encode(student, terms, batch, guide_of(student, teacher, terms))["hidden_states"].compared
-    assert compared is not None
+    _, compared = TaughtObjectiveTerms(terms, guide_of(student, teacher, terms)).passes(student, batch)
     mine, theirs = compared.seen.states, compared.teacher_seen.states
     assert (sorted(mine), sorted(theirs)) == ([0, 1, 2], [0, 2, 4])
     torch.testing.assert_close(mine[2], student(batch))
@@ -160,7 +159,7 @@ def test_states_are_compared_layer_by_layer(
         "patience": sum(normalised_state_squared_error(mine[m][first], theirs[n][first]).sum() for m, n in pairs) / 2,
         "feature_maps": sum(feature_map_error(mine[m], theirs[n]).sum() for m, n in pairs) / 2,
     }
-    found = losses(student, terms, batch, guide_of(student, teacher, terms))
+    found = TaughtObjectiveTerms(terms, guide_of(student, teacher, terms)).losses(student, batch)
     for name, value in expected.items():
         torch.testing.assert_close(found[name].sum, value)
     assert found["patience"].count == len(LENGTHS)
@@ -176,7 +175,7 @@ def test_neither_the_cut_of_a_batch_nor_padding_changes_a_term(
     parameters = [parameter for name, parameter in student.named_parameters() if "position" not in name]
 
     def sums(some: list[PackedBatch]) -> tuple[float, int, list[torch.Tensor | None]]:
-        found = [losses(student, objectives, batch, guide)[term.term] for batch in some]
+        found = [TaughtObjectiveTerms(objectives, guide).losses(student, batch)[term.term] for batch in some]
         total = torch.stack([part.sum for part in found]).sum()
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         return float(total.detach()), sum(part.count for part in found), list(gradients)
@@ -204,7 +203,7 @@ def test_terms_of_one_name_share_one_map_and_the_student_trains_it(
     named = {name: tuple(each.shape) for name, each in narrow.companions[MAPS].named_parameters()}
     assert named == {"fit.weight": (20, 12), "fit.bias": (20,), "layer_2.weight": (20, 12), "layer_2.bias": (20,)}
     assert not any(name.startswith("companions") for name in narrow.own_state())
-    found = losses(narrow, terms, batches[0], TeacherSession(teacher, narrow, terms, sizes))
+    found = TaughtObjectiveTerms(terms, TeacherSession(teacher, narrow, terms, sizes)).losses(narrow, batches[0])
     found["embeddings"].sum.backward(retain_graph=True)
     once = narrow.get_parameter(f"companions.{MAPS}.fit.weight").grad
     assert once is not None
@@ -234,26 +233,24 @@ def test_the_teacher_is_read_once_without_dropout_or_gradients_and_only_where_it
         return forward(self, *arguments)  # type: ignore[arg-type]  # as it was called
 
     monkeypatch.setattr(HeadedModel, "forward", counted)
-    reading = encode(student, terms, batches[0], guide)["cosine"]
+    _, compared = TaughtObjectiveTerms(terms, guide).passes(student, batches[0])
     assert [each is dropping for each in passes] == [False, True]
-    assert reading.compared is not None
-    assert not reading.compared.teacher_hidden_TD.requires_grad
+    assert not compared.teacher_hidden_TD.requires_grad
     passes.clear()
     masked: list[Objective] = [MaskedLM(), objective("soft_targets", positions="masked")]
-    narrow = encode(student, masked, batches[0], guide_of(student, dropping, masked))["soft_targets"].compared
+    _, narrow = TaughtObjectiveTerms(masked, guide_of(student, dropping, masked)).passes(student, batches[0])
     assert not passes  # both last layers are computed at the predicted tokens alone
-    assert narrow is not None
     index_M = batches[0].targets["masked_lm"].index_M
     torch.testing.assert_close(
-        narrow.teacher_hidden_TD[index_M], reading.compared.teacher_hidden_TD[index_M], rtol=1e-4, atol=1e-5
+        narrow.teacher_hidden_TD[index_M], compared.teacher_hidden_TD[index_M], rtol=1e-4, atol=1e-5
     )
 
 
 def test_without_a_teacher_a_term_is_refused(
     student: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]]
 ) -> None:
-    with pytest.raises(AssertionError, match="cosine needs a teacher"):
-        losses(student, [objective("cosine")], batches[0])
+    with pytest.raises(AssertionError, match="cosine is a comparison with a teacher"):
+        ObjectiveTerms([objective("cosine")]).losses(student, batches[0])
 
 
 def test_of_logits_nothing_is_recorded(student: HeadedModel, teacher: HeadedModel) -> None:

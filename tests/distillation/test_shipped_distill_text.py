@@ -16,7 +16,7 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.objectives.forward import pretraining_model
-from bertkit.objectives.masking import RarePieces
+from bertkit.objectives.masking import RareTokens
 from bertkit.pretraining.stages import stages_of
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
@@ -122,7 +122,7 @@ def test_distilbert_has_the_values_of_its_code() -> None:
     ]
     assert words.model_dump() == {"weight": 5.0, "positions": "all", "temperature": 2.0}
     assert masked.model_dump()["rate"] == 0.15
-    assert masked.units == RarePieces(exponent=0.7)  # type: ignore[attr-defined]  # the masked LM
+    assert masked.units == RareTokens(exponent=0.7)  # type: ignore[attr-defined]  # the masked LM
     assert direction.model_dump()["layers"] == "top"
     assert recipe.student is not None
     assert (recipe.student.layers, recipe.frozen) == ((0, 2, 4, 7, 9, 11), ("embeddings.position",))

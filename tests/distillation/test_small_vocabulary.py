@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,14 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.hub import load_model
-from bertkit.pretraining.arguments import PretrainRequest
-from bertkit.pretraining.run import Finished
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.show_batch import show_batch
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer, save_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
-from bertkit.training.cost import training_flops
+from bertkit.training.cost import step_flops
+from bertkit.training.run import FinishedRun
 from tests.distillation.tiny_teacher import SIZES, Classroom, assert_transformers_agrees, write_classroom
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_model
@@ -66,7 +65,7 @@ def classroom(tmp_path_factory: pytest.TempPathFactory) -> Classroom:
 
 
 @pytest.fixture(scope="module")
-def finished(classroom: Classroom) -> Finished:
+def finished(classroom: Classroom) -> FinishedRun:
     return classroom.run("finished")
 
 
@@ -75,12 +74,12 @@ def job(classroom: Classroom, directory: Path, *overrides: str, **changes: objec
     return classroom.job(directory, MixedVocabularyTrainer, *overrides, **changes)
 
 
-def test_transformers_loads_the_student_with_equal_logits(finished: Finished) -> None:
+def test_transformers_loads_the_student_with_equal_logits(finished: FinishedRun) -> None:
     assert_transformers_agrees(finished.run.path / "model", "BertForMaskedLM")
 
 
 def test_the_student_is_as_deep_as_its_teacher_and_has_a_vocabulary_of_its_own(
-    finished: Finished, classroom: Classroom
+    finished: FinishedRun, classroom: Classroom
 ) -> None:
     student, teacher = (load_model(path)[0] for path in (finished.run.path / "model", classroom.teacher))
     settings, theirs = (model.encoder.config.model_dump() for model in (student, teacher))
@@ -97,7 +96,7 @@ def test_the_student_is_as_deep_as_its_teacher_and_has_a_vocabulary_of_its_own(
 
 
 def test_teacher_and_projections_learn_beside_the_student_and_are_kept_in_checkpoints(
-    classroom: Classroom, finished: Finished
+    classroom: Classroom, finished: FinishedRun
 ) -> None:
     weights = load_file(finished.run.checkpoints / "step-00000006" / "weights.safetensors")
     first = load_file(classroom.teacher / "model.safetensors")
@@ -111,7 +110,7 @@ def test_teacher_and_projections_learn_beside_the_student_and_are_kept_in_checkp
 
 
 def test_stopped_and_resumed_it_ends_with_the_same_bytes(
-    classroom: Classroom, finished: Finished, tmp_path: Path
+    classroom: Classroom, finished: FinishedRun, tmp_path: Path
 ) -> None:
     with stopping_at(3), pytest.raises(StoppedError, match="`bertkit distill --resume"):
         classroom.run("stopped", run_dir=tmp_path / "stopped")
@@ -155,11 +154,19 @@ def test_a_steps_operations_are_the_students_and_its_teachers(classroom: Classro
     beside, alone = (job(classroom, tmp_path, *share, control=not share) for share in (SAME_TEXT, ()))
     stage_run = beside.stages[0]
     batches = stage_run.batches[1]
-    own = alone._flops(alone.stages[0].batches[1])
-    as_if_teacher_read_it = [replace(each, targets={"masked_lm": each.targets["masked_lm"]}) for each in batches]
-    theirs = training_flops(beside.teacher, as_if_teacher_read_it, [])
+    own = alone.flops(alone.stages[0].batches[1])
+    theirs = sum(
+        step_flops(
+            beside.teacher,
+            tokens=each.num_tokens,
+            squared_lengths=float((each.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
+            predictions=each.targets["masked_lm"].count,
+            sequences=each.num_sequences,
+        )
+        for each in batches
+    )
     assert own < theirs
-    assert beside._flops(batches) == pytest.approx(own + theirs, rel=0.01)
+    assert beside.flops(batches) == pytest.approx(own + theirs, rel=0.01)
 
 
 def test_dual_training_alone_is_asked_for_by_leaving_projections_out(classroom: Classroom, tmp_path: Path) -> None:
@@ -185,7 +192,7 @@ def test_a_plan_counts_the_teachers_training_and_says_what_it_is_for(classroom: 
 
 
 def test_a_student_that_goes_on_keeps_its_own_vocabulary(
-    classroom: Classroom, finished: Finished, tmp_path: Path
+    classroom: Classroom, finished: FinishedRun, tmp_path: Path
 ) -> None:
     training = job(classroom, tmp_path, "model.family=bert", student=str(finished.run.path))
     given, _ = load_model(finished.run.path / "model")
@@ -265,7 +272,7 @@ def test_teachers_that_cannot_read_two_vocabularies_are_refused(classroom: Class
     assert not kept.tokenizer.lowercases
 
 
-def test_batches_of_two_vocabularies_are_not_shown(classroom: Classroom, finished: Finished) -> None:
-    request = PretrainRequest(recipe=str(finished.run.path), cache=classroom.directory / "cache")
+def test_batches_of_two_vocabularies_are_not_shown(classroom: Classroom, finished: FinishedRun) -> None:
+    request = PretrainArguments(recipe=str(finished.run.path), cache=classroom.directory / "cache")
     with pytest.raises(UsageError, match="cut by two vocabularies"):
         show_batch(request, step=1, sequences=1, progress=silent_progress)

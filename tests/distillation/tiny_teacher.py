@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.text_arguments import DistillTextRequest
+from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model
-from bertkit.pretraining.run import Finished, open_shards, run_pretraining
-from bertkit.pretraining.trainer import Pretraining
+from bertkit.pretraining.run import open_shards, run_pretraining
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
+from bertkit.training.run import FinishedRun
 from tests.training.tiny_run import write_model, write_text
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40}
@@ -46,7 +47,7 @@ engine:
   pseudo_perplexity_sequences: 0
 """
 
-Job = TypeVar("Job", bound=Pretraining)
+Job = TypeVar("Job", bound=Pretrainer)
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class Classroom:
     text: Path
     teacher: Path
 
-    def request(self, name: str, *overrides: str, **changes: object) -> DistillTextRequest:
+    def request(self, name: str, *overrides: str, **changes: object) -> DistillTextArguments:
         """A run of this name."""
-        request = DistillTextRequest(
+        request = DistillTextArguments(
             str(self.recipe),
             overrides=overrides,
             sources=[str(self.text)],
@@ -71,10 +72,10 @@ class Classroom:
         )
         return replace(request, **changes)
 
-    def run(self, name: str, *overrides: str, **changes: object) -> Finished:
+    def run(self, name: str, *overrides: str, **changes: object) -> FinishedRun:
         return run_pretraining(self.request(name, *overrides, **changes), progress=silent_progress)
 
-    def resume(self, directory: Path) -> Finished:
+    def resume(self, directory: Path) -> FinishedRun:
         """Go on with a run that was stopped."""
         given = {"recipe": None, "sources": [], "teachers": (), "run_dir": None}
         return self.run(directory.name, **given, resume=str(directory))
@@ -84,7 +85,7 @@ class Classroom:
         request = self.request("none", *overrides, **changes)
         recipe = request.requested()
         shards = open_shards(recipe, cache=self.directory / "cache", offline=True, progress=silent_progress)
-        training = request.training(recipe, shards, RunDirectory(directory, {}))
+        training = request.trainer(recipe, shards, RunDirectory(directory, {}))
         assert isinstance(training, kind)
         return training
 

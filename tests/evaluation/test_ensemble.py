@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.arguments import Evaluated
 from bertkit.evaluation.ensemble import COMBINED, EnsembleRequest, evaluate_ensemble, mean
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import OwnTask
-from bertkit.finetuning.run import FinetuneOutcome, finetune
+from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.readers import Columns
+from bertkit.training.run import FinishedRun
 from tests.tasks.tiny_task import GOOD, reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -53,10 +54,8 @@ class Place:
         parts = {"train": rows[:-DEV], "dev": rows[-DEV:], "test": rows[:5]}
         return {split: str(write_table(self.directory / f"{name}-{split}.csv", part)) for split, part in parts.items()}
 
-    def suite(
-        self, task: OwnTask | list[OwnTask], *overrides: str, seeds: Sequence[int] = (0, 1, 2)
-    ) -> FinetuneOutcome:
-        request = FinetuneRequest(
+    def suite(self, task: OwnTask | list[OwnTask], *overrides: str, seeds: Sequence[int] = (0, 1, 2)) -> FinishedRun:
+        request = FinetuneArguments(
             task=task,
             model=str(self.model),
             overrides=[*SETTINGS, *overrides],
@@ -75,17 +74,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def moods(place: Place) -> FinetuneOutcome:
+def moods(place: Place) -> FinishedRun:
     return place.suite(place.mood, 'data.predict=["test"]')
 
 
 @pytest.fixture(scope="module")
-def lengths(place: Place) -> FinetuneOutcome:
+def lengths(place: Place) -> FinishedRun:
     return place.suite(place.length)
 
 
 @pytest.fixture(scope="module")
-def tagged(place: Place) -> FinetuneOutcome:
+def tagged(place: Place) -> FinishedRun:
     return place.suite(place.tags)
 
 
@@ -119,7 +118,7 @@ def test_the_order_of_the_runs_says_nothing(place: Place, name: str, request: py
         assert path.read_bytes() == (other.run.path / "predictions" / path.name).read_bytes()
 
 
-def test_the_mean_of_probabilities_decides(place: Place, moods: FinetuneOutcome) -> None:
+def test_the_mean_of_probabilities_decides(place: Place, moods: FinishedRun) -> None:
     evaluated = place.ensemble(*moods.runs)
     for split, count in (("dev", DEV), ("test", 5)):
         file = f"mood-{split}.jsonl"
@@ -141,7 +140,7 @@ def test_the_mean_of_probabilities_decides(place: Place, moods: FinetuneOutcome)
     assert alone == [run.results["splits"]["dev"]["accuracy"] for run in moods.runs if run.results]
 
 
-def test_a_number_is_the_mean_of_numbers(place: Place, lengths: FinetuneOutcome) -> None:
+def test_a_number_is_the_mean_of_numbers(place: Place, lengths: FinishedRun) -> None:
     scipy = pytest.importorskip("scipy.stats")
     evaluated = place.ensemble(*lengths.runs)
     members = np.array([[line["prediction"] for line in said(run, "length-dev.jsonl")] for run in lengths.runs])
@@ -152,12 +151,12 @@ def test_a_number_is_the_mean_of_numbers(place: Place, lengths: FinetuneOutcome)
     assert evaluated.results["tasks"]["length"]["pearson"]["mean"] == pytest.approx(expected)
 
 
-def test_a_suite_stands_for_its_runs(place: Place, moods: FinetuneOutcome) -> None:
+def test_a_suite_stands_for_its_runs(place: Place, moods: FinishedRun) -> None:
     by_suite, by_run = place.ensemble(moods.run), place.ensemble(*moods.runs)
     assert by_suite.results == by_run.results
 
 
-def test_runs_of_several_tasks_are_averaged_task_by_task(place: Place, moods: FinetuneOutcome) -> None:
+def test_runs_of_several_tasks_are_averaged_task_by_task(place: Place, moods: FinishedRun) -> None:
     several = place.suite([place.mood, place.length], seeds=[0, 1])
     evaluated = place.ensemble(several.run)
     assert evaluated.results["tasks"].keys() == {"mood", "length"}
@@ -167,7 +166,7 @@ def test_runs_of_several_tasks_are_averaged_task_by_task(place: Place, moods: Fi
 
 
 def test_other_tasks_and_other_examples_are_refused_by_name(
-    place: Place, moods: FinetuneOutcome, lengths: FinetuneOutcome, tmp_path: Path
+    place: Place, moods: FinishedRun, lengths: FinishedRun, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=r"(?s)different tasks.*seed=0: mood dev, mood test.*seed=0: length dev"):
         place.ensemble(moods.runs[0], lengths.runs[0])
@@ -183,7 +182,7 @@ def test_other_tasks_and_other_examples_are_refused_by_name(
 
 
 def test_spans_are_refused_and_so_are_predictions_without_scores(
-    place: Place, moods: FinetuneOutcome, tmp_path: Path
+    place: Place, moods: FinishedRun, tmp_path: Path
 ) -> None:
     import shutil
 
@@ -241,7 +240,7 @@ def test_each_kind_combines_what_it_saved() -> None:
 
 
 def test_the_command_gives_the_document_of_the_contract_and_a_run_to_compare(
-    place: Place, moods: FinetuneOutcome, bertkit: Bertkit, tmp_path: Path
+    place: Place, moods: FinishedRun, bertkit: Bertkit, tmp_path: Path
 ) -> None:
     out = tmp_path / "ensemble"
     paths = [run.path for run in moods.runs]

@@ -15,7 +15,7 @@ from bertkit.evaluation.plan import TaskEvaluation
 from bertkit.evaluation.run import MeasureRequest
 from bertkit.evaluation.score import score_file
 from bertkit.evaluation.tasks import evaluate_tasks
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
 from bertkit.progress import silent_progress
@@ -68,7 +68,7 @@ def test_a_labelled_test_split_is_scored_for_every_seed(conll: Path, base: Path,
 
 
 def test_a_run_of_bertkit_finetune_is_not_repeated(conll: Path, base: Path, tmp_path: Path) -> None:
-    request = FinetuneRequest(
+    request = FinetuneArguments(
         task="conll2003", model=str(base), data_dir=str(conll), overrides=SETTINGS, runs_root=tmp_path, seeds=(7,)
     )
     before = finetune(request, progress=silent_progress)
@@ -97,7 +97,7 @@ def test_what_is_missing_beside_dev_is_no_obstacle(
 
 def test_the_heads_of_a_run_on_several_tasks_are_evaluated_each_on_its_own(base: Path, tmp_path: Path) -> None:
     data = write_glue(tmp_path / "glue")
-    request = FinetuneRequest(
+    request = FinetuneArguments(
         task=("rte", "wnli"),
         model=str(base),
         data_dir=str(data),

@@ -12,15 +12,17 @@ import torch
 from safetensors.torch import load_file
 
 from bertkit.errors import StoppedError, UsageError
-from bertkit.finetuning.arguments import FinetuneRequest
-from bertkit.finetuning.run import FinetuneOutcome, finetune
-from bertkit.finetuning.steps import FinetuneEngine
+from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
 from bertkit.models.bert import BertStack
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TaggedExample
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
+from bertkit.training.run import FinishedRun
 from tests.finetuning.test_finetune import DEV, Place, other_kind, weights
 from tests.training.stopping import stopping_at
 
@@ -36,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def tagged(place: Place) -> FinetuneOutcome:
+def tagged(place: Place) -> FinishedRun:
     """A tagger on features."""
     task = other_kind(place, place.directory, "tagging")
     return place.run(FEATURES, *SETTINGS, task=task, run_dir=place.directory / "tagged")
@@ -52,7 +54,7 @@ def encoder_weights(model: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     }
 
 
-def dev_probabilities(outcome: FinetuneOutcome) -> list[list[float]]:
+def dev_probabilities(outcome: FinishedRun) -> list[list[float]]:
     lines = json_lines(outcome.run.path / "predictions" / "stars-dev.jsonl")
     return [list(line["scores"].values()) for line in lines]
 
@@ -62,7 +64,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_tagger_learns_on_features_and_the_encoder_stays_as_it_is_to_the_bit(
-    place: Place, tagged: FinetuneOutcome
+    place: Place, tagged: FinishedRun
 ) -> None:
     assert tagged.results["splits"]["dev"]["f1"] > 0.8
     before, after = encoder_weights(place.model), encoder_weights(tagged.run.model, "features.")
@@ -72,7 +74,7 @@ def test_a_tagger_learns_on_features_and_the_encoder_stays_as_it_is_to_the_bit(
     assert mix.abs().max() > 0, "the weights of the layers are learnt"
 
 
-def test_its_model_is_read_again_and_predicts_the_same(tagged: FinetuneOutcome) -> None:
+def test_its_model_is_read_again_and_predicts_the_same(tagged: FinishedRun) -> None:
     config = json.loads((tagged.run.model / "config.json").read_text())
     assert config["model_type"] == "feature-lstm"
     assert config["architectures"] == ["FeatureLstmForTokenClassification"]
@@ -80,7 +82,7 @@ def test_its_model_is_read_again_and_predicts_the_same(tagged: FinetuneOutcome) 
     model, report = load_model(tagged.run.model)
     assert isinstance(model.encoder, FeatureLstm)
     assert not report.drawn_anew
-    predictor = Predictor.load(str(tagged.run.path), FinetuneEngine(device="cpu", precision="fp32").resolve())
+    predictor = Predictor.load(str(tagged.run.path), resolve_engine(EngineConfig(device="cpu", precision="fp32")))
     said = json_lines(tagged.run.path / "predictions" / "tagging-dev.jsonl")
     dev = json_lines(tagged.run.path.parent / "tagging-dev.jsonl")
     examples = [TaggedExample(str(i), tuple(line["words"]), None, i) for i, line in enumerate(dev)]
@@ -88,7 +90,7 @@ def test_its_model_is_read_again_and_predicts_the_same(tagged: FinetuneOutcome) 
     assert [list(each.prediction) for each in predictor(examples)] == [each["prediction"] for each in said]
 
 
-def test_it_goes_on_from_its_own_model_and_from_no_other_method(place: Place, tagged: FinetuneOutcome) -> None:
+def test_it_goes_on_from_its_own_model_and_from_no_other_method(place: Place, tagged: FinishedRun) -> None:
     task = other_kind(place, place.directory, "tagging")
     still = ("optimisation.max_steps=1", "lr=1e-12")
     again = place.run(FEATURES, *still, task=task, model=str(tagged.run.path))
@@ -125,7 +127,7 @@ def test_a_stopped_run_ends_with_the_same_bytes(place: Place, method: str, tmp_p
     straight = place.run(*settings, run_dir=tmp_path / "straight")
     with stopping_at(8), pytest.raises(StoppedError, match="at step 8"):
         place.run(*settings, run_dir=tmp_path / "stopped")
-    resumed = finetune(FinetuneRequest(resume=str(tmp_path / "stopped")), progress=silent_progress)
+    resumed = finetune(FinetuneArguments(resume=str(tmp_path / "stopped")), progress=silent_progress)
     assert weights(resumed) == weights(straight)
     assert resumed.results == straight.results
 
@@ -146,7 +148,7 @@ def test_freelb_learns_and_leaves_a_plain_model(place: Place) -> None:
     assert config["architectures"] == ["BertForSequenceClassification"]
 
 
-def test_nothing_is_left_beside_the_run(tagged: FinetuneOutcome) -> None:
+def test_nothing_is_left_beside_the_run(tagged: FinishedRun) -> None:
     names = {path.name for path in tagged.run.path.iterdir()}
     assert names <= {
         *("recipe.yaml", "run.json", "environment.json", "metrics.jsonl", "log.txt", "tensorboard", "model"),

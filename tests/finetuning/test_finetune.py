@@ -13,13 +13,14 @@ import torch
 
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, changed
-from bertkit.finetuning.run import FinetuneOutcome, finetune
-from bertkit.finetuning.steps import EpochOrder
+from bertkit.finetuning.run import finetune
+from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
+from bertkit.training.run import FinishedRun
 from tests.tasks.tiny_task import BAD, GOOD, reviews, write_model, write_table
 from tests.training.stopping import stopping_at
 
@@ -39,12 +40,12 @@ class Place:
         self.train = write_table(directory / "train.csv", reviews(TRAIN, 1))
         self.dev = write_table(directory / "dev.csv", reviews(DEV, 2))
 
-    def request(self, *overrides: str, **fields: Any) -> FinetuneRequest:
+    def request(self, *overrides: str, **fields: Any) -> FinetuneArguments:
         task = OwnTask(train=str(self.train), dev=str(self.dev), columns=COLUMNS)
         given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", **fields}
-        return FinetuneRequest(overrides=[*SETTINGS, *overrides], **given)
+        return FinetuneArguments(overrides=[*SETTINGS, *overrides], **given)
 
-    def run(self, *overrides: str, **fields: Any) -> FinetuneOutcome:
+    def run(self, *overrides: str, **fields: Any) -> FinishedRun:
         return finetune(self.request(*overrides, **fields), progress=silent_progress)
 
 
@@ -54,11 +55,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Place) -> FinetuneOutcome:
+def finished(place: Place) -> FinishedRun:
     return place.run(run_dir=place.directory / "finished")
 
 
-def weights(outcome: FinetuneOutcome) -> str:
+def weights(outcome: FinishedRun) -> str:
     return sha256_of(outcome.run.model / "model.safetensors")
 
 
@@ -67,7 +68,7 @@ def stopped(place: Place, step: int, *overrides: str, **fields: Any) -> None:
         place.run(*overrides, **fields)
 
 
-def test_it_learns_what_the_words_say(finished: FinetuneOutcome) -> None:
+def test_it_learns_what_the_words_say(finished: FinishedRun) -> None:
     results = finished.results
     assert results["splits"]["dev"]["accuracy"] > 0.9
     assert results["degenerate"] is None
@@ -80,7 +81,7 @@ def test_it_learns_what_the_words_say(finished: FinetuneOutcome) -> None:
     assert {"tokens", "lr", "loss", "grad_norm", "tokens_per_s", "mfu", "input_stall"} <= lines[0].keys()
 
 
-def test_the_result_is_a_model_of_transformers_with_the_same_predictions(finished: FinetuneOutcome) -> None:
+def test_the_result_is_a_model_of_transformers_with_the_same_predictions(finished: FinishedRun) -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(finished.run.model).eval()
     assert model.config.id2label == {0: "bad", 1: "good"}
@@ -147,14 +148,14 @@ def test_the_micro_batch_changes_nothing_but_rounding(place: Place) -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
-def test_two_runs_write_the_same_bytes_and_a_seed_others(place: Place, finished: FinetuneOutcome) -> None:
+def test_two_runs_write_the_same_bytes_and_a_seed_others(place: Place, finished: FinishedRun) -> None:
     assert weights(place.run()) == weights(finished)
     short = "optimisation.max_steps=3"
     assert weights(place.run(short, seeds=[5])) != weights(place.run(short, seeds=[6]))
 
 
 @pytest.mark.parametrize("step", [3, 24])
-def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: FinetuneOutcome, step: int) -> None:
+def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: FinishedRun, step: int) -> None:
     run_dir = place.directory / f"stopped-{step}"
     stopped(place, step, run_dir=run_dir)
     resumed = place.run(resume=str(run_dir))
@@ -178,17 +179,17 @@ def test_the_best_look_survives_a_stop(place: Place) -> None:
     assert len(results["looks"]) == 1 + [look["step"] for look in results["looks"]].index(results["best"]["step"]) + 1
     run_dir = place.directory / "best-stopped"
     stopped(place, results["best"]["step"] + 2, *harmful, run_dir=run_dir)
-    assert weights(finetune(FinetuneRequest(resume=str(run_dir)), progress=silent_progress)) == weights(straight)
+    assert weights(finetune(FinetuneArguments(resume=str(run_dir)), progress=silent_progress)) == weights(straight)
 
 
 def test_a_resume_that_decides_otherwise_is_refused(place: Place) -> None:
     run_dir = place.directory / "refused"
     stopped(place, 2, run_dir=run_dir)
-    with pytest.raises(UsageError, match=r"optimisation\.learning_rate: the run has 0\.006, now 0\.001"):
+    with pytest.raises(UsageError, match=r"optimisation\.schedule\.peak: the run has 0\.006, now 0\.001"):
         place.run("lr=1e-3", resume=str(run_dir))
 
 
-def test_labels_of_a_checkpoint_are_matched_by_name(place: Place, finished: FinetuneOutcome) -> None:
+def test_labels_of_a_checkpoint_are_matched_by_name(place: Place, finished: FinishedRun) -> None:
     """A model whose outputs stand in another order keeps it, and is right from the first step."""
     turned = write_model(place.directory / "turned", heads=("sequence_classification",), labels=Labels(("Good", "Bad")))
     outcome = place.run("optimisation.max_steps=1", model=str(turned))
@@ -233,7 +234,7 @@ def test_a_label_of_dev_that_train_lacks_is_refused(place: Place, tmp_path: Path
         place.run(task=task)
 
 
-def test_seeds_are_summarised_and_not_repeated(place: Place, finished: FinetuneOutcome) -> None:
+def test_seeds_are_summarised_and_not_repeated(place: Place, finished: FinishedRun) -> None:
     suite = place.run(seeds=[0, 1, 2], run_dir=place.directory / "runs" / "seeds")
     summary = suite.results["tasks"]["stars"]["accuracy"]
     scores = [run.results["splits"]["dev"]["accuracy"] for run in suite.runs if run.results]
@@ -241,10 +242,8 @@ def test_seeds_are_summarised_and_not_repeated(place: Place, finished: FinetuneO
     assert summary["mean"] == pytest.approx(np.mean(scores))
     assert summary["std"] == pytest.approx(np.std(scores, ddof=1))
     assert summary["median"] == pytest.approx(np.median(scores))
-    assert len({weights(FinetuneOutcome(run, {}, ())) for run in suite.runs}) == 3
-    assert sha256_of(suite.run.model / "model.safetensors") in {
-        weights(FinetuneOutcome(run, {}, ())) for run in suite.runs
-    }
+    assert len({weights(FinishedRun(run, {}, ())) for run in suite.runs}) == 3
+    assert sha256_of(suite.run.model / "model.safetensors") in {weights(FinishedRun(run, {}, ())) for run in suite.runs}
     more = place.run(seeds=[1, 3])
     assert more.runs[0].path == suite.runs[1].path
     assert more.runs[1].path.is_relative_to(more.run.path)
@@ -254,7 +253,9 @@ def test_a_grid_is_chosen_from_on_dev_and_the_choice_recorded(place: Place) -> N
     grid = {"lr": ["1e-9", "6e-3"], "epochs": ["1", "5"]}
     run_dir = place.directory / "runs" / "grid"
     stopped(place, 3, grid=grid, run_dir=run_dir)
-    suite = finetune(FinetuneRequest(resume=str(run_dir), runs_root=place.directory / "runs"), progress=silent_progress)
+    suite = finetune(
+        FinetuneArguments(resume=str(run_dir), runs_root=place.directory / "runs"), progress=silent_progress
+    )
     assert len(suite.runs) == 4
     chosen = suite.results["chosen"]
     assert chosen["setting"] == {"lr": "6e-3", "epochs": "5"}
@@ -262,7 +263,7 @@ def test_a_grid_is_chosen_from_on_dev_and_the_choice_recorded(place: Place) -> N
     assert suite.results["tasks"]["stars"]["accuracy"]["mean"] == best
     assert Path(chosen["run"]).is_dir()
     assert suite.results["degenerate"] >= 1
-    with pytest.raises(UsageError, match="learning_rate"):
+    with pytest.raises(UsageError, match=r"schedule\.peak"):
         place.run(grid={"lr": ["fast"]})
 
 
@@ -377,13 +378,14 @@ def test_an_epoch_takes_every_example_once_and_another_order_next_time() -> None
     epochs = [np.concatenate([order.items(4 * epoch + step) for step in range(4)]).tolist() for epoch in range(2)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(23))] * 2
     assert epochs[0] != epochs[1]
-    assert order.steps(2.5, None) == 10
-    assert order.steps(2.5, 3) == 3
+    alone = TaskOrder((order,), seed=4)
+    assert alone.steps(2.5, None) == 10
+    assert alone.steps(2.5, 3) == 3
 
 
 def test_faults_of_a_recipe_are_told_at_once() -> None:
     recipe = FinetuneRecipe(name="x", task="mrpc")
-    with pytest.raises(UsageError, match=r"(?s)learning_rate.*epochs") as caught:
+    with pytest.raises(UsageError, match=r"(?s)schedule\.peak.*epochs") as caught:
         changed(recipe, ["lr=-1", "epochs=none"])
     assert "did you mean" not in str(caught.value)
     with pytest.raises(UsageError, match="mrpc"):

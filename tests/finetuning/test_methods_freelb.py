@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 from bertkit.errors import UsageError
+from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.finetuning.methods import FreeLb
 from bertkit.finetuning.methods.freelb import FreeLbGradient, Perturbation
-from bertkit.finetuning.steps import TaskStepper
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.base import Account, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
+from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import Engine
-from bertkit.training.gradients import Gradient, Share
+from bertkit.training.gradients import Gradient, TermScale
 from bertkit.training.optimizers import AdamWConfig
+from bertkit.training.step import Step
 from tests.tasks.tiny_task import write_model
 
 CPU = Engine(torch.device("cpu"), bf16=False, micro_batch_tokens=4096, workers=0)
@@ -80,9 +82,11 @@ def gradients(
 ) -> tuple[Gradients, float]:
     """What one update would apply, the batch cut into these items; and the loss that it tells."""
     optimizer = Kept().build(model)
-    stepper = TaskStepper(model, task(), optimizer, CPU, None, gradient)
+    stepper = Step(model, optimizer, CPU, RowClipping(model, None), gradient or Gradient())
     torch.manual_seed(11)
-    outcome = stepper.step([features().batch(np.asarray(part)) for part in parts], rate=0.1, number=step)
+    outcome = stepper.update(
+        [features().batch(np.asarray(part)) for part in parts], TaskTerms(task()), 0.1, number=step
+    )
     return optimizer.seen, outcome.terms["task"].mean  # type: ignore[attr-defined]  # of the class above
 
 
@@ -216,7 +220,7 @@ def test_words_that_cannot_be_perturbed_are_told(model: HeadedModel) -> None:
         return {"task": LossSum(weight.sum(), 1, torch.zeros(()))}
 
     with pytest.raises(UsageError, match="has no point 'hook_embed'"):
-        freelb().add(loss, batch, {"task": Share(1.0, 2)}, 0)
+        freelb().add(loss, batch, {"task": TermScale(1.0, 2)}, 0)
 
 
 def test_the_perturbed_loss_is_higher_than_the_plain_one(model: HeadedModel) -> None:
@@ -236,6 +240,6 @@ def test_the_task_may_have_several_sequences_an_item(model: HeadedModel) -> None
     def loss(recorder: Any, batch: TaskBatch = item) -> dict[str, LossSum]:
         return {"task": task().loss(model, model(batch.packed, recorder), batch)}
 
-    total = freelb().add(loss, item, {"task": Share(1.0, 1)}, 0)["task"]
+    total = freelb().add(loss, item, {"task": TermScale(1.0, 1)}, 0)["task"]
     assert total.count == 1
     assert all(parameter.grad is not None for name, parameter in model.named_parameters())

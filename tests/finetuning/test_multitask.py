@@ -14,12 +14,11 @@ import torch
 
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.multitask import task_seed
 from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, changed, resolved
-from bertkit.finetuning.run import FinetuneOutcome, finetune
-from bertkit.finetuning.steps import EpochOrder
-from bertkit.finetuning.task_order import TaskOrder
+from bertkit.finetuning.run import finetune
+from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
 from bertkit.models.hub import load_model
@@ -29,6 +28,7 @@ from bertkit.tasks.examples import TextExample
 from bertkit.tasks.readers import Columns
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
+from bertkit.training.run import FinishedRun
 from tests.tasks.tiny_task import BAD, GOOD, reviews, write_model, write_table
 from tests.training.stopping import stopping_at
 
@@ -65,10 +65,10 @@ class Place:
         files = {"train": rows[:-DEV], "dev": rows[-DEV:]}
         return {split: str(write_table(self.directory / f"{name}-{split}.csv", part)) for split, part in files.items()}
 
-    def run(self, *overrides: str, **fields: Any) -> FinetuneOutcome:
+    def run(self, *overrides: str, **fields: Any) -> FinishedRun:
         tasks = [self.mood, self.worth, self.tags]
         given = {"task": tasks, "model": str(self.model), "runs_root": self.directory / "runs", **fields}
-        return finetune(FinetuneRequest(overrides=[*SETTINGS, *overrides], **given), progress=silent_progress)
+        return finetune(FinetuneArguments(overrides=[*SETTINGS, *overrides], **given), progress=silent_progress)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Place) -> FinetuneOutcome:
+def finished(place: Place) -> FinishedRun:
     return place.run(run_dir=place.directory / "finished")
 
 
@@ -108,7 +108,7 @@ def test_an_epoch_has_every_batch_of_every_task_once_and_mixes_them_anew() -> No
 def test_a_task_alone_has_its_own_order() -> None:
     (alone, *_) = orders()
     order = TaskOrder((alone,), seed=9)
-    assert order.steps(2.5, None) == alone.steps(2.5, None)
+    assert order.steps_per_epoch == alone.steps_per_epoch
     assert all((order.items(step) == alone.items(step)).all() for step in range(17))
 
 
@@ -129,7 +129,7 @@ def test_one_task_in_a_list_is_ordinary_fine_tuning_to_the_bit(place: Place) -> 
     assert ordinary.results == listed.results
 
 
-def test_all_tasks_are_learnt_and_each_has_its_results(finished: FinetuneOutcome) -> None:
+def test_all_tasks_are_learnt_and_each_has_its_results(finished: FinishedRun) -> None:
     results = finished.results
     assert {task: list(scores) for task, scores in results["tasks"].items()} == {
         "mood": ["accuracy", "macro_f1"],
@@ -167,7 +167,7 @@ def test_the_best_look_is_that_of_the_best_mean(place: Place) -> None:
     assert results["best"].keys() == {"step", "epoch", "mood/accuracy", "worth/pearson", "tags/f1"}
 
 
-def test_each_head_is_a_whole_model_of_transformers_with_the_same_predictions(finished: FinetuneOutcome) -> None:
+def test_each_head_is_a_whole_model_of_transformers_with_the_same_predictions(finished: FinishedRun) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(finished.run.model / "mood")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(finished.run.model / "mood").eval()
@@ -187,7 +187,7 @@ def test_each_head_is_a_whole_model_of_transformers_with_the_same_predictions(fi
             assert torch.equal(parameter, shared.get_parameter(name))
 
 
-def test_each_head_predicts_and_goes_on_from_its_directory(place: Place, finished: FinetuneOutcome) -> None:
+def test_each_head_predicts_and_goes_on_from_its_directory(place: Place, finished: FinishedRun) -> None:
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     predictor = Predictor.load(str(finished.run.model / "mood"), engine)
     assert predictor.kind == "classification"
@@ -272,11 +272,11 @@ def test_twenty_steps_equal_a_plain_loop_of_transformers(place: Place) -> None:
 
 
 @pytest.mark.parametrize("step", [5, 33])
-def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: FinetuneOutcome, step: int) -> None:
+def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: FinishedRun, step: int) -> None:
     run_dir = place.directory / f"stopped-{step}"
     with stopping_at(step), pytest.raises(StoppedError, match=rf"at step {step} "):
         place.run(run_dir=run_dir)
-    resumed = finetune(FinetuneRequest(resume=str(run_dir)), progress=silent_progress)
+    resumed = finetune(FinetuneArguments(resume=str(run_dir)), progress=silent_progress)
     assert bytes_of(resumed.run.model) == bytes_of(finished.run.model)
     assert bytes_of(resumed.run.path / "predictions") == bytes_of(finished.run.path / "predictions")
     assert resumed.results == finished.results
@@ -318,7 +318,7 @@ def test_each_task_has_its_own_length_and_the_run_the_settings_of_mt_dnn() -> No
     assert [each.spec.name for each in recipe.alone] == ["rte", "squad"]
     assert [each.text is None for each in recipe.alone] == [False, True]
     optimisation = recipe.optimisation
-    assert (optimisation.learning_rate, optimisation.epochs, optimisation.batch_sequences) == (5e-5, 5, 32)
+    assert (optimisation.schedule.peak, optimisation.epochs, optimisation.batch_sequences) == (5e-5, 5, 32)
     assert changed(FinetuneRecipe(name="x"), ["task=[rte]"]).task == "rte"
     with pytest.raises(UsageError, match="rte stands in the list more than once"):
         changed(recipe, ["task=[rte, squad, RTE]"])

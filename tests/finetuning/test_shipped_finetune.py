@@ -136,7 +136,8 @@ def test_rte_with_freelb_has_the_values_of_the_authors_script() -> None:
     method, optimisation = recipe.method, recipe.optimisation
     assert isinstance(method, FreeLb)
     assert (method.ascent_steps, method.step_size, method.epsilon, method.start_bound) == (3, 0.06, 0.14, 0.16)
-    assert (optimisation.learning_rate, optimisation.batch_sequences, optimisation.epochs) == (1e-5, 16, 10)
-    assert optimisation.warmup_share == pytest.approx(122 / 2036, abs=1e-4)
-    assert (optimisation.optimizer_config().weight_decay, optimisation.optimizer_config().clip_norm) == (0.1, None)
+    assert (optimisation.schedule.peak, optimisation.batch_sequences, optimisation.epochs) == (1e-5, 16, 10)
+    assert optimisation.schedule.warmup_share == pytest.approx(122 / 2036, abs=1e-4)
+    assert optimisation.optimizer is not None
+    assert (optimisation.optimizer.weight_decay, optimisation.optimizer.clip_norm) == (0.1, None)
     assert optimisation.keeps_best

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from bertkit.errors import DataError
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared, prepare
 from bertkit.finetuning.recipe import OwnTask
-from bertkit.finetuning.run import FinetuneOutcome, finetune
+from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
+from bertkit.training.run import FinishedRun
 from tests.tasks.tiny_task import BAD, GOOD, reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -50,11 +51,11 @@ class Place:
         }
         return OwnTask(name=name, **files, columns=Columns(text="review", label="stars"), **fields)
 
-    def request(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinetuneRequest:
+    def request(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinetuneArguments:
         runs = self.directory / "runs"
-        return FinetuneRequest(task=task, model=str(model), overrides=[*SHORT, *overrides], runs_root=runs, **fields)
+        return FinetuneArguments(task=task, model=str(model), overrides=[*SHORT, *overrides], runs_root=runs, **fields)
 
-    def run(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinetuneOutcome:
+    def run(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinishedRun:
         return finetune(self.request(task, model, *overrides, **fields), progress=silent_progress)
 
     def start(self, task: OwnTask, model: Path, *overrides: str) -> tuple[Prepared, dict[str, Tensor]]:

@@ -30,7 +30,7 @@ from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import scoring_rule
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
-from bertkit.objectives.next_sentence import NextSentence
+from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")

@@ -1,6 +1,6 @@
-"""The links of docs/objectives.md: where in a file the function, class or method stands that a link names.
+"""The links of docs/objectives.md: in which file and line the function, class or method stands that a link names.
 
-python -m tests.objectives.page_lines     writes the lines as they are now into the page (make lines)
+python -m tests.objectives.page_lines     writes files and lines as they are now into the page (make lines)
 """
 
 from __future__ import annotations
@@ -32,14 +32,28 @@ def lines_of(path: Path) -> Mapping[str, int]:
     return lines
 
 
+def place_of(name: str, path: Path) -> Path | None:
+    """The file that has a function, class or method: the one that the link names, else the only one where it is now."""
+    if path.is_file() and name in lines_of(path):
+        return path
+    room = CHECKOUT / ("tests" if path.is_relative_to(CHECKOUT / "tests") else "src")
+    moved = [file for file in sorted(room.rglob("*.py")) if name in lines_of(file)]
+    return moved[0] if len(moved) == 1 else None
+
+
 def with_lines(page: str) -> str:
-    """The page with the lines as they are now in the links into src; a link to what is not there stays as it is."""
+    """The page with the files and, of those in src, the lines as they are now; a link to what is nowhere, or in several
+    places, stays as it is."""
 
     def renewed(link: re.Match[str]) -> str:
         name, target, _ = link.groups()
-        path = (PAGE.parent / target).resolve()
-        line = lines_of(path).get(name) if path.is_relative_to(CHECKOUT / "src") and path.is_file() else None
-        return link[0] if line is None else f"[{name}]({target}#L{line})"
+        if not target.endswith(".py"):
+            return link[0]
+        path = place_of(name, (PAGE.parent / target).resolve())
+        if path is None:
+            return link[0]
+        line = f"#L{lines_of(path)[name]}" if path.is_relative_to(CHECKOUT / "src") else ""
+        return f"[{name}](../{path.relative_to(CHECKOUT)}{line})"
 
     return LINK.sub(renewed, page)
 

@@ -126,10 +126,10 @@ def test_the_loss_is_the_shifted_cross_entropy_of_each_sequence_alone() -> None:
 
 
 def test_a_family_without_a_causal_form_or_without_the_head_is_refused() -> None:
-    (fault,) = CausalLM().faults(DataConfig(), XlnetConfig())
+    (fault,) = CausalLM().errors(DataConfig(), XlnetConfig())
     assert "xlnet" in fault
     assert "bert" in fault
-    (fault,) = CausalLM(head="causal_lm").faults(DataConfig(), BertConfig())
+    (fault,) = CausalLM(head="causal_lm").errors(DataConfig(), BertConfig())
     assert "objective.causal_lm.head" in fault
     assert "masked_lm" in fault
-    assert CausalLM().faults(DataConfig(), BertConfig()) == []
+    assert CausalLM().errors(DataConfig(), BertConfig()) == []

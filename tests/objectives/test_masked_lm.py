@@ -20,7 +20,7 @@ from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masking import Ngrams, Phrases, Pieces, Spans, Words
+from bertkit.objectives.masking import Ngrams, Phrases, Spans, Tokens, Words
 from bertkit.text.tokenizer import Tokenizer
 from tests.data.toy_corpus import CLS, MASK, SEP, vocabulary, write_shards
 
@@ -169,7 +169,7 @@ def test_units_of_words_refuse_a_tokenizer_that_marks_none(tmp_path: Path) -> No
     for units in (Words(), Ngrams(), Spans(), Phrases()):
         with pytest.raises(UsageError, match="wants whole words, but every piece"):
             MaskedLM(units=units).prepared(tokenizer, shards)
-    MaskedLM(units=Pieces()).prepared(tokenizer, shards)
+    MaskedLM(units=Tokens()).prepared(tokenizer, shards)
     marked = with_roles("pad", "cls", "sep", "mask", continuing="##c")
     assert MaskedLM(units=Words()).prepared(marked, shards).units.name == "words"
 

@@ -20,7 +20,7 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
-from bertkit.objectives.masking import Pieces, Spans, Units
+from bertkit.objectives.masking import MaskingStrategy, Spans, Tokens
 from bertkit.objectives.replaced_token import ReplacedToken
 from tests.objectives.worded import VOCABULARY, worded_samples
 
@@ -31,9 +31,9 @@ def hidden(lengths: list[int], *objectives: Objective) -> Samples:
     return corrupted(worded_samples(lengths), objectives, VOCABULARY, Draw(3))
 
 
-@pytest.mark.parametrize("units", [Pieces(), Spans(p=0.001, longest=3)])
+@pytest.mark.parametrize("units", [Tokens(), Spans(p=0.001, longest=3)])
 @given(lengths=st.lists(st.integers(3, 60), min_size=1, max_size=9))
-def test_it_is_the_masked_lm_with_targets_shifted_by_one(units: Units, lengths: list[int]) -> None:
+def test_it_is_the_masked_lm_with_targets_shifted_by_one(units: MaskingStrategy, lengths: list[int]) -> None:
     in_place = hidden(lengths, MaskedLM(rate=0.3, units=units))
     shifted = hidden(lengths, MaskedNextToken(rate=0.3, units=units))
     np.testing.assert_array_equal(shifted.ids_T, in_place.ids_T)
@@ -79,11 +79,11 @@ def test_a_sample_is_masked_the_same_in_any_company_and_beside_causal_ones(max_t
 @pytest.mark.parametrize("order", [1, -1])
 def test_two_objectives_that_would_hide_the_same_tokens_are_refused(order: int) -> None:
     both = (MaskedLM(), MaskedNextToken())[::order]
-    with pytest.raises(UsageError, match="would hide the same tokens"):
+    with pytest.raises(UsageError, match="would mask the same tokens"):
         hidden(LENGTHS, *both)
-    (fault,) = MaskedNextToken().faults_beside(both)
+    (fault,) = MaskedNextToken().errors_beside(both)
     assert "take one of the two" in fault
-    (fault,) = MaskedNextToken().faults_beside((MaskedNextToken(), ReplacedToken()))
+    (fault,) = MaskedNextToken().errors_beside((MaskedNextToken(), ReplacedToken()))
     assert "objective.replaced_token needs objective.masked_lm" in fault
-    assert MaskedNextToken().faults_beside((MaskedNextToken(), CausalLM())) == []
-    assert MaskedNextToken().faults(DataConfig(), ModernBertConfig()) == []
+    assert MaskedNextToken().errors_beside((MaskedNextToken(), CausalLM())) == []
+    assert MaskedNextToken().errors(DataConfig(), ModernBertConfig()) == []

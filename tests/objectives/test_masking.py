@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masking import AnyUnits, Ngrams, Pieces, Spans, Units, Words
+from bertkit.objectives.masking import AnyUnits, MaskingStrategy, Ngrams, Spans, Tokens, Words
 from bertkit.objectives.masking.base import within_budget
 from tests.data.toy_corpus import MASK, vocabulary
 from tests.objectives.test_masked_lm import VOCABULARY_SIZE as PLAIN_SIZE
@@ -31,11 +31,11 @@ from tests.objectives.worded import (
 )
 
 WHOLE = [pytest.param(units, id=units.name) for units in (Words(), Ngrams(), phrases())]
-ALL = [pytest.param(Pieces(), id="pieces"), *WHOLE, pytest.param(Spans(), id="spans")]
+ALL = [pytest.param(Tokens(), id="pieces"), *WHOLE, pytest.param(Spans(), id="spans")]
 LENGTHS = np.random.default_rng(4).integers(3, 90, 160).tolist()
 
 
-def corrupted(samples: Samples, units: Units, seed: int = 1, **settings: object) -> Samples:
+def corrupted(samples: Samples, units: MaskingStrategy, seed: int = 1, **settings: object) -> Samples:
     return masked_lm(units, **settings).corrupt(samples, VOCABULARY, Draw(seed))
 
 
@@ -55,7 +55,7 @@ def test_pieces_are_chosen_and_replaced_as_before_there_were_units() -> None:
 
 
 @pytest.mark.parametrize("units", ALL)
-def test_the_count_is_never_exceeded_and_nothing_fixed_is_touched(units: Units) -> None:
+def test_the_count_is_never_exceeded_and_nothing_fixed_is_touched(units: MaskingStrategy) -> None:
     before = worded_samples(LENGTHS)
     before = before.with_changes(causal_B=np.arange(len(LENGTHS)) % 7 == 3)
     after = corrupted(before, units, max_predictions=9)
@@ -69,7 +69,7 @@ def test_the_count_is_never_exceeded_and_nothing_fixed_is_touched(units: Units) 
 
 
 @pytest.mark.parametrize("units", WHOLE)
-def test_words_are_never_split_and_none_is_left_that_would_fit(units: Units) -> None:
+def test_words_are_never_split_and_none_is_left_that_would_fit(units: MaskingStrategy) -> None:
     before = worded_samples(LENGTHS)
     chosen_T = chosen(corrupted(before, units))
     left = 0
@@ -87,7 +87,9 @@ def test_words_are_never_split_and_none_is_left_that_would_fit(units: Units) -> 
 @pytest.mark.parametrize("units", ALL)
 @settings(max_examples=25)
 @given(lengths=st.lists(st.integers(3, 60), min_size=2, max_size=9), max_tokens=st.integers(3, 200))
-def test_a_sample_is_masked_the_same_in_any_company(units: Units, lengths: list[int], max_tokens: int) -> None:
+def test_a_sample_is_masked_the_same_in_any_company(
+    units: MaskingStrategy, lengths: list[int], max_tokens: int
+) -> None:
     whole = corrupted(worded_samples(lengths), units)
     parts = [corrupted(part, units) for part in worded_samples(lengths).split(max_tokens)]
     np.testing.assert_array_equal(np.concatenate([part.ids_T for part in parts]), whole.ids_T)
@@ -282,7 +284,7 @@ def test_a_span_is_hidden_replaced_or_kept_as_one_and_other_units_piece_by_piece
 
 
 def test_a_settings_tree_chooses_units_by_name_and_pieces_are_the_default() -> None:
-    assert MaskedLM().units == Pieces()
+    assert MaskedLM().units == Tokens()
     units = TypeAdapter(AnyUnits).validate_python({"name": "spans", "p": 0.3, "longest": 7})
     assert units == Spans(p=0.3, longest=7)
     dumped = MaskedLM(units=Ngrams(longest=2)).model_dump(mode="json")

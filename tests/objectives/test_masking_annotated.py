@@ -146,11 +146,11 @@ def test_causal_sequences_keep_their_spans() -> None:
 
 def test_a_field_that_is_not_there_is_named_with_its_remedy(tmp_path: Path) -> None:
     objective = MaskedLM(units=AnnotatedSpans(field="names"))
-    (fault,) = objective.faults(_reading("spans"), BertConfig())
+    (fault,) = objective.errors(_reading("spans"), BertConfig())
     assert "units.field is 'names', and data.reading.span_fields has spans; " in fault
     assert "data.reading.span_fields: [spans]" in fault
-    assert objective.faults(_reading("spans", "names"), BertConfig()) == []
-    assert MaskedLM().faults(_reading(), BertConfig()) == []
+    assert objective.errors(_reading("spans", "names"), BertConfig()) == []
+    assert MaskedLM().errors(_reading(), BertConfig()) == []
     tokenizer = with_roles("pad", "cls", "sep", "mask", continuing="##c")
     with pytest.raises(UsageError, match=r"'names', and the token shards .* have none"):
         objective.prepared(tokenizer, write_shards(tmp_path, [[3, 4]]))

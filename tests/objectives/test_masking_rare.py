@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masking import AnyUnits, RarePieces
+from bertkit.objectives.masking import AnyUnits, RareTokens
 from tests.data.toy_corpus import vocabulary, write_shards
 from tests.objectives.test_masked_lm import VOCABULARY_SIZE, made_samples, with_roles
 
@@ -21,12 +21,12 @@ COUNTS = {11: 1000, 12: 100, 13: 10, 14: 0}
 """How often the corpus has these tokens; one that it never has counts as one that it has once."""
 
 
-def prepared(directory: Path, exponent: float = 0.7) -> RarePieces:
+def prepared(directory: Path, exponent: float = 0.7) -> RareTokens:
     counts_V = np.ones(VOCABULARY_SIZE, dtype=np.int64)
     counts_V[list(COUNTS)] = list(COUNTS.values())
     shards = write_shards(directory, [[3, 4]])
     shards.__dict__["token_counts_V"] = counts_V
-    return RarePieces(exponent=exponent).prepared(with_roles("pad", "cls", "sep", "mask"), shards)
+    return RareTokens(exponent=exponent).prepared(with_roles("pad", "cls", "sep", "mask"), shards)
 
 
 def sentences(count: int) -> Samples:
@@ -78,7 +78,7 @@ def test_counts_are_exact_special_tokens_are_left_and_company_changes_nothing(tm
 
 
 def test_settings_choose_it_by_name_and_prepared_it_travels_to_workers(tmp_path: Path) -> None:
-    assert TypeAdapter(AnyUnits).validate_python({"name": "rare"}) == RarePieces(exponent=0.7)
+    assert TypeAdapter(AnyUnits).validate_python({"name": "rare"}) == RareTokens(exponent=0.7)
     units, before = prepared(tmp_path), sentences(50)
     there = pickle.loads(pickle.dumps(units))
     arguments = (before, vocabulary(VOCABULARY_SIZE), np.full(50, 2), Draw(3))

@@ -18,8 +18,8 @@ from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import encode, pretraining_model, states
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Spans
-from bertkit.objectives.next_sentence import NextSentence
 from bertkit.objectives.replaced_token import ReplacedToken
+from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.objectives.span_boundary import SpanBoundary
 from tests.objectives.worded import VOCABULARY, VOCABULARY_SIZE, worded_samples
 

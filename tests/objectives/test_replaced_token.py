@@ -33,12 +33,13 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import encode, masked_lm_of, pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.replaced_token import ReplacedToken, drawn_ids
-from bertkit.objectives.sentence_order import SentenceOrder
+from bertkit.objectives.sentence_relations import SentenceOrder
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import training_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig
-from bertkit.training.step import Stepper, evaluate, losses
+from bertkit.training.step import Step, evaluate
 from tests.data.toy_corpus import vocabulary
 from tests.objectives.test_masked_lm import made_samples
 
@@ -138,7 +139,7 @@ def test_only_chosen_tokens_are_replaced_and_no_mask_is_left_unfilled() -> None:
     original_T = torch.from_numpy(original.ids_T)
     assert torch.equal(filled.ids_T[~chosen_T], original_T[~chosen_T])
     assert not torch.equal(filled.ids_T[chosen_T], batch.ids_T[chosen_T])
-    assert torch.equal(objectives()[1].replaced_T(filled), filled.ids_T != original_T)
+    assert torch.equal(objectives()[1].marks_M(filled), filled.ids_T != original_T)
 
 
 def test_a_drawn_token_equal_to_the_original_counts_as_original() -> None:
@@ -155,7 +156,7 @@ def test_a_drawn_token_equal_to_the_original_counts_as_original() -> None:
     reading = encode(model, (masked, detector), batch)["replaced_token"]
     targets = batch.targets["masked_lm"]
     assert (reading.batch.ids_T[targets.index_M] == word).all()
-    replaced_T = detector.replaced_T(reading.batch)
+    replaced_T = detector.marks_M(reading.batch)
     assert torch.equal(replaced_T[targets.index_M], targets.id_M != word)
     assert int(replaced_T.sum()) == int((targets.id_M != word).sum())
     assert 0 < int(replaced_T.sum()) < targets.count
@@ -165,7 +166,7 @@ def gradients(weight: float, tie: Tie, batch: PackedBatch) -> tuple[HeadedModel,
     """Of all parameters, by name, for one weight of the detection."""
     of = objectives(weight=weight, tie=tie)
     model = made_model(of)
-    parts = losses(model, of, batch)
+    parts = ObjectiveTerms(of).losses(model, batch)
     torch.stack([parts[each.term].sum * each.weight / each.count(batch) for each in of]).sum().backward()
     return model, {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
@@ -217,7 +218,7 @@ def test_both_models_agree_with_transformers_on_the_same_batch(tie: Tie, tmp_pat
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
         oracles[name] = oracle.eval()
-    readings, parts = encode(model, of, batch), losses(model, of, batch)
+    readings, parts = encode(model, of, batch), ObjectiveTerms(of).losses(model, batch)
     filled, lengths = readings["replaced_token"].batch, LENGTHS
     real_BS = padded([[1] * length for length in lengths], 0)
     targets = batch.targets["masked_lm"]
@@ -239,14 +240,14 @@ def test_both_models_agree_with_transformers_on_the_same_batch(tie: Tie, tmp_pat
     expected = oracles["model"](
         input_ids=padded(list(filled.ids_T.split(lengths)), 0),
         attention_mask=real_BS,
-        labels=padded(list(detector.replaced_T(filled).long().split(lengths)), 0),
+        labels=padded(list(detector.marks_M(filled).long().split(lengths)), 0),
     )
     ours_T = model.token_logits("replaced_token", readings["replaced_token"].hidden_TD).squeeze(-1)
     torch.testing.assert_close(ours_T, expected.logits[real_BS.bool()], rtol=1e-5, atol=1e-5)
     part = parts["replaced_token"]
     assert part.count == sum(lengths)
     torch.testing.assert_close(part.sum / part.count, expected.loss, rtol=1e-5, atol=1e-5)
-    assert int(part.correct) == int(((ours_T > 0) == detector.replaced_T(filled)).sum())
+    assert int(part.correct) == int(((ours_T > 0) == detector.marks_M(filled)).sum())
 
 
 def stepped(max_tokens: int | None) -> tuple[Any, torch.Tensor]:
@@ -254,9 +255,9 @@ def stepped(max_tokens: int | None) -> tuple[Any, torch.Tensor]:
     model = made_model(of)
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     # A large eps makes the update smooth in the gradient; Adam's first step is its sign otherwise.
-    stepper = Stepper(model, AdamWConfig(eps=1e-2).build(model), engine, clip_norm=1.0)
+    training_step = Step.plain(model, AdamWConfig(eps=1e-2).build(model), engine, 1.0)
     batches = [PackedBatch.from_samples(part) for part in corrupted(of).split(max_tokens)]
-    outcome = stepper.step(batches, of, 1e-2)
+    outcome = training_step.update(batches, ObjectiveTerms(of), 1e-2)
     return outcome, torch.nn.utils.parameters_to_vector(model.parameters())
 
 
@@ -274,9 +275,8 @@ def test_it_learns_to_tell_drawn_tokens_from_the_text() -> None:
     """A text of ten words, and a generator that never learns: nine of ten tokens that it draws are no such word."""
     of = (MASKED.model_copy(update={"weight": 0.0}), ReplacedToken(weight=1.0, generator_size=0.5, tie="none"))
     model = made_model(of, large=False)
-    stepper = Stepper(
-        model, AdamWConfig().build(model), resolve_engine(EngineConfig(device="cpu", precision="fp32")), clip_norm=1.0
-    )
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    training_step = Step.plain(model, AdamWConfig().build(model), engine, 1.0)
     totals = []
     for step in range(60):
         samples = made_samples([23] * 8, seed=step)
@@ -284,7 +284,7 @@ def test_it_learns_to_tell_drawn_tokens_from_the_text() -> None:
             ids_T=np.where(samples.special_T, samples.ids_T, samples.ids_T % 10 + 20), sample_B=np.arange(8) + 8 * step
         )
         batch = PackedBatch.from_samples(corrupted(of, samples=samples))
-        totals.append(stepper.step([batch], of, 3e-3).terms["replaced_token"])
+        totals.append(training_step.update([batch], ObjectiveTerms(of), 3e-3).terms["replaced_token"])
     masked_share = round(0.15 * 23) / 23
     assert totals[-1].accuracy > 0.98 > 1 - 0.9 * masked_share
 
@@ -294,7 +294,7 @@ def test_evaluation_draws_the_same_each_time_and_leaves_torch_alone() -> None:
     model = made_model(of, CONFIG.model_copy(update={"hidden_dropout_prob": 0.3}))
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     before = torch.get_rng_state()
-    first, second = (evaluate(model, of, [batch_of(of)], engine) for _ in range(2))
+    first, second = (evaluate(model, ObjectiveTerms(of), [batch_of(of)], engine) for _ in range(2))
     assert first == second
     assert torch.equal(before, torch.get_rng_state())
 
@@ -328,7 +328,7 @@ def test_all_ties_leave_the_generator_its_head_alone() -> None:
     model = made_model(objectives(size=1.0, tie="all"))
     assert generator_of(model).encoder is model.encoder
     assert {name.partition(".")[0] for name in model.unshared("generator")} == {"masked_lm"}
-    parts = losses(model, objectives(size=1.0, tie="all"), batch_of(objectives()))
+    parts = ObjectiveTerms(objectives(size=1.0, tie="all")).losses(model, batch_of(objectives()))
     assert all(bool(part.sum.isfinite()) for part in parts.values())
 
 
@@ -342,7 +342,7 @@ def test_a_model_without_generator_reads_once_and_a_generator_can_begin_alone() 
     reading = encode(model, (masked,), batch)["masked_lm"]
     assert reading.model is masked_lm_of(model) is generator_of(model)
     assert reading.hidden_TD.shape[1] == CONFIG.hidden_size // 2
-    losses(model, (masked,), batch)["masked_lm"].sum.backward()
+    ObjectiveTerms((masked,)).losses(model, batch)["masked_lm"].sum.backward()
     assert all(each.grad is None for each in model.encoder.layers.parameters())
 
 
@@ -367,9 +367,9 @@ def test_any_family_can_be_trained_so(config: EncoderConfig, tmp_path: Path) -> 
     """Without ties at any size; with them where the embeddings have a width of their own, or the sizes are the same."""
     tie: Tie = "embeddings" if isinstance(config, AlbertConfig) else "none"
     of = objectives(size=1 / 3 if tie == "none" else 0.5, tie=tie)
-    assert of[1].faults(DataConfig(), config) == []
+    assert of[1].errors(DataConfig(), config) == []
     model = made_model(of, config)
-    parts = losses(model, of, batch_of(of))
+    parts = ObjectiveTerms(of).losses(model, batch_of(of))
     (parts["masked_lm"].sum + parts["replaced_token"].sum).backward()
     assert all(each.grad is not None and bool(each.grad.isfinite().all()) for each in model.parameters())
     equal = made_model(objectives(size=1.0), config)
@@ -390,7 +390,7 @@ def test_the_generator_s_products_are_counted_with_those_of_the_drawing() -> Non
     batch = PackedBatch.from_samples(samples)
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        losses(model, of, batch)
+        ObjectiveTerms(of).losses(model, batch)
     predictions = batch.targets["masked_lm"].count
     generator = generator_of(model)
     drawing = 2 * predictions * (generator.encoder.width + VOCABULARY) * generator.encoder.embedding_width
@@ -410,7 +410,7 @@ FAULTS = [
 def test_a_recipe_that_makes_no_generator_is_told(
     config: EncoderConfig, detector: ReplacedToken, told: list[str]
 ) -> None:
-    (fault,) = detector.faults(DataConfig(), config)
+    (fault,) = detector.errors(DataConfig(), config)
     assert all(word in fault for word in told), fault
 
 
@@ -436,11 +436,11 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     batches = [PackedBatch.from_samples(part) for part in corrupted(of).split(60)]
     assert len(batches) > 1
-    total = evaluate(model, of, batches, engine)["replaced_token"]
+    total = evaluate(model, ObjectiveTerms(of), batches, engine)["replaced_token"]
     replaced, called = [], []
     for batch in batches:
         reading = encode(model.eval(), of, batch)["replaced_token"]
-        replaced += of[1].replaced_T(reading.batch).tolist()
+        replaced += of[1].marks_M(reading.batch).tolist()
         called += (model.token_logits("replaced_token", reading.hidden_TD).squeeze(-1) > 0).tolist()
     precision, recall, _, _ = precision_recall_fscore_support(replaced, called, average="binary")
     assert 0 < precision < 1 > recall > 0
@@ -455,16 +455,16 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
 
 
 def test_who_never_calls_a_token_replaced_has_the_accuracy_of_the_baseline_and_no_recall() -> None:
-    counters = {"replaced": 13, "called": 0, "found": 0}
+    counters = {"marked": 13, "predicted": 0, "both": 0}
     figures = ReplacedToken().figures(counters, 100)
     assert list(figures.values()) == [0.87, 0.0, 0.0]
-    assert ReplacedToken().figures({"replaced": 70, "called": 100, "found": 70}, 100)["baseline/replaced_token"] == 0.7
+    assert ReplacedToken().figures({"marked": 70, "predicted": 100, "both": 70}, 100)["baseline/replaced_token"] == 0.7
 
 
 def test_without_a_masked_lm_beside_it_there_is_nothing_to_detect() -> None:
     masked, detector = objectives()
-    assert detector.faults_beside((detector, masked)) == []
-    (fault,) = detector.faults_beside((detector, SentenceOrder()))
+    assert detector.errors_beside((detector, masked)) == []
+    (fault,) = detector.errors_beside((detector, SentenceOrder()))
     assert "masked_lm beside it" in fault
     with pytest.raises(UsageError, match="masked_lm beside it"):
         corrupted((detector,))

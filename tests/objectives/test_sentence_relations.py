@@ -16,11 +16,8 @@ from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.objectives.forward import heads_of, pretraining_model
-from bertkit.objectives.next_sentence import NextSentence
-from bertkit.objectives.pair_relation import PairRelation
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.objectives.sentence_order import SentenceOrder
-from bertkit.objectives.sentence_structure import SentenceStructure
+from bertkit.objectives.sentence_relations import NextSentence, PairRelation, SentenceOrder, SentenceStructure
 from tests.objectives.test_masked_lm import VOCABULARY_SIZE, made_samples
 
 SIZES = {"hidden_size": 22, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 30}
@@ -74,7 +71,7 @@ THIRDS = {"random_partner_probability": 1 / 3, "swap_probability": 0.5}
 def test_data_and_model_of_the_papers_are_without_fault(
     objective: PairRelation, layout: Layout, model: EncoderConfig
 ) -> None:
-    assert objective.faults(DataConfig(layout=layout), model) == []
+    assert objective.errors(DataConfig(layout=layout), model) == []
 
 
 @pytest.mark.parametrize(
@@ -111,10 +108,10 @@ def test_data_and_model_of_the_papers_are_without_fault(
 def test_what_cannot_serve_is_named_with_its_remedy(
     objective: PairRelation, layout: Layout, model: EncoderConfig, words: list[str]
 ) -> None:
-    (fault,) = objective.faults(DataConfig(layout=layout), model)
+    (fault,) = objective.errors(DataConfig(layout=layout), model)
     assert all(word in fault for word in words), fault
 
 
 def test_the_separator_alone_may_tell_segments_apart_where_the_recipe_says_so() -> None:
     objective = SentenceOrder(told_apart_by="separator")
-    assert objective.faults(DataConfig(layout=SegmentPair(**THIRDS)), DistilBertConfig()) == []
+    assert objective.errors(DataConfig(layout=SegmentPair(**THIRDS)), DistilBertConfig()) == []

@@ -21,7 +21,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import find_model, load_model, save_model
 from bertkit.models.registry import FAMILIES
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masking import Ngrams, Pieces, Spans
+from bertkit.objectives.masking import Ngrams, Spans, Tokens
 from bertkit.objectives.span_boundary import SpanBoundary, span_boundary_projection
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
@@ -181,7 +181,7 @@ def test_without_spans_beside_it_there_is_nothing_to_predict() -> None:
     samples = worded_samples([30, 20])
     for before in (
         samples,
-        MaskedLM(units=Pieces()).corrupt(samples, VOCABULARY, Draw(0)),
+        MaskedLM(units=Tokens()).corrupt(samples, VOCABULARY, Draw(0)),
         MaskedLM(units=Ngrams()).corrupt(samples, VOCABULARY, Draw(0)),
     ):
         with pytest.raises(UsageError, match=r"masked_lm: \{units: \{name: spans\}\}"):

@@ -6,7 +6,7 @@ import numpy as np
 
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masking import Phrases, Units
+from bertkit.objectives.masking import MaskingStrategy, Phrases
 from bertkit.text.lexicon import PhraseTable
 from tests.data.toy_corpus import CLS, MASK, SEP
 from tests.objectives.test_masked_lm import made_samples
@@ -47,7 +47,7 @@ def phrases(count: int = 400, seed: int = 5) -> Phrases:
     return units
 
 
-def masked_lm(units: Units, **settings: object) -> MaskedLM:
+def masked_lm(units: MaskingStrategy, **settings: object) -> MaskedLM:
     """The objective with units as `prepared` would leave them."""
     return MaskedLM(**settings).model_copy(update={"units": units})
 

@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
-from bertkit.pretraining.arguments import PretrainRequest, shortened
+from bertkit.pretraining.arguments import PretrainArguments, shortened
 from bertkit.pretraining.recipe import load_recipe
-from bertkit.pretraining.run import Finished, run_pretraining
+from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.run import FinishedRun
 from tests.training.tiny_run import write_model, write_text
 
 SIZES: dict[str, Any] = {
@@ -52,8 +53,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def request(
     home: Path, init: str | None, *overrides: str, recipe: str = "domain-adapt", run: str = "run", **more: Any
-) -> PretrainRequest:
-    return PretrainRequest(
+) -> PretrainArguments:
+    return PretrainArguments(
         recipe,
         overrides=[*SMALL, *overrides],
         sources=[str(home / "text.txt")],
@@ -65,7 +66,7 @@ def request(
     )
 
 
-def trained(wanted: PretrainRequest) -> Finished:
+def trained(wanted: PretrainArguments) -> FinishedRun:
     return run_pretraining(wanted, progress=silent_progress)
 
 
@@ -122,7 +123,7 @@ def test_stopped_and_resumed_a_new_vocabulary_gives_the_model_of_the_straight_ru
     straight = trained(request(home, "bert", NEW_VOCABULARY, run="straight")).run
     with pytest.raises(StoppedError):
         trained(request(home, "bert", NEW_VOCABULARY, run="stopped", max_minutes=0))
-    resumed = trained(PretrainRequest(None, resume=str(home / "stopped"), cache=home / "cache", command=["test"])).run
+    resumed = trained(PretrainArguments(None, resume=str(home / "stopped"), cache=home / "cache", command=["test"])).run
     weights = [(run.model / "model.safetensors").read_bytes() for run in (straight, resumed)]
     assert weights[0] == weights[1]
 
@@ -134,7 +135,7 @@ def test_a_model_that_changed_since_the_run_began_is_noticed(home: Path) -> None
     weights = home / "passing" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\x3f")
     with pytest.raises(DataError, match="model has changed since the run began; restore it"):
-        trained(PretrainRequest(None, resume=str(home / "begun"), cache=home / "cache", command=["test"]))
+        trained(PretrainArguments(None, resume=str(home / "begun"), cache=home / "cache", command=["test"]))
 
 
 def test_roberta_goes_on_as_a_longformer_with_its_own_sizes(home: Path) -> None:

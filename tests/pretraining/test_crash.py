@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bertkit.errors import StoppedError
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
 from tests.training.stopping import signalled_behind_the_last_step
@@ -122,7 +122,7 @@ def test_a_time_limit_stops_with_a_checkpoint(straight: Path) -> None:
 
 
 def test_a_signal_behind_the_last_step_stops_what_is_still_to_be_measured(straight: Path) -> None:
-    request = PretrainRequest(
+    request = PretrainArguments(
         str(straight / "tiny.yaml"),
         sources=[str(straight / "text.txt")],
         run_dir=straight / "late",

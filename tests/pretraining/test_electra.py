@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from bertkit.errors import StoppedError, UsageError
 from bertkit.models.hub import load_model
 from bertkit.pretraining import trainer as pretrain
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.plan import pretraining_plan
-from bertkit.pretraining.run import Finished, run_pretraining
+from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.run import FinishedRun
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_text
 
@@ -66,7 +67,7 @@ def write_recipe(directory: Path) -> tuple[Path, Path]:
     return recipe, write_text(directory / "text.txt")
 
 
-def request_of(directory: Path, run: str, **changes: Any) -> PretrainRequest:
+def request_of(directory: Path, run: str, **changes: Any) -> PretrainArguments:
     asked = {
         "recipe": str(directory / "electra.yaml"),
         "sources": [str(directory / "text.txt")],
@@ -74,10 +75,10 @@ def request_of(directory: Path, run: str, **changes: Any) -> PretrainRequest:
         "cache": directory / "cache",
         "command": ["test"],
     }
-    return PretrainRequest(**{**asked, **changes})
+    return PretrainArguments(**{**asked, **changes})
 
 
-def trained(request: PretrainRequest) -> Finished:
+def trained(request: PretrainArguments) -> FinishedRun:
     return run_pretraining(request, progress=silent_progress)
 
 
@@ -138,14 +139,14 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes_and_ties(
     with stopping_at(STOPPED_AT), pytest.raises(StoppedError, match=f"at step {STOPPED_AT}"):
         trained(request_of(directory, "stopped"))
 
-    made: list[pretrain.Pretraining] = []
-    restore = pretrain.Pretraining._restore
+    made: list[pretrain.Pretrainer] = []
+    restore = pretrain.Pretrainer.restore
 
-    def noted(self: pretrain.Pretraining, *arguments: Any) -> None:
+    def noted(self: pretrain.Pretrainer, *arguments: Any) -> None:
         restore(self, *arguments)
         made.append(self)
 
-    monkeypatch.setattr(pretrain.Pretraining, "_restore", noted)
+    monkeypatch.setattr(pretrain.Pretrainer, "restore", noted)
     again = trained(request_of(directory, "stopped", recipe=None, sources=[], resume=str(directory / "stopped")))
     assert hashes(directory / "stopped") == hashes(directory / "run")
     assert again.results == results
@@ -154,7 +155,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes_and_ties(
     generator = model.companion("generator")
     assert generator is not None
     assert generator.encoder.word_embedding.weight is model.encoder.word_embedding.weight
-    optimised = [parameter for group in made[0].optimizer.param_groups for parameter in group["params"]]
+    optimised = [parameter for group in made[0].training_step.optimizer.param_groups for parameter in group["params"]]
     assert len(optimised) == len(set(optimised)) == len(last_weights(directory / "run"))
 
 
@@ -226,7 +227,7 @@ def test_a_stage_can_train_the_generator_alone(finished: tuple[Path, dict[str, A
     assert not torch.equal(end.get_parameter(layer), start[layer])
 
 
-def first_weights(request: PretrainRequest) -> dict[str, torch.Tensor]:
+def first_weights(request: PretrainArguments) -> dict[str, torch.Tensor]:
     """The first weights of a run."""
     from bertkit.objectives.forward import pretraining_model
 

@@ -9,7 +9,7 @@ import pytest
 
 from bertkit.errors import StoppedError
 from bertkit.files import sha256_of
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
 from bertkit.run.checkpoint import load_newest_checkpoint
@@ -46,8 +46,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def request(home: Path, run: str, *, resume: bool = False, stop: bool = False) -> PretrainRequest:
-    return PretrainRequest(
+def request(home: Path, run: str, *, resume: bool = False, stop: bool = False) -> PretrainArguments:
+    return PretrainArguments(
         None if resume else str(home / "stacked.yaml"),
         sources=[] if resume else [str(home / "text.txt")],
         run_dir=None if resume else home / run,

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.layouts import DocSentences
+from bertkit.data.stream import SampleSpec, SampleStream
 from bertkit.models.bert import BertConfig
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.schedule import LinearRate
 from bertkit.pretraining.held_out import HeldOut
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
+from tests.data.toy_corpus import random_documents, whole_documents, write_shards
+from tests.data.toy_corpus import vocabulary as toy_vocabulary
 from tests.objectives.worded import VOCABULARY, VOCABULARY_SIZE, worded_samples
 
 LONG, SHORT, UNUSED = 151, 9, 20
@@ -37,7 +43,7 @@ def log_likelihood(model: torch.nn.Module, ids: list[int], position: int) -> flo
 
 def test_pseudo_perplexity_masks_one_token_at_a_time_and_64_of_a_long_sequence(model: torch.nn.Module) -> None:
     samples = worded_samples([LONG, SHORT, UNUSED])
-    held_out = HeldOut(samples, (), (MaskedLM(),))
+    held_out = HeldOut(samples, ())
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32", micro_batch_tokens=400))
     found = held_out.pseudo_perplexity(model, VOCABULARY, engine, sequences=2)
     asked = []
@@ -48,3 +54,17 @@ def test_pseudo_perplexity_masks_one_token_at_a_time_and_64_of_a_long_sequence(m
         asked += [(one.ids_T.tolist(), position) for position in chosen]
     expected = math.exp(-sum(log_likelihood(model, ids, position) for ids, position in asked) / len(asked))
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_changes_along_the_run_is_evaluated_as_at_its_end(tmp_path: Path) -> None:
+    """So that the figures of early and late steps compare."""
+    shards = write_shards(tmp_path, random_documents(60))
+    spec = SampleSpec(3, "held-out/0", DocSentences(), 48, 1)
+    counts = []
+    for rate in (LinearRate(start=0.6, end=0.2), 0.2, 0.6):
+        stream = SampleStream(spec, shards, whole_documents(shards), None)
+        held_out = HeldOut.prepare(
+            stream, toy_vocabulary(), [MaskedLM(rate=rate)], sequences=20, micro_batch_tokens=300
+        )
+        counts.append([batch.targets["masked_lm"].index_M.tolist() for batch in held_out.batches])
+    assert counts[0] == counts[1] != counts[2]

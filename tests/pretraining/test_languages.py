@@ -11,7 +11,7 @@ import pytest
 from bertkit.data.languages import LANGUAGES
 from bertkit.data.shards import TokenShards
 from bertkit.errors import StoppedError, UsageError
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.batches import stage_batches
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def request(home: Path, run: str, **more: Any) -> PretrainRequest:
+def request(home: Path, run: str, **more: Any) -> PretrainArguments:
     languages = {name: [str(home / f"{name}.txt")] for name in ("en", "de")}
     defaults: dict[str, Any] = {
         "recipe": "mbert",
@@ -51,7 +51,7 @@ def request(home: Path, run: str, **more: Any) -> PretrainRequest:
         "max_steps": 4,
         "command": ["test"],
     }
-    return PretrainRequest(**{**defaults, **more})
+    return PretrainArguments(**{**defaults, **more})
 
 
 def test_stopped_and_resumed_a_run_over_languages_ends_with_the_same_model(home: Path) -> None:
@@ -60,7 +60,7 @@ def test_stopped_and_resumed_a_run_over_languages_ends_with_the_same_model(home:
     assert [name for name, *_ in shards.manifest[LANGUAGES]] == ["en", "de"]
     with pytest.raises(StoppedError):
         run_pretraining(request(home, "stopped", max_minutes=0), progress=silent_progress)
-    again = PretrainRequest(None, resume=str(home / "stopped"), cache=home / "cache", command=["test"])
+    again = PretrainArguments(None, resume=str(home / "stopped"), cache=home / "cache", command=["test"])
     resumed = run_pretraining(again, progress=silent_progress).run
     weights = [(run.model / "model.safetensors").read_bytes() for run in (straight, resumed)]
     assert weights[0] == weights[1]

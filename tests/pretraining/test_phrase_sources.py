@@ -11,7 +11,7 @@ import pytest
 
 from bertkit.errors import DataError, StoppedError
 from bertkit.files import sha256_of
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.file_hashes import with_contents
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
@@ -44,7 +44,7 @@ def lexicon(tmp_path: Path) -> Path:
     return path
 
 
-def request(home: Path, **changes: Any) -> PretrainRequest:
+def request(home: Path, **changes: Any) -> PretrainArguments:
     asked = {
         "recipe": str(home / "recipe.yaml"),
         "sources": [str(home / "text.txt")],
@@ -52,7 +52,7 @@ def request(home: Path, **changes: Any) -> PretrainRequest:
         "cache": home / "cache",
         "command": ["test"],
     }
-    return PretrainRequest(**{**asked, **changes})
+    return PretrainArguments(**{**asked, **changes})
 
 
 def test_a_changed_lexicon_is_refused_under_resume_and_named(lexicon: Path, tmp_path: Path, bertkit: Bertkit) -> None:
@@ -136,7 +136,7 @@ def test_a_run_hides_annotated_spans_and_a_changed_annotation_is_noticed(
     corpus.write_text(first.replace('"verbs": [[', '"verbs": [[0, 3], [', 1), encoding="utf-8")
     done = bertkit("pretrain", "--resume", tmp_path / "run", "-q")
     assert done.code == 3, done.stderr
-    assert "the text has changed since the run began" in done.stderr
+    assert "the data has changed since the run began" in done.stderr
     corpus.write_text(first, encoding="utf-8")
     done = bertkit("pretrain", "--resume", tmp_path / "run", "-q")
     assert done.code == 0, done.stderr

@@ -22,13 +22,13 @@ SENTENCE = "The cat reads a [MASK]."
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A directory with a recipe, its text and a finished run."""
-    from bertkit.pretraining.arguments import PretrainRequest
+    from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.run import run_pretraining
     from bertkit.progress import silent_progress
 
     directory = tmp_path_factory.mktemp("pretrain")
     recipe, text = write_recipe(directory)
-    request = PretrainRequest(
+    request = PretrainArguments(
         str(recipe), sources=[str(text)], run_dir=directory / "run", cache=directory / "cache", command=["test"]
     )
     return directory, run_pretraining(request, progress=silent_progress).results
@@ -265,7 +265,7 @@ def test_resuming_on_changed_text_is_refused(bertkit: Bertkit, tmp_path: Path) -
     write_text(text, seed=1)
     refused = bertkit("pretrain", "--resume", run)
     assert refused.code == 3
-    assert "the text has changed" in refused.stderr
+    assert "the data has changed" in refused.stderr
 
 
 def test_a_diverged_run_ends_with_exit_code_4(bertkit: Bertkit, tmp_path: Path) -> None:

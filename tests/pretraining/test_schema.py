@@ -8,7 +8,7 @@ import pytest
 
 from bertkit.errors import UsageError
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.next_sentence import NextSentence
+from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import differing_keys, what_hash

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
@@ -45,7 +45,7 @@ engine: {device: cpu, log_every_steps: 1, save_every_steps: 1, keep_checkpoints:
 """
 
 
-def request(home: Path, run: str, **changes: Any) -> PretrainRequest:
+def request(home: Path, run: str, **changes: Any) -> PretrainArguments:
     asked = {
         "recipe": str(home / "two.yaml"),
         "sources": [str(home / "text.txt")],
@@ -53,7 +53,7 @@ def request(home: Path, run: str, **changes: Any) -> PretrainRequest:
         "cache": home / "cache",
         "command": ["test"],
     }
-    return PretrainRequest(**{**asked, **changes})
+    return PretrainArguments(**{**asked, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -108,18 +108,18 @@ def test_from_the_second_stage_on_the_generator_does_not_move_and_the_model_does
 
 
 def test_at_the_boundary_the_model_is_its_generator_to_the_bit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertkit.pretraining.trainer import Pretraining
+    from bertkit.pretraining.trainer import Pretrainer
 
     seen: list[tuple[int, bool, bool]] = []
-    enter = Pretraining._enter
+    enter = Pretrainer._enter
 
-    def noting(self: Pretraining, stage_run: Any) -> None:
+    def noting(self: Pretrainer, stage_run: Any) -> None:
         enter(self, stage_run)
         model, generator = parts(dict(self.model.named_parameters()))
         trained = [each.requires_grad for each in self.model.companions["generator"].parameters()]
         seen.append((self.step, equal(model, generator), any(trained)))
 
-    monkeypatch.setattr(Pretraining, "_enter", noting)
+    monkeypatch.setattr(Pretrainer, "_enter", noting)
     run_pretraining(request(home, "noted", overrides=["engine.keep_checkpoints=1"]), progress=silent_progress)
     assert [seen[0], seen[1]] == [(0, False, True), (BOUNDARY, True, False)]
     assert seen[2][1:] == (False, False)
@@ -133,7 +133,7 @@ def test_stopping_at_every_step_changes_no_byte(home: Path, weights: dict[int, d
         assert checkpoint is not None
         assert checkpoint.state["step"] == step
         again = request(home, "stopped", recipe=None, sources=[], run_dir=None, resume=str(home / "stopped"))
-        again = PretrainRequest(**{**vars(again), "max_minutes": 0})
+        again = PretrainArguments(**{**vars(again), "max_minutes": 0})
         if step < STEPS - 1:
             with pytest.raises(StoppedError):
                 run_pretraining(again, progress=silent_progress)

@@ -12,7 +12,7 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.run import MeasureRequest
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
 from bertkit.models.labels import Labels
@@ -107,7 +107,7 @@ def test_a_task_is_scored_as_it_is_evaluated_whatever_the_order_of_its_labels(gl
 
 
 def test_a_run_of_its_own_brings_its_task_along(glue: Path, tmp_path: Path) -> None:
-    request = FinetuneRequest(
+    request = FinetuneArguments(
         task="sst2",
         model=str(write_model(tmp_path / "base")),
         data_dir=str(glue),

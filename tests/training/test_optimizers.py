@@ -18,6 +18,7 @@ from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.mobilebert import MobileBertConfig
+from bertkit.pretraining.recipe import PretrainingOptimisation
 from bertkit.recipe.faults import validate
 from bertkit.recipe.tree import read_tree
 from bertkit.training.config import OptimisationConfig
@@ -455,7 +456,7 @@ def test_the_name_chooses_and_adamw_is_what_goes_without_saying() -> None:
         assert read(config.model_dump_json()) == config
         assert type(read(json.dumps({"name": config.model_dump()["name"]}))) is type(config)
         assert OptimisationConfig(optimizer=config).optimizer is config
-    assert OptimisationConfig().optimizer == AdamWConfig()
+    assert PretrainingOptimisation().optimizer == AdamWConfig()
 
 
 @pytest.mark.parametrize(

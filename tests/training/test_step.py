@@ -17,18 +17,19 @@ from bertkit.models.dropout import dropout
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.next_sentence import NextSentence
+from bertkit.objectives.sentence_relations import NextSentence
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig, decay_groups
 from bertkit.training.schedules import BertSchedule
-from bertkit.training.step import Stepper, evaluate, weighted_loss
+from bertkit.training.step import Step, evaluate
 from tests.data.toy_corpus import vocabulary
 from tests.objectives.test_masked_lm import made_samples
 
-OBJECTIVES = (MaskedLM(), NextSentence())
+TERMS = ObjectiveTerms((MaskedLM(), NextSentence()))
 TEXT = ["The function returns a list of words.", "A list holds words, and a word holds letters."] * 3
 
 
@@ -63,9 +64,9 @@ def corrupted(step: int, vocab_size: int, lengths: list[int] | None = None) -> S
     return MaskedLM().corrupt(samples, vocabulary(vocab_size), Draw(step))
 
 
-def stepper_of(model: HeadedModel, optimizer: AdamWConfig) -> Stepper:
+def step_of(model: HeadedModel, optimizer: AdamWConfig) -> Step:
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
-    return Stepper(model, optimizer.build(model), engine, clip_norm=optimizer.clip_norm)
+    return Step.plain(model, optimizer.build(model), engine, optimizer.clip_norm)
 
 
 class ReferenceOptimizer:
@@ -123,17 +124,17 @@ def test_twenty_steps_equal_transformers_with_the_reference_optimizer(tokenizer:
     oracle = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "start").train()
     assert type(oracle).__name__ == "BertForPreTraining"
     reference = ReferenceOptimizer(oracle)
-    stepper = stepper_of(model, AdamWConfig(bias_correction=False))
+    training_step = step_of(model, AdamWConfig(bias_correction=False))
     schedule = BertSchedule(peak=2e-3, warmup_steps=4)
     for step in range(20):
         samples = corrupted(step, tokenizer.vocab_size)
         rate = schedule.rate(step, 20)
         batches = [PackedBatch.from_samples(part) for part in samples.split(100)]
-        outcome = stepper.step(batches, OBJECTIVES, rate)
+        outcome = training_step.update(batches, TERMS, rate)
         expected = transformers_loss(oracle, samples)
         expected.backward()
         reference.step(rate)
-        assert weighted_loss(outcome.terms, OBJECTIVES) == pytest.approx(expected.item(), rel=1e-4)
+        assert TERMS.total(outcome.terms) == pytest.approx(expected.item(), rel=1e-4)
     save_model(model, tokenizer, tmp_path / "end")
     ours = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "end").state_dict()
     for name, theirs in oracle.state_dict().items():
@@ -146,12 +147,12 @@ def test_micro_batches_change_nothing_but_rounding(max_tokens: int) -> None:
     outcomes, weights = [], []
     for cut in (None, max_tokens):
         model = small_model(101)
-        stepper = stepper_of(model, AdamWConfig())
+        training_step = step_of(model, AdamWConfig())
         batches = [PackedBatch.from_samples(part) for part in corrupted(0, 101).split(cut)]
-        outcomes.append(stepper.step(batches, OBJECTIVES, 1e-3))
+        outcomes.append(training_step.update(batches, TERMS, 1e-3))
         weights.append(torch.nn.utils.parameters_to_vector(model.parameters()))
     whole, parts = outcomes
-    assert weighted_loss(parts.terms, OBJECTIVES) == pytest.approx(weighted_loss(whole.terms, OBJECTIVES), rel=1e-5)
+    assert TERMS.total(parts.terms) == pytest.approx(TERMS.total(whole.terms), rel=1e-5)
     assert parts.gradient_norm == pytest.approx(whole.gradient_norm, rel=1e-4)
     assert {name: (term.count, term.correct) for name, term in parts.terms.items()} == {
         name: (term.count, term.correct) for name, term in whole.terms.items()
@@ -164,8 +165,8 @@ def test_a_term_of_weight_zero_teaches_nothing() -> None:
     model = small_model(101)
     before = model.next_sentence.weight.clone()
     batches = [PackedBatch.from_samples(corrupted(0, 101))]
-    stepper = stepper_of(model, AdamWConfig(weight_decay=0.0))
-    stepper.step(batches, (MaskedLM(), NextSentence(weight=0.0)), 1e-3)
+    training_step = step_of(model, AdamWConfig(weight_decay=0.0))
+    training_step.update(batches, ObjectiveTerms((MaskedLM(), NextSentence(weight=0.0))), 1e-3)
     assert torch.equal(model.next_sentence.weight, before)
 
 
@@ -174,7 +175,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     with torch.no_grad():
         model.masked_lm.bias[50] = float("inf")
     before = torch.nn.utils.parameters_to_vector(model.parameters()).clone()
-    outcome = stepper_of(model, AdamWConfig()).step([PackedBatch.from_samples(corrupted(0, 101))], OBJECTIVES, 1e-3)
+    outcome = step_of(model, AdamWConfig()).update([PackedBatch.from_samples(corrupted(0, 101))], TERMS, 1e-3)
     assert not outcome.finite
     assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), before)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -195,7 +196,7 @@ def test_evaluation_leaves_the_model_and_the_generator_alone() -> None:
     batches = [PackedBatch.from_samples(corrupted(0, 101))]
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     before = torch.get_rng_state()
-    first, second = (evaluate(model, OBJECTIVES, batches, engine) for _ in range(2))
+    first, second = (evaluate(model, TERMS, batches, engine) for _ in range(2))
     assert first == second
     assert torch.equal(before, torch.get_rng_state())
 

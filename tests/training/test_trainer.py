@@ -1,4 +1,4 @@
-"""The loop under every training command, on a model of one number: when it logs, looks, saves, stops and gives up."""
+"""The trainer of every command, on a model of one number: when it logs, evaluates, saves, stops and gives up."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from bertkit.errors import DataError, DivergedError, StoppedError
 from bertkit.progress import silent_progress
 from bertkit.run.checkpoint import list_checkpoints
 from bertkit.run.directory import RunDirectory, RunIdentity
-from bertkit.training.config import EngineConfig
+from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.engine import resolve_engine
-from bertkit.training.step import StepOutcome, TermTotal
-from bertkit.training.trainer import TrainingLoop, write_whole
+from bertkit.training.loss_terms import TermTotal
+from bertkit.training.step import StepOutcome
+from bertkit.training.trainer import Trainer, write_whole
 from tests.training.stopping import stopping_at
 
 STEPS = 11
 IDENTITY = RunIdentity("pretrain", "falling", "name: falling\n", "0" * 64, 3, ["test"])
 
 
-class Falling(TrainingLoop[float]):
+class Falling(Trainer[Any]):
     """A number that each step takes closer to nought, by as much as its batch and a draw say.
 
     Attributes:
-        looks: the steps after which it was looked at.
+        evaluated: the steps after which it was evaluated.
         ends_at: the step after which there is no more to read.
         bad_steps: updates (from 0) that are not finite.
     """
@@ -39,51 +40,54 @@ class Falling(TrainingLoop[float]):
     remedy = "fall more slowly"
 
     def __init__(self, run: RunDirectory) -> None:
-        super().__init__(run, resolve_engine(EngineConfig(device="cpu", precision="fp32")))
-        optimisation = SimpleNamespace(max_nonfinite_steps=2)
-        engine = SimpleNamespace(log_every_steps=4, save_every_steps=3)
-        self.recipe = SimpleNamespace(name="falling", kind="pretrain", seed=5, optimisation=optimisation, engine=engine)
-        self.model = nn.Linear(1, 1, bias=False)
+        config = EngineConfig(device="cpu", precision="fp32", log_every_steps=4, save_every_steps=3, keep_checkpoints=1)
+        super().__init__(run, resolve_engine(config))
+        optimisation = OptimisationConfig(max_nonfinite_steps=2)
+        self.recipe = SimpleNamespace(name="falling", kind="pretrain", seed=5, optimisation=optimisation, engine=config)
+        self.model: Any = nn.Linear(1, 1, bias=False)
         nn.init.ones_(self.model.weight)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.training_step: Any = SimpleNamespace(optimizer=torch.optim.AdamW(self.model.parameters(), lr=0.01))
         self.steps = self.ends_at = STEPS
         self.bad_steps: set[int] = set()
-        self.looks: list[int] = []
+        self.evaluated: list[int] = []
 
-    def _updates(self) -> Generator[Sequence[float], None, None]:
+    def batches(self) -> Generator[Sequence[float], None, None]:
         for step in range(self.step, self.ends_at):
             yield [float(step)]
 
-    def _update(self, batches: Sequence[float]) -> StepOutcome:
+    def update(self, batches: Sequence[float]) -> StepOutcome:
         loss = (self.model(torch.rand(1)) * batches[0]).square()
         loss.backward()
         finite = self.step not in self.bad_steps
         if finite:
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+            self.training_step.optimizer.step()
+        self.training_step.optimizer.zero_grad()
         value = loss.item() if finite else math.nan
         return StepOutcome({"fall": TermTotal(value, 1, 0)}, 1.0, tokens=7, finite=finite)
 
-    def _flops(self, batches: Sequence[float]) -> float:
+    def flops(self, batches: Sequence[float]) -> float:
         return 1.0
 
-    def _losses(self) -> dict[str, Any]:
+    def losses(self) -> dict[str, Any]:
         terms = self.meter.terms
-        return {"lr": 0.01, "loss": terms["fall"].mean if terms else None}
+        return {"loss": terms["fall"].mean if terms else None}
 
-    def _target_tokens(self) -> int:
-        return 1
+    def loss_terms(self, step: int) -> Any:
+        raise AssertionError("its update has no terms")
 
-    def _look_is_due(self) -> bool:
+    def learning_rate(self, step: int) -> float:
+        return 0.01
+
+    def evaluation_is_due(self) -> bool:
         return self.step % 5 == 0
 
-    def _look(self) -> None:
-        self.looks.append(self.step)
+    def evaluate(self) -> None:
+        self.evaluated.append(self.step)
 
-    def _announce(self) -> None:
+    def log_start(self) -> None:
         return
 
-    def _finish(self) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
         return {"weight": self.model.weight.item(), "steps": self.step, "tokens": self.tokens}
 
 
@@ -96,14 +100,14 @@ def trained(loop: Falling, **limits: Any) -> dict[str, Any]:
         return loop.train(progress=silent_progress, **limits)
 
 
-def test_it_logs_looks_and_saves_at_its_intervals(tmp_path: Path) -> None:
+def test_it_logs_evaluates_and_saves_at_its_intervals(tmp_path: Path) -> None:
     loop = begun(tmp_path)
     results = trained(loop)
     lines = [json.loads(line) for line in loop.run.metrics.read_text().splitlines()]
     assert [line["step"] for line in lines] == [4, 8, STEPS]
     assert [line["tokens"] for line in lines] == [28, 56, 7 * STEPS]
     assert all(line["loss"] > 0 and line["tokens_per_s"] > 0 for line in lines[1:])
-    assert loop.looks == [5, 10]
+    assert loop.evaluated == [5, 10]
     assert [path.name for path in list_checkpoints(loop.run.checkpoints)] == ["step-00000009"]
     assert (results["steps"], results["tokens"]) == (STEPS, 7 * STEPS)
 
@@ -154,7 +158,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     trained(loop)
     other = Falling(RunDirectory.open(loop.run.path))
     other.model = nn.Linear(1, 1)
-    other.optimizer = torch.optim.AdamW(other.model.parameters())
+    other.training_step.optimizer = torch.optim.AdamW(other.model.parameters())
     with pytest.raises(DataError, match=r"other weights than the recipe's model has, such as bias"):
         trained(other)
 

@@ -118,13 +118,13 @@ def distill(
 
 def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -> None:
     from bertkit.cli.pretrain import tell_held_out
-    from bertkit.distillation.text_arguments import DistillTextRequest
+    from bertkit.distillation.text_arguments import DistillTextArguments
     from bertkit.distillation.text_plan import distill_text_plan
     from bertkit.pretraining.run import run_pretraining
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
     overrides = [*(common.overrides or ()), *as_overrides(shorthand)]
-    request = DistillTextRequest(**shared, sources=sources, overrides=overrides, max_steps=common.max_steps)
+    request = DistillTextArguments(**shared, sources=sources, overrides=overrides, max_steps=common.max_steps)
     if common.plan:
         common.finish_plan(distill_text_plan(request))
         return
@@ -134,7 +134,7 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Any, common: Training) -
 
 
 def _distil_on_task(shared: Mapping[str, Any], names: list[str], own: OwnData, common: Training) -> None:
-    from bertkit.distillation.task_arguments import DistillRequest
+    from bertkit.distillation.task_arguments import DistillArguments
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune
 
@@ -142,11 +142,11 @@ def _distil_on_task(shared: Mapping[str, Any], names: list[str], own: OwnData, c
         "seed": common.seed,
         "engine.device": common.device,
         "engine.precision": common.precision,
-        "optimisation.max_steps": common.max_steps,
+        "optimisation.steps": common.max_steps,
         "data.predict": '["test"]' if own.test else None,
     }
     overrides = [*as_overrides(shorthand), *(common.overrides or ())]
-    request = DistillRequest(**shared, task=own.task_or(names), overrides=overrides, progress=story.progress)
+    request = DistillArguments(**shared, task=own.task_or(names), overrides=overrides, progress=story.progress)
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return

@@ -18,7 +18,7 @@ from bertkit.cli.shared import Common, keep_log, with_options
 def ensemble(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Finished runs of one task; of a suite, all of its chosen setting."),
+        typer.Argument(metavar="RUN...", help="FinishedRun runs of one task; of a suite, all of its chosen setting."),
     ],
     run_dir: RunDir = None,
     *,

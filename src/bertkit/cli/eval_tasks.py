@@ -97,7 +97,7 @@ class Judging(Computing):
         """What a suite of tasks is told, from these options and its own."""
         from bertkit.evaluation.plan import TaskEvaluation
 
-        steps = [] if self.max_steps is None else [f"optimisation.max_steps={self.max_steps}"]
+        steps = [] if self.max_steps is None else [f"optimisation.steps={self.max_steps}"]
         return TaskEvaluation(
             suite=suite,
             tasks=tasks,

@@ -27,7 +27,7 @@ from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
     from bertkit.finetuning.recipe import OwnTask
-    from bertkit.finetuning.run import FinetuneOutcome
+    from bertkit.training.run import FinishedRun
 
 app = command_app()
 
@@ -166,7 +166,7 @@ def finetune(
     --text review --label stars --model M`, `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`,
     `bertkit finetune --task rte,mrpc,stsb --data-dir glue`, `bertkit finetune --task rte --model MNLI-RUN`.
     """
-    from bertkit.finetuning.arguments import FinetuneRequest
+    from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune as run_finetuning
 
@@ -174,11 +174,11 @@ def finetune(
         "seed": common.seed,
         "engine.device": common.device,
         "engine.precision": common.precision,
-        "optimisation.max_steps": common.max_steps,
+        "optimisation.steps": common.max_steps,
         "new_head": "true" if new_head else None,
         "data.predict": '["test"]' if own.test else None,
     }
-    request = FinetuneRequest(
+    request = FinetuneArguments(
         recipe=recipe or None,
         task=own.task_or(task_names(task)),
         model=model,
@@ -221,7 +221,7 @@ def grid_values(wanted: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     return grid
 
 
-def tell_scores(outcome: FinetuneOutcome) -> None:
+def tell_scores(outcome: FinishedRun) -> None:
     """The figures for people: a table of the tasks' scores, and what to know before trusting them."""
     results = outcome.results
     seconds = sum(float(run.record.get("seconds") or 0.0) for run in outcome.runs)

@@ -32,12 +32,12 @@ def pretrain(
 
     Examples: `bertkit pretrain quickstart`, `bertkit pretrain bert-tiny --data my.txt`, `bertkit pretrain --resume`.
     """
-    from bertkit.pretraining.arguments import PretrainRequest
+    from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.plan import pretraining_plan
     from bertkit.pretraining.run import run_pretraining
 
     shorthand = {"seed": common.seed, "engine.device": common.device, "engine.precision": common.precision}
-    request = PretrainRequest(
+    request = PretrainArguments(
         recipe=recipe or None,
         overrides=[*(common.overrides or ()), *as_overrides(shorthand)],
         sources=data or (),

@@ -5,6 +5,7 @@ Nothing here follows a paper. In colour on a terminal; the marks say the same wi
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,10 +49,10 @@ def show_batch(
     common: Common,
 ) -> None:
     """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`."""
-    from bertkit.pretraining.arguments import PretrainRequest
+    from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.show_batch import show_batch as batch_of
 
-    request = PretrainRequest(
+    request = PretrainArguments(
         recipe=recipe,
         overrides=[*(overrides or ()), *as_overrides({"seed": seed})],
         sources=data or (),
@@ -81,7 +82,8 @@ def _print(batch: ShownBatch) -> None:
 
 def _heading(number: int, sequence: ShownSequence) -> str:
     facts = [f"{len(sequence.tokens)} tokens", f"epoch {sequence.epoch}, sample {sequence.sample}"]
-    facts += [f"{term} = {label} ({sequence.label_names[term]})" for term, label in sequence.labels.items()]
+    names = {term: f" ({name})" for term, name in sequence.label_names.items()}
+    facts += [f"{term} = {label:g}{names.get(term, '')}" for term, label in sequence.labels.items()]
     facts += ["left to right"] if sequence.causal else []
     return f"{number}: " + "; ".join(facts)
 
@@ -90,22 +92,23 @@ def _line(sequence: ShownSequence) -> Text:
     from rich.text import Text
 
     line = Text()
-    for token in sequence.tokens:
+    nexts = [token.token for token in sequence.tokens[1:]] if sequence.causal else []
+    for token, following in zip_longest(sequence.tokens, nexts):
         line.append(" " if len(line) else "")
-        _append(line, token, causal=sequence.causal)
+        _append(line, token, following)
     return line
 
 
-def _append(line: Text, token: ShownToken, *, causal: bool) -> None:
+def _append(line: Text, token: ShownToken, following: str | None) -> None:
     """`token`, `[MASK](original)`, `token(replaced original)`; behind it in braces what else its state predicts.
 
-    A causal sequence's predictions are its own next tokens, and go without saying.
+    In a causal sequence that is not written where it is the token that follows.
     """
     if token.change is None:
         line.append(token.token)
     else:
         said = {"masked": token.original, "kept": "kept"}.get(token.change, f"{token.change} {token.original}")
         line.append(f"{token.token}({said})", style=STYLES[token.change])
-    others = {term: target for term, target in token.predicts.items() if not (causal and term == "causal_lm")}
+    others = {term: target for term, target in token.predicts.items() if target != following}
     if others:
         line.append("{" + ", ".join(f"{term}: {target}" for term, target in others.items()) + "}", style="dim")

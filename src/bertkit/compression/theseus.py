@@ -28,9 +28,9 @@ from bertkit.models.bert import BertStack
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.tasks.base import TaskBatch
-from bertkit.training.gradients import Gradient, LossOf, Share, backward, total_of
+from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, scaled_total
+from bertkit.training.loss_terms import TermTotal
 from bertkit.training.method import Method
-from bertkit.training.step import TermTotal
 
 _SUCCESSOR = ".successor."
 
@@ -159,9 +159,9 @@ class TheseusGradient(Gradient):
         self.settings = settings
         self.draw = Draw(seed, "theseus")
 
-    def add(self, loss: LossOf, batch: TaskBatch, shares: Mapping[str, Share], step: int) -> dict[str, TermTotal]:
-        parts = loss(Replacing(self.draw, step, self.settings.rate(step)))
-        total = total_of(parts, shares)
+    def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, TermTotal]:
+        losses = loss(Replacing(self.draw, step, self.settings.rate(step)))
+        total = scaled_total(losses, scales)
         if total.requires_grad:  # nothing that is trained was read, where all blocks are the predecessor's
             backward(total)
-        return {term: TermTotal.of(part) for term, part in parts.items()}
+        return {term: TermTotal.of(part) for term, part in losses.items()}

@@ -138,6 +138,14 @@ class Samples:
         """Tokens that no objective may hide or change: special ones, and all of a causal sequence."""
         return self.special_T if self.causal_B is None else self.special_T | self.causal_B[self.sequence_T]
 
+    @property
+    def free_T(self) -> NDArray[np.bool_]:
+        """Tokens that an objective may change: those neither fixed nor predicted by an objective before it."""
+        free_T = ~self.fixed_T
+        for targets in self.targets.values():
+            free_T[targets.index_M] = False
+        return free_T
+
     def uniform_T(self, draw: Draw, purpose: str) -> NDArray[np.float64]:
         """One uniform number in [0, 1) for every token, addressed by epoch, sample and position."""
         sequence_T = self.sequence_T

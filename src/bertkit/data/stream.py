@@ -1,8 +1,8 @@
 """The stream of training batches: step number in, batch out, for any number of workers.
 
-Every batch is a pure function of (seed, stage, step): the epoch's plan says what the samples are, a Feistel permutation
-says in which order they come, and counter-based draws corrupt them. Nothing has to be remembered to resume, and torch's
-DataLoader can hand steps to workers in any way it likes.
+Every batch is a pure function of (seed, stage, step): the epoch's plan lists the samples, a Feistel permutation orders
+them, and counter-based draws corrupt them, by the objectives as they are at the step's progress in the run. So a resume
+needs no state, and torch's DataLoader may give steps to workers in any way.
 
 Shapes: N documents, B sequences of a batch.
 """
@@ -38,18 +38,22 @@ _FEW_DOCUMENTS = 50
 
 
 class Corruption(Protocol):
-    """The part of an objective that works on samples, in a worker."""
+    """The part of an objective that works on samples, in a worker: see `bertkit.objectives.base.Objective`."""
 
     @property
     def rank(self) -> int: ...
 
+    def at(self, progress: float) -> Corruption: ...
+
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples: ...
 
 
-def corrupted(samples: Samples, corruptions: Sequence[Corruption], vocabulary: Vocabulary, draw: Draw) -> Samples:
-    """The samples as all corruptions leave them, in the order of their ranks."""
+def corrupted(
+    samples: Samples, corruptions: Sequence[Corruption], vocabulary: Vocabulary, draw: Draw, *, progress: float = 0.0
+) -> Samples:
+    """The samples after all corruptions, in the order of their ranks, as they are at this progress of the run."""
     for corruption in sorted(corruptions, key=lambda each: each.rank):
-        samples = corruption.corrupt(samples, vocabulary, draw)
+        samples = corruption.at(progress).corrupt(samples, vocabulary, draw)
     return samples
 
 
@@ -207,7 +211,17 @@ def _save_atomically(path: Path, plan: Plan) -> None:
 
 
 class StepBatches(Dataset[list[PackedBatch]]):
-    """Step number in, that step's micro-batches out."""
+    """Step number in, that step's micro-batches out.
+
+    Args:
+        stream: of the stage's samples.
+        vocabulary: of the tokenizer.
+        corruptions: the stage's objectives.
+        batch_sequences: of one step.
+        micro_batch_tokens: a batch is split into parts of at most so many; None: it is not split.
+        first_step: the step of the run that is the stage's first.
+        run_steps: of the whole run, for the progress at a step; None where no corruption changes along the run.
+    """
 
     def __init__(
         self,
@@ -217,17 +231,29 @@ class StepBatches(Dataset[list[PackedBatch]]):
         *,
         batch_sequences: int,
         micro_batch_tokens: int | None,
+        first_step: int = 0,
+        run_steps: int | None = None,
     ) -> None:
         self.stream = stream
         self.vocabulary = vocabulary
         self.corruptions = tuple(corruptions)
         self.batch_sequences = batch_sequences
         self.micro_batch_tokens = micro_batch_tokens
+        self.first_step = first_step
+        self.run_steps = run_steps
+
+    def progress(self, step: int) -> float:
+        """The share of the run's steps before a step of the stage, counted from 0."""
+        return 0.0 if self.run_steps is None else (self.first_step + step) / self.run_steps
+
+    def uncorrupted(self, step: int) -> Samples:
+        """The whole batch of a step of the stage as the text has it."""
+        return self.stream.samples(step * self.batch_sequences, self.batch_sequences, self.vocabulary)
 
     def samples(self, step: int) -> Samples:
-        """The whole batch of a step (0-based in its stage), corrupted, before it is split."""
-        samples = self.stream.samples(step * self.batch_sequences, self.batch_sequences, self.vocabulary)
-        return corrupted(samples, self.corruptions, self.vocabulary, self.stream.spec.draw)
+        """The whole batch of a step of the stage, corrupted, before it is split."""
+        samples, draw = self.uncorrupted(step), self.stream.spec.draw
+        return corrupted(samples, self.corruptions, self.vocabulary, draw, progress=self.progress(step))
 
     def __getitem__(self, step: int) -> list[PackedBatch]:
         return [PackedBatch.from_samples(part) for part in self.samples(step).split(self.micro_batch_tokens)]

@@ -34,7 +34,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masking import Pieces
+from bertkit.objectives.masking import Tokens
 from bertkit.objectives.masking.words import BatchWords
 from bertkit.text.tokenizer import Tokenizer
 
@@ -109,6 +109,7 @@ class MixedVocabulary(BesideTeacher):
     _vocabularies: TwoVocabularies | None = PrivateAttr(None)
 
     term: ClassVar[str] = "mixed_vocabulary"
+    is_shown: ClassVar[bool] = False
     rank: ClassVar[int] = MaskedLM.rank - 1
     """Words are cut before anything is hidden from the student."""
 
@@ -120,7 +121,7 @@ class MixedVocabulary(BesideTeacher):
             )
         return self
 
-    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         if not any(isinstance(each, MaskedLM) for each in objectives):
             return ["objective.mixed_vocabulary trains the teacher alone; add masked_lm, by which the student learns"]
         return []
@@ -194,7 +195,7 @@ class MixedVocabulary(BesideTeacher):
         counts_B = masking.counts_B(
             mixed.lengths_B, np.bincount(mixed.sequence_T[~mixed.fixed_T], minlength=mixed.lengths_B.size)
         )
-        index_M = Pieces().choose(mixed, known.teacher, counts_B, draw).index_M
+        index_M = Tokens().choose(mixed, known.teacher, counts_B, draw).index_M
         id_M = mixed.ids_T[index_M]
         action_M = mixed.uniform_T(draw, "mask/action")[index_M]
         is_own_M = id_M < known.rows

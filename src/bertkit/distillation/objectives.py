@@ -132,7 +132,7 @@ class DistilledWords(Distilled):
     def heads(self) -> tuple[str, ...]:
         return (_HEAD,)
 
-    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         if self.positions == "masked" and not any(isinstance(each, MaskedLM) for each in objectives):
             return [
                 f"objective.{self.term}.positions is masked, and nothing masks; add masked_lm to the objectives (with"

@@ -54,7 +54,7 @@ class SharedProjections(BesideTeacher):
         """Down, up, or both."""
         return ("down", "up") if self.direction == "both" else (self.direction,)
 
-    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         if not any(isinstance(each, MixedVocabulary) for each in objectives):
             return [
                 "objective.shared_projections needs mixed_vocabulary beside it, which trains the teacher; add it (with"

@@ -31,7 +31,7 @@ from bertkit.models.model_files import encoder_directory
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretraining
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ from bertkit.training.engine import resolve_engine
 log = logging.getLogger(__name__)
 
 
-class MixedVocabularyTrainer(Pretraining):
+class MixedVocabularyTrainer(Pretrainer):
     """One run of a student and its teacher.
 
     Args:
@@ -90,12 +90,12 @@ class MixedVocabularyTrainer(Pretraining):
         freeze(model, self.student_recipe.frozen)
         return model
 
-    def _flops(self, batches: Sequence[PackedBatch]) -> float:
+    def flops(self, batches: Sequence[PackedBatch]) -> float:
         own = [
             replace(batch, targets={name: each for name, each in batch.targets.items() if name != MixedVocabulary.term})
             for batch in batches
         ]
-        flops = super()._flops(own)
+        flops = super().flops(own)
         for objective in self.current.objectives:
             if isinstance(objective, MixedVocabulary):
                 for batch in batches:
@@ -109,8 +109,8 @@ class MixedVocabularyTrainer(Pretraining):
                     )
         return flops
 
-    def _announce(self) -> None:
-        super()._announce()
+    def log_start(self) -> None:
+        super().log_start()
         if not self.model.companions:
             return
         sizes = {
@@ -225,8 +225,8 @@ def teacher_costs(recipe: DistillTextRecipe, teacher: HeadedModel) -> dict[str, 
     """What the teacher that trains along adds to a plan: `flops` of the whole run, `memory_mb` and `disk_mb`; its text
     is taken to be as long as the student's."""
     costs = {"flops": 0.0, "memory_mb": 0.0, "disk_mb": 0.0}
-    micro_batch = resolve_engine(recipe.engine).micro_batch_tokens
-    kept = count_parameters(teacher).total * CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1)
+    engine = resolve_engine(recipe.engine)
+    kept = count_parameters(teacher).total * CHECKPOINT_BYTES * (engine.intervals.keep_checkpoints + 1)
     for stage in stages_of(recipe):
         length, sequences = stage.recipe.data.sequence_length, stage.recipe.optimisation.batch_sequences
         tokens = sequences * length
@@ -240,7 +240,7 @@ def teacher_costs(recipe: DistillTextRecipe, teacher: HeadedModel) -> dict[str, 
                     predictions={MaskedLM.term: tokens * rows},
                     sequences=sequences,
                 )
-                read = min(micro_batch, tokens)
+                read = min(engine.micro_batch_tokens, tokens)
                 memory = training_memory_bytes(teacher, micro_batch_tokens=read, predictions=read * rows)
                 costs["memory_mb"] = max(costs["memory_mb"], memory / 1e6)
                 costs["disk_mb"] = kept / 1e6

@@ -7,7 +7,7 @@ and a run that goes before; finetuning/suite.py carries it out, seeds, grid, res
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +16,10 @@ from bertkit.distillation.task_data import DistillationData, prepare_distillatio
 from bertkit.distillation.task_recipe import DistillRecipe, load_distill_recipe, recipe_before, resolved_distillation
 from bertkit.distillation.task_trainer import Distilling, share
 from bertkit.errors import UsageError
-from bertkit.finetuning.arguments import FinetuneRequest, absolute
+from bertkit.finetuning.arguments import FinetuneArguments, absolute
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
-from bertkit.finetuning.trainer import Finetuning
+from bertkit.finetuning.trainer import Finetuner
 from bertkit.metrics.statistics import summarise
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.progress import Progress, silent_progress
@@ -27,21 +27,19 @@ from bertkit.run.directory import RunDirectory
 
 
 @dataclass(frozen=True)
-class DistillRequest(FinetuneRequest):
+class DistillArguments(FinetuneArguments):
     """What the user asked for.
 
     Attributes:
         teachers: models to learn from, in place of the recipe's.
         student: the model that learns, in place of the recipe's.
         control: the same student without its teacher.
-        cache: the cache's root.
         progress: the display, for what is prepared.
     """
 
     teachers: Sequence[str] = ()
     student: str | None = None
     control: bool = False
-    cache: Path = field(default_factory=lambda: Path("~/.cache/bertkit").expanduser())
     progress: Progress = silent_progress
 
     kind: ClassVar[str] = "distill"
@@ -71,7 +69,8 @@ class DistillRequest(FinetuneRequest):
             update["student"] = GivenModel(model=absolute(self.student))
         if self.control:
             update["control"] = True
-        return resolved_distillation(changed(recipe.model_copy(update=update), list(self.overrides)))
+        recipe = changed(recipe.model_copy(update=update), list(self.overrides))
+        return resolved_distillation(self.with_seed(recipe))
 
     def before(self, recipe: FinetuneRecipe) -> DistillRecipe | None:
         assert isinstance(recipe, DistillRecipe)
@@ -86,9 +85,9 @@ class DistillRequest(FinetuneRequest):
         assert isinstance(recipe, DistillRecipe)
         return prepare_distillation(recipe, cache=self.cache, offline=self.offline, progress=self.progress)
 
-    def training(
+    def trainer(
         self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
-    ) -> Finetuning:
+    ) -> Finetuner:
         (taught,) = prepared
         assert isinstance(recipe, DistillRecipe)
         assert isinstance(taught, DistillationData)

@@ -39,6 +39,7 @@ from bertkit.tasks.base import Scores
 from bertkit.tasks.examples import Split, TextExample
 from bertkit.tasks.readers import read_own
 from bertkit.tasks.spec import TaskSpec
+from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,9 @@ class _Preparation(Preparation):
                 f"augmentation: alters texts and pairs of texts; {self.recipe.spec.name} has other examples"
             )
         # Not drawn by the run's seed: copies are data, which runs with several seeds share.
-        surroundings = Surroundings(offline=self.offline, device=self.recipe.engine.resolve().device)
+        surroundings = Surroundings(
+            offline=self.offline, device=resolve_engine(self.recipe.engine, TASK_INTERVALS).device
+        )
         found = augmented_examples(
             texts, augmentation, cache=self.cache, surroundings=surroundings, progress=self.progress
         )

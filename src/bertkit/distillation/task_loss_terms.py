@@ -21,11 +21,12 @@ from bertkit.distillation.teacher import Teacher, TeacherBatch
 from bertkit.distillation.terms import Activations, Shape, Sizes, Term
 from bertkit.distillation.terms.base import ActivationRecorder, maps_of, wanted_of
 from bertkit.distillation.terms.logits import LogitTerm
+from bertkit.finetuning.loss_terms import task_flops
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.tasks.base import Task, TaskBatch
-from bertkit.training.gradients import Parts
+from bertkit.training.cost import FORWARD_SHARE
 from bertkit.training.loss_terms import LossTerms
 
 LABELS = "labels"
@@ -76,7 +77,7 @@ def reading_of(task: Task, batch: TaskBatch) -> TeacherBatch:
     return TeacherBatch(batch.packed, task.head, logits_of, task.rows_of(batch), sequences_I, task.asked(batch))
 
 
-class DistillationLossTerms(LossTerms):
+class DistillationLossTerms(LossTerms[TaskBatch]):
     """The terms of one task.
 
     Args:
@@ -118,11 +119,13 @@ class DistillationLossTerms(LossTerms):
         own = {LABELS: self.task.count(batch)} if LABELS in self.weights else {}
         return own | {term.term: term.count(batch.packed, rows) for term in self.terms}
 
-    def parts(self, model: HeadedModel, batch: TaskBatch, recorder: Recorder | None, *, learns: bool) -> Parts:
+    def losses(
+        self, model: HeadedModel, batch: TaskBatch, recorder: Recorder | None = None, *, train_encoder: bool = True
+    ) -> Mapping[str, LossSum]:
         own = self._viewer.recorder()
         if own is not None and recorder is not None:
             own = recorder.also(own.wanted)
-        with torch.set_grad_enabled(learns):
+        with torch.set_grad_enabled(train_encoder and torch.is_grad_enabled()):
             hidden_TD = (
                 model.states(self.task.head, batch.packed, recorder) if own is None else model(batch.packed, own)
             )
@@ -136,6 +139,13 @@ class DistillationLossTerms(LossTerms):
             student, teacher = self._viewer.seen(own, batch.packed, imitated_MK), self._taught(batch)
             parts |= {term.term: term.loss(student, teacher, self.sizes, self.maps) for term in self.terms}
         return parts
+
+    def flops(self, model: HeadedModel, batches: Sequence[TaskBatch]) -> float:
+        flops = task_flops(model, self.task.head, batches)
+        if self.teacher is None or self.teacher.store is not None:
+            return flops
+        read = [batch.teachers if isinstance(batch, TaughtBatch) else batch for batch in batches]
+        return flops + FORWARD_SHARE * sum(task_flops(each, self.task.head, read) for each in self.teacher.models)
 
     def _taught(self, batch: TaskBatch) -> Activations:
         """What the teacher says of a batch, asked once however many passes there are over it."""

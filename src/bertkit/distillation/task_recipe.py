@@ -24,7 +24,6 @@ from bertkit.distillation.terms import TERMS
 from bertkit.distillation.terms import Term as DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, long_keys, with_task_settings
-from bertkit.finetuning.steps import FinetuneEngine
 from bertkit.recipe.resolve import AnyOverride, load_as, overrides_of, with_overrides
 from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.settings import Settings
@@ -79,17 +78,6 @@ class RunBefore(Settings):
     set: dict[str, Any] = Field(description="Settings that are others there, by their dotted keys.")
 
 
-class DistillEngine(FinetuneEngine):
-    """As of fine-tuning, and how much a teacher's answers may take."""
-
-    teacher_store_gb: float = Field(
-        4.0,
-        ge=0,
-        description="Most disk that a teacher's answers may take in the cache; what does not fit is computed in every"
-        " pass.",
-    )
-
-
 class DistillRecipe(FinetuneRecipe):
     """One distillation on a task; resolved, it is complete: running it twice gives the same result."""
 
@@ -111,7 +99,6 @@ class DistillRecipe(FinetuneRecipe):
     control: bool = Field(
         False, description="The same student without its teacher: by the task's own loss alone, and no run before it."
     )
-    engine: DistillEngine = Field(default_factory=DistillEngine, description="What decides only speed.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> DistillRecipe:

@@ -8,7 +8,7 @@ student's score is laid beside the teacher's. finetuning/suite.py runs several o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,14 @@ from bertkit.distillation.teacher_store import TeacherStore
 from bertkit.distillation.teachers import answers_identity
 from bertkit.distillation.terms.base import give_maps, wanted_of
 from bertkit.finetuning.data import Prepared
+from bertkit.finetuning.prediction import predict, prediction_batches
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.steps import predict, prediction_batches, task_flops
 from bertkit.finetuning.task_trainer import TaskTrainer
-from bertkit.finetuning.trainer import Finetuning
+from bertkit.finetuning.trainer import Finetuner
 from bertkit.models.headed import HeadedModel
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Features, Scores, Task, TaskBatch
-from bertkit.training.cost import FORWARD_SHARE, count_weights
+from bertkit.training.cost import count_weights
 from bertkit.training.loss_terms import LossTerms
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class DistilledTaskTrainer(TaskTrainer):
         return super().new_model(seed) if made is None else made
 
 
-class Distilling(Finetuning):
+class Distilling(Finetuner):
     """One run, from its start or from its newest checkpoint to its end.
 
     Args:
@@ -109,7 +109,7 @@ class Distilling(Finetuning):
         assert isinstance(prepared, DistillationData)
         return DistilledTaskTrainer(recipe, prepared, seed, directory=self.run.path, start=self.start)
 
-    def aim(self, task_trainer: TaskTrainer) -> LossTerms:
+    def new_terms(self, task_trainer: TaskTrainer, companion: str | None) -> LossTerms[TaskBatch]:
         student_trainer, terms = task_trainer, self.distillation.terms
         assert isinstance(student_trainer, DistilledTaskTrainer)
         _, wanted = wanted_of(terms, student_trainer.sizes)
@@ -131,25 +131,14 @@ class Distilling(Finetuning):
             own if theirs is None or not self.distillation.terms else TaughtBatch.of(own, theirs.features.batch(items))
         )
 
-    def _flops(self, batches: Sequence[TaskBatch]) -> float:
-        return super()._flops(batches) + self._asking_flops(batches)
-
-    def _asking_flops(self, batches: Sequence[TaskBatch]) -> float:
-        """Of what the teachers compute while the student learns, none where their answers are kept."""
-        if self.teacher is None or self.teacher.store is not None:
-            return 0.0
-        read = [batch.teachers if isinstance(batch, TaughtBatch) else batch for batch in batches]
-        head = self.student_trainer.task.head
-        return FORWARD_SHARE * sum(task_flops(model, head, read) for model in self.teacher.models)
-
     @property
     def _as_taught(self) -> Features:
         """The training examples as the teacher reads them."""
         theirs = self.taught.as_teachers_read
         return self.taught.train.features if theirs is None else theirs.features
 
-    def _session(self) -> AbstractContextManager[None]:
-        return self._taught_session(super()._session())
+    def session(self) -> AbstractContextManager[None]:
+        return self._taught_session(super().session())
 
     @contextmanager
     def _taught_session(self, method: AbstractContextManager[None]) -> Iterator[None]:
@@ -201,7 +190,7 @@ class Distilling(Finetuning):
     def _ask(self, teacher: Teacher) -> None:
         """Have every answer in the store."""
         features, done = self._as_taught, 0
-        with self._progress("teacher", total=features.num_items, unit="examples") as meter:
+        with self.progress("teacher", total=features.num_items, unit="examples") as meter:
             for items in prediction_batches(features, self.engine.micro_batch_tokens):
                 batch = features.batch(items).to(self.engine.device)
                 with self.engine.autocast():
@@ -209,8 +198,8 @@ class Distilling(Finetuning):
                 done += items.size
                 meter.update(done)
 
-    def _announce(self) -> None:
-        super()._announce()
+    def log_start(self) -> None:
+        super().log_start()
         student_trainer, recipe = self.student_trainer, self.distillation
         student, teacher = parameters_of(student_trainer.model), sum(map(parameters_of, student_trainer.teachers))
         names = " and ".join(self.taught.teachers.names)
@@ -223,8 +212,8 @@ class Distilling(Finetuning):
         if recipe.labels_weight:
             log.info("labels, weight %g", recipe.labels_weight)
 
-    def _results(self, *args: Any, **keywords: Any) -> dict[str, Any]:
-        results = super()._results(*args, **keywords)
+    def results(self, *args: Any, **keywords: Any) -> dict[str, Any]:
+        results = super().results(*args, **keywords)
         return (
             results
             | comparison(self.student_trainer, results["splits"], self._teacher_scores())
@@ -243,7 +232,7 @@ class Distilling(Finetuning):
                         student_trainer.task,
                         encoded.features,
                         self.engine,
-                        progress=self._progress,
+                        progress=self.progress,
                         label=f"teacher, {split}",
                     )
                     for model in models

@@ -31,10 +31,10 @@ from bertkit.models.hub import find_model, read_config
 from bertkit.models.layer_choice import ChoiceName, chosen_layers
 from bertkit.models.model_files import encoder_directory, weights_hash
 from bertkit.models.pruning import with_layers
-from bertkit.pretraining.arguments import PretrainRequest, completed, source_overrides, starting_from
+from bertkit.pretraining.arguments import PretrainArguments, completed, source_overrides, starting_from
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretraining
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override, load_as, resolve_recipe
 from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory
@@ -42,7 +42,7 @@ from bertkit.text.tokenizer_files import load_tokenizer
 
 
 @dataclass(frozen=True)
-class DistillTextRequest(PretrainRequest):
+class DistillTextArguments(PretrainArguments):
     """What the user asked for.
 
     Attributes:
@@ -56,6 +56,7 @@ class DistillTextRequest(PretrainRequest):
     control: bool = False
 
     schema: ClassVar[type[Recipe]] = DistillTextRecipe
+    kind: ClassVar[str] = "distill"
 
     def requested(self) -> DistillTextRecipe:
         """The recipe with everything that the command line changes in it, checked against its teacher.
@@ -85,7 +86,7 @@ class DistillTextRequest(PretrainRequest):
         directory = encoder_directory(find_model(recipe.teacher, offline=self.offline))
         return {**super().fingerprints(recipe), "teacher": weights_hash(directory)}
 
-    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
+    def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
         assert isinstance(recipe, DistillTextRecipe)
         directory = find_model(recipe.teacher, offline=self.offline)
         if recipe.has_own_vocabulary:
@@ -132,7 +133,7 @@ def _completed(recipe: DistillTextRecipe, max_steps: int | None) -> DistillTextR
     return done
 
 
-def _teacher_name(request: DistillTextRequest, tree: Located) -> str:
+def _teacher_name(request: DistillTextArguments, tree: Located) -> str:
     """The teacher that the command line names, or the recipe."""
     if len(request.teachers) > 1:
         raise UsageError(
@@ -170,7 +171,7 @@ def _tokenizer_override(tree: Located, name: str, directory: Path, *, offline: b
 
 
 def _with_its_teachers_vocabulary(
-    request: DistillTextRequest, tree: Located, config: EncoderConfig, directory: Path, name: str
+    request: DistillTextArguments, tree: Located, config: EncoderConfig, directory: Path, name: str
 ) -> list[Override]:
     """Overrides: what the student begins as, and its teacher's tokenizer."""
     tokenizer = _tokenizer_override(tree, name, directory, offline=request.offline)
@@ -181,7 +182,7 @@ def _with_its_teachers_vocabulary(
 
 
 def _with_own_vocabulary(
-    request: DistillTextRequest, tree: Located, config: EncoderConfig, directory: Path, name: str
+    request: DistillTextArguments, tree: Located, config: EncoderConfig, directory: Path, name: str
 ) -> list[Override]:
     """Overrides: what the student begins as, and how its words are learnt where they are not that model's."""
     words = vocabulary_overrides(_mapping(tree, "tokenizer"), load_tokenizer(directory), source=name)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.data.batch import PackedBatch
 from bertkit.data.shards import TokenShards
 from bertkit.distillation.objectives import (
     DistilledWords,
@@ -26,6 +25,7 @@ from bertkit.distillation.teacher_cache import Answers
 from bertkit.distillation.teacher_store import TeacherStore
 from bertkit.distillation.teachers import answers_identity
 from bertkit.distillation.terms import Sizes
+from bertkit.distillation.text_loss_terms import TaughtObjectiveTerms
 from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
@@ -35,19 +35,20 @@ from bertkit.models.layer_choice import chosen_layers
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretraining, StageRun
+from bertkit.pretraining.trainer import Pretrainer, StageRun
 from bertkit.progress import Progress, counted
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
-from bertkit.training.cost import FORWARD_SHARE, count_parameters, step_flops
+from bertkit.training.cost import count_parameters
 from bertkit.training.step import evaluate
 
 log = logging.getLogger(__name__)
 
 
-class TextDistillation(Pretraining):
+class TextDistillation(Pretrainer):
     """One run of a student.
 
     Args:
@@ -72,7 +73,6 @@ class TextDistillation(Pretraining):
         self.student_recipe = recipe
         self.teacher = teacher.eval().requires_grad_(False)
         self.sizes = Sizes.told_by(recipe.model, teacher.encoder.config)
-        self._guides: dict[int, TeacherSession | None] = {}
         self._stores: dict[str, TeacherStore] = {}
         self._cache, self._teacher_hash = cache, teacher_hash
         super().__init__(recipe, shards, run, cache=cache)
@@ -89,20 +89,16 @@ class TextDistillation(Pretraining):
         try:
             return super().train(progress=progress, max_minutes=max_minutes)
         finally:
-            self._guides.clear()
             while self._stores:
                 self._stores.popitem()[1].close()
 
-    def _guide(self, stage_run: StageRun) -> TeacherSession | None:
-        number = stage_run.stage.number
-        if number not in self._guides:
-            objectives = stage_run.objectives
-            self._guides[number] = (
-                TeacherSession(self.teacher, self.model, objectives, self.sizes, answers=self._answers(objectives))
-                if distilled_among(objectives)
-                else None
-            )
-        return self._guides[number]
+    def new_terms(self, stage_run: StageRun) -> ObjectiveTerms:
+        objectives = stage_run.objectives
+        if not distilled_among(objectives):
+            return ObjectiveTerms(objectives)
+        answers = self._answers(objectives)
+        session = TeacherSession(self.teacher, self.model, objectives, self.sizes, answers=answers)
+        return TaughtObjectiveTerms(objectives, session)
 
     def _answers(self, objectives: Sequence[Objective]) -> Answers | None:
         """Where the teacher's answers to these objectives are kept; None where they are not."""
@@ -145,21 +141,6 @@ class TextDistillation(Pretraining):
             answers.store.directory,
         )
 
-    def _flops(self, batches: Sequence[PackedBatch]) -> float:
-        flops = super()._flops(batches)
-        if self._guide(self.current) is None:
-            return flops
-        words = [each for each in self.current.objectives if isinstance(each, DistilledWords)]
-        for batch in batches:
-            flops += teacher_flops(
-                self.teacher,
-                tokens=batch.num_tokens,
-                squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
-                rows=max((each.count(batch) for each in words), default=0),
-                sequences=batch.num_sequences,
-            )
-        return flops
-
     def _new_model(self, config: EncoderConfig) -> HeadedModel:
         recipe = self.student_recipe
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
@@ -182,8 +163,8 @@ class TextDistillation(Pretraining):
         freeze(model, recipe.frozen)
         return model
 
-    def _announce(self) -> None:
-        super()._announce()
+    def log_start(self) -> None:
+        super().log_start()
         teacher = self.sizes.teacher
         log.info(
             "teacher %s: %s parameters, %d layers of %d; the student has %d of %d",
@@ -200,13 +181,15 @@ class TextDistillation(Pretraining):
             if answers is not None:
                 self._say_size(stage_run, answers)
 
-    def _results(self) -> dict[str, Any]:
-        results = super()._results()
-        last = self.stages[-1].held_out
+    def results(self) -> dict[str, Any]:
+        results = super().results()
+        last = self.stages[-1]
         masked = [each for each in last.objectives if isinstance(each, MaskedLM)]
         if masked and MaskedLM.term in self.teacher.head_names:
-            batches = counted(last.batches, self._closing_progress, "the teacher on held-out text", unit="batches")
-            total = evaluate(self.teacher, masked, batches, self.engine)[MaskedLM.term]
+            batches = counted(
+                last.held_out.batches, self.closing_progress, "the teacher on held-out text", unit="batches"
+            )
+            total = evaluate(self.teacher, ObjectiveTerms(masked), batches, self.engine)[MaskedLM.term]
             results["teacher"] = {
                 "model": self.student_recipe.teacher,
                 "held_out": {"loss/masked_lm": total.mean, "accuracy/masked_lm": total.accuracy},
@@ -259,19 +242,6 @@ def layer_rows(recipe: DistillTextRecipe, sizes: Sizes) -> list[tuple[str, str, 
                 compares = "layers " + ", ".join(f"{m}: {n}" for m, n in pairs)
             rows.append((steps, objective.term, objective.weight, compares))
     return rows
-
-
-def teacher_flops(
-    teacher: HeadedModel, *, tokens: float, squared_lengths: float, rows: float, sequences: float
-) -> float:
-    """Floating-point operations of a teacher's pass over a batch, its words formed at so many tokens."""
-    return FORWARD_SHARE * step_flops(
-        teacher,
-        tokens=tokens,
-        squared_lengths=squared_lengths,
-        predictions={MaskedLM.term: rows},
-        sequences=sequences,
-    )
 
 
 def copied_layers(recipe: DistillTextRecipe, sizes: Sizes) -> list[int] | None:

@@ -17,7 +17,7 @@ from bertkit.errors import DataError
 from bertkit.evaluation.arguments import EvalRequest
 from bertkit.evaluation.own_head import HeadChoice, HeadUse, head_use
 from bertkit.files import sha256_of
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.models.hub import read_config
@@ -186,9 +186,9 @@ def _files(wanted: TaskEvaluation, spec: TaskSpec, splits: Sequence[str]) -> dic
     return {str(part): sha256_of(part) for part in parts if part.is_file()}
 
 
-def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneRequest:
+def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneArguments:
     """What `bertkit finetune` would be asked for one task, whichever the seeds."""
-    return FinetuneRequest(
+    return FinetuneArguments(
         task=spec.name,
         model=wanted.request.model,
         data_dir=None if wanted.data_dir is None else str(wanted.data_dir),

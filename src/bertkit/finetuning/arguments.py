@@ -1,6 +1,7 @@
-"""What a user asks of fine-tuning, and what it comes to: a recipe, its data, and what trains.
+"""The command line of fine-tuning, the recipe that it makes, its data, and what trains it.
 
-Nothing here follows a paper. Distillation on a task asks for more (DistillRequest); suite.py carries a request out.
+Nothing here follows a paper. Distillation on a task has more options (distillation/task_arguments.py); sibling run.py
+carries it out.
 """
 
 from __future__ import annotations
@@ -23,68 +24,62 @@ from bertkit.finetuning.recipe import (
     own_spec,
     resolved,
 )
-from bertkit.finetuning.trainer import Finetuning
-from bertkit.recipe.resolve import AnyOverride
-from bertkit.run.directory import RunDirectory
+from bertkit.finetuning.trainer import Finetuner
+from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.training.run import RunArguments
 
 _UNNAMED = "unnamed"
 """Of a recipe that is named by what it turns out to train."""
 
 
 @dataclass(frozen=True)
-class FinetuneRequest:
-    """What the user asked for.
+class FinetuneArguments(RunArguments[FinetuneRecipe]):
+    """The command line of fine-tuning, or of distillation on a task; keys of overrides may be short (`lr`).
 
     Attributes:
-        recipe: name or path; None where task and model say it all.
         task: a published task, a task YAML, or the user's own data, in place of the recipe's; several: all of them
             with one encoder.
         model: to start from, in place of the recipe's.
         data_dir: where the task's files lie, in place of the recipe's.
-        overrides: on top of all that; keys may be short (`lr`).
         seeds: one run for each; empty for the recipe's.
         grid: the values to try of each key.
-        resume: a run's or a suite's name or path, `bertkit.run.NEWEST`, or None for a new one.
-        runs_root: where runs lie.
-        run_dir: exactly where a new run or suite goes.
-        offline: ask no network.
-        max_minutes: stop after so long, with a checkpoint.
-        command: the command line, for the record.
         default_model: to start from where nothing names one.
     """
 
-    recipe: str | None = None
     task: TaskEntry | Sequence[TaskEntry] | None = None
     model: str | None = None
     data_dir: str | None = None
-    overrides: Sequence[AnyOverride] = ()
     seeds: Sequence[int] = ()
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    resume: str | None = None
-    runs_root: Path = Path("runs")
-    run_dir: Path | None = None
-    offline: bool = False
-    max_minutes: float | None = None
-    command: Sequence[str] = ()
     default_model: str | None = None
 
     kind: ClassVar[str] = "finetune"
-    """What its runs are called in run.json, and the command that makes them."""
 
     @property
     def names_nothing(self) -> bool:
-        """Whether neither a recipe nor a task is given."""
         return self.recipe is None and self.task is None
 
     def load(self, name: str) -> FinetuneRecipe:
         """The recipe of that name or path."""
         return load_finetune_recipe(name)
 
+    def recorded(self, run: RunDirectory) -> FinetuneRecipe:
+        return self.load(str(run.path / RECIPE))
+
+    def changed(self, recorded: FinetuneRecipe) -> FinetuneRecipe:
+        return changed(recorded, list(self.overrides))
+
+    def with_seed(self, recipe: AnyRecipe) -> AnyRecipe:
+        """The recipe with the first of the seeds that are given."""
+        return (
+            recipe.model_copy(update={"seed": seed}) if (seed := next(iter(self.seeds), None)) is not None else recipe
+        )
+
     def requested(self) -> FinetuneRecipe:
         """The recipe with everything that the command line changes in it, resolved.
 
         Raises:
-            UsageError: all faults at once.
+            UsageError: all errors at once.
         """
         if self.recipe is not None:
             recipe = self.load(self.recipe)
@@ -98,7 +93,7 @@ class FinetuneRequest:
             recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
         if recipe.name == _UNNAMED:
             recipe = recipe.model_copy(update={"name": _name_of(_entries(recipe.task), recipe.model)})
-        return resolved(recipe)
+        return resolved(self.with_seed(recipe))
 
     def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
         """The recipe with the task and the folder that the command line names."""
@@ -120,10 +115,10 @@ class FinetuneRequest:
         """What one task of the recipe reads."""
         return prepare(recipe, offline=self.offline)
 
-    def training(
+    def trainer(
         self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None
-    ) -> Finetuning:
-        """The run itself.
+    ) -> Finetuner:
+        """What trains a run.
 
         Args:
             recipe: resolved.
@@ -131,15 +126,15 @@ class FinetuneRequest:
             run: where it is written.
             start: the model of the run before.
         """
-        return Finetuning(recipe, prepared, run)
+        return Finetuner(recipe, prepared, run)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What a suite's results.json says besides, of the runs of the setting that was chosen."""
+        """Further keys of a suite's results.json, from the runs of the chosen setting."""
         return {}
 
 
 def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, ...]:
-    """The tasks that a request names, files with their full paths."""
+    """The tasks that the command line names, files with their full paths."""
     if given is None:
         return ()
     entries = (given,) if isinstance(given, str | OwnTask) else tuple(given)

@@ -1,7 +1,6 @@
-"""What a fine-tuning run would cost, before it is begun: the document of `--plan`.
+"""What fine-tuning would cost, task by task and for every run of a suite: the parts of `--plan` (training/plan.py).
 
-FLOPs and memory as in training/cost.py, on the examples as they are read; the time as in plan.py, for every run of a
-suite together.
+Nothing here follows a paper. Tokens and FLOPs are those of the examples as they are read.
 """
 
 from __future__ import annotations
@@ -12,65 +11,56 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joined
-from bertkit.finetuning.steps import EpochOrder
-from bertkit.finetuning.sweep import members
-from bertkit.finetuning.task_order import TaskOrder
+from bertkit.finetuning.sweep import sweep_runs
+from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
-from bertkit.recipe.hashing import what_hash
-from bertkit.training.cost import (
-    CHECKPOINT_BYTES,
-    REACHED_SHARE,
-    count_parameters,
-    measured_peak_flops,
-    step_flops,
-    training_memory_bytes,
-)
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
+from bertkit.training.engine import TASK_INTERVALS, resolve_engine
+from bertkit.training.plan import plan_document
 
 
-def finetuning_plan(request: FinetuneRequest) -> dict[str, Any]:
-    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs that are asked for.
+def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
+    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command.
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
-    encoder as it is costs less. What a teacher is asked is not counted. Settings of a grid are taken to cost what their
+    encoder as it is costs less. What a teacher computes is not counted. Settings of a grid are taken to cost what their
     own epochs and batch make of the same sequences.
     """
-    recipe = request.requested()
-    parts = [_Part.of(request.prepare(each)) for each in recipe.alone]
-    engine = recipe.engine.resolve()
+    recipe = arguments.requested()
+    parts = [_Part.of(arguments.prepare(each)) for each in recipe.alone]
+    engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
-    runs = members(recipe, request.seeds or [recipe.seed], request.grid)
+    runs = sweep_runs(recipe, arguments.seeds or [recipe.seed], arguments.grid)
     steps, tokens, flops = 0, 0.0, 0.0
-    recipes = [recipe for run in runs for recipe in (request.before(run.recipe), run.recipe) if recipe is not None]
+    recipes = [recipe for run in runs for recipe in (arguments.before(run.recipe), run.recipe) if recipe is not None]
     for each_recipe in recipes:
         optimisation = each_recipe.optimisation
         assert optimisation.epochs is not None
         assert optimisation.batch_sequences is not None
         orders = [EpochOrder(part.num_items, optimisation.batch_sequences, each_recipe.seed) for part in parts]
         order = TaskOrder(tuple(orders), each_recipe.seed, optimisation.task_smoothing)
-        own = order.steps(optimisation.epochs, optimisation.max_steps)
+        own = order.steps(optimisation.epochs, optimisation.steps)
         steps += own
         for part, each, count in zip(parts, orders, order.steps_by_task, strict=True):
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
-    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
     micro_batch_tokens = min(engine.micro_batch_tokens, max(part.tokens for part in parts))
-    return {
-        "recipe": recipe.name,
-        "what_hash": what_hash(recipe),
-        "parameters": {"total": parameters.total, "backbone": parameters.backbone},
-        "steps": steps,
-        "tokens": int(tokens),
-        "flops": flops,
-        "memory_mb": training_memory_bytes(parts[0].model, micro_batch_tokens=micro_batch_tokens, predictions=0) / 1e6,
-        "disk_mb": parameters.total * (CHECKPOINT_BYTES * 2 + 4 * len(recipes)) / 1e6,
-        "seconds": flops / rate,
-    }
+    return plan_document(
+        recipe,
+        engine,
+        parameters=parameters,
+        steps=steps,
+        tokens=tokens,
+        flops=flops,
+        memory_bytes=training_memory_bytes(parts[0].model, micro_batch_tokens=micro_batch_tokens, predictions=0),
+        disk_bytes=parameters.total * (CHECKPOINT_BYTES * 2 + 4 * len(recipes)),
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from pydantic import Field, field_validator, model_validator
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.methods import AnyMethod, Full
-from bertkit.finetuning.steps import FinetuneEngine, FinetuneOptimisation
 from bertkit.recipe.faults import validate
 from bertkit.recipe.resolve import AnyOverride, Override, load_as, parsed, with_overrides
 from bertkit.recipe.tree import Located
@@ -31,15 +30,16 @@ from bertkit.tasks.classification import TextSettings
 from bertkit.tasks.readers import Columns
 from bertkit.tasks.span import SpanSettings
 from bertkit.tasks.tagging import TaggingSettings
+from bertkit.training.config import EngineConfig, OptimisationConfig, RecipeHeader
 from bertkit.training.optimizers import AdamWConfig
 
 SHORT_KEYS = {
-    "lr": "optimisation.learning_rate",
-    "learning_rate": "optimisation.learning_rate",
+    "lr": "optimisation.schedule.peak",
+    "learning_rate": "optimisation.schedule.peak",
     "epochs": "optimisation.epochs",
     "batch": "optimisation.batch_sequences",
     "batch_sequences": "optimisation.batch_sequences",
-    "warmup": "optimisation.warmup_share",
+    "warmup": "optimisation.schedule.warmup_share",
     "layer_decay": "optimisation.layer_decay",
     "max_length": "data.max_length",
 }
@@ -92,20 +92,10 @@ class FinetuneData(Settings):
 TaskEntry = str | OwnTask
 
 
-class FinetuneRecipe(Settings):
+class FinetuneRecipe(RecipeHeader):
     """One fine-tuning configuration; resolved, it is complete: running it twice gives the same result."""
 
-    name: str = Field(
-        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
-    )
     kind: Literal["finetune"] = Field("finetune", description="What the recipe is run by: `bertkit finetune`.")
-    title: str = Field("", description="One line for `bertkit recipes list`.")
-    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
-    arxiv: str | None = Field(
-        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
-    )
-    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness: head, order, dropout.")
     task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(
         None, description="A published task's name, or a user's own data; a list: all of them with one encoder."
     )
@@ -119,10 +109,8 @@ class FinetuneRecipe(Settings):
     span: SpanSettings | None = Field(None, description="Of questions that a span answers.")
     choice: ChoiceSettings | None = Field(None, description="Of a choice among endings.")
     method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
-    optimisation: FinetuneOptimisation = Field(
-        default_factory=FinetuneOptimisation, description="How they are trained."
-    )
-    engine: FinetuneEngine = Field(default_factory=FinetuneEngine, description="What decides only speed.")
+    optimisation: OptimisationConfig = Field(default_factory=OptimisationConfig, description="How they are trained.")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
 
     @field_validator("task", mode="after")
     @classmethod
@@ -132,6 +120,13 @@ class FinetuneRecipe(Settings):
         if not task:
             raise ValueError("expected at least one task")
         return task[0] if len(task) == 1 else task
+
+    @field_validator("optimisation", mode="after")
+    @classmethod
+    def _one_stage(cls, optimisation: OptimisationConfig) -> OptimisationConfig:
+        if optimisation.stages:
+            raise ValueError("stages: a run on a task has none; leave them out")
+        return optimisation
 
     @model_validator(mode="after")
     def _sections_fit(self) -> FinetuneRecipe:
@@ -215,7 +210,7 @@ SEVERAL_TASKS = FinetuneDefaults(
     batch_sequences=32,
     source="MT-DNN, arXiv:1901.11504, section 4.2; its optimiser is Adamax, its heads' dropout differs by task",
 )
-"""How tasks are learnt together where the recipe says nothing else."""
+"""How tasks are learnt together where the recipe sets nothing else."""
 
 
 def own_spec(task: OwnTask) -> TaskSpec:
@@ -256,7 +251,7 @@ def load_finetune_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Fi
     """The recipe of that name or path; keys of `overrides` may be short ones.
 
     Raises:
-        UsageError: no such recipe, or faults in it (all of them at once).
+        UsageError: no such recipe, or errors in it (all of them at once).
     """
     return load_as(FinetuneRecipe, name, long_keys(overrides))
 
@@ -265,7 +260,7 @@ def from_tree(tree: Located) -> FinetuneRecipe:
     """The recipe of resolved settings, completed where it names task and model.
 
     Raises:
-        UsageError: faults in the settings, all of them at once.
+        UsageError: errors in the settings, all of them at once.
     """
     recipe = validate(tree, FinetuneRecipe)
     return resolved(recipe) if recipe.task is not None and recipe.model is not None else recipe
@@ -280,7 +275,7 @@ def load_own_task(path: Path) -> OwnTask:
     """A task of the user's own from a YAML file, named after the file; its files may lie beside it.
 
     Raises:
-        UsageError: no such file, or faults in it.
+        UsageError: no such file, or errors in it.
     """
     task = load_as(OwnTask, str(path))
     beside = {split: path.parent / file for split, file in files_of(task).items()}
@@ -288,12 +283,12 @@ def load_own_task(path: Path) -> OwnTask:
 
 
 def long_keys(overrides: Sequence[AnyOverride]) -> list[Override]:
-    """`lr=2e-5` as `optimisation.learning_rate=2e-5`."""
+    """`lr=2e-5` as `optimisation.schedule.peak=2e-5`."""
     return [replace(each, key=SHORT_KEYS.get(each.key, each.key)) for each in map(parsed, overrides)]
 
 
 def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
-    """The recipe with the task's own settings where it says nothing.
+    """The recipe with the task's own settings where it leaves them out.
 
     Raises:
         UsageError: it names no task or no model.
@@ -304,7 +299,7 @@ def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
 
 
 def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
-    """The recipe, of this kind or one that builds on it, with the task's own settings where it says nothing.
+    """The recipe, of this kind or one that builds on it, with the task's own settings where it leaves them out.
 
     Raises:
         UsageError: it names no task.
@@ -312,20 +307,23 @@ def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
     specs, given = recipe.specs, recipe.optimisation
     is_one = len(specs) == 1
     settings = specs[0].settings if is_one else SEVERAL_TASKS
-    plain_rule = given.optimizer == AdamWConfig()
+    schedule = given.schedule.model_copy(
+        update={"peak": settings.learning_rate if given.schedule.peak is None else given.schedule.peak}
+    )
+    if schedule.warmup_steps is None and schedule.warmup_share is None:
+        schedule = schedule.model_copy(update={"warmup_share": settings.warmup_share})
     optimisation = given.model_copy(
         update={
-            "learning_rate": settings.learning_rate if given.learning_rate is None else given.learning_rate,
+            "optimizer": given.optimizer or AdamWConfig(weight_decay=settings.weight_decay),
+            "schedule": schedule,
             "epochs": settings.epochs if given.epochs is None else given.epochs,
             "batch_sequences": settings.batch_sequences if given.batch_sequences is None else given.batch_sequences,
-            "warmup_share": settings.warmup_share if given.warmup_share is None else given.warmup_share,
-            "weight_decay": settings.weight_decay if given.weight_decay is None and plain_rule else given.weight_decay,
             "select": "best" if given.keeps_best else "last",
         }
     )
     entries = recipe.task if isinstance(recipe.task, tuple) else (recipe.task,)
     named = tuple(spec.name if isinstance(entry, str) else entry for entry, spec in zip(entries, specs, strict=True))
-    # Of several tasks each has sequences as long as its own, unless the recipe says how long.
+    # Of several tasks each has sequences as long as its own, unless the recipe sets a length.
     max_length = recipe.data.max_length or (specs[0].max_length if is_one else None)
     sections = dict(_SECTIONS[spec.kind] for spec in specs)
     return recipe.model_copy(

@@ -1,9 +1,9 @@
 """From a command line to fine-tuning runs: one, or several seeds and settings with a choice among them.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (several restarts, the rate chosen on dev) and appendix A.3 (the
-grid). A suite is a run directory that holds one for each seed and setting; the setting with the best mean on dev is
-chosen, and its best run's model stands for the suite. A run that is finished already, here or in another suite, is not
-repeated.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (several restarts, the learning rate chosen on dev) and appendix
+A.3 (the grid). A suite is a run directory that holds one for each seed and setting; the setting with the best mean on
+dev is chosen, and its best run's model stands for the suite. A run that is finished already, here or in another suite,
+is not repeated.
 """
 
 from __future__ import annotations
@@ -11,32 +11,38 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json
-from bertkit.finetuning.arguments import FinetuneRequest
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joint_fingerprints
-from bertkit.finetuning.recipe import FinetuneRecipe, changed
-from bertkit.finetuning.sweep import SweepRun, members, suite_results
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.finetuning.sweep import SweepRun, suite_results, sweep_runs
+from bertkit.finetuning.trainer import Finetuner
 from bertkit.progress import Progress
-from bertkit.recipe.dump import dump_recipe
-from bertkit.recipe.hashing import require_same_result, what_hash
-from bertkit.recipe.resolve import Override
-from bertkit.run.directory import RunDirectory, RunIdentity
-from bertkit.run.find import run_to_resume
+from bertkit.recipe.hashing import what_hash
+from bertkit.run.directory import RunDirectory
+from bertkit.training.run import (
+    Begun,
+    Deadline,
+    FinishedRun,
+    identity_of,
+    require_unchanged,
+    resumed_recipe,
+    run_of,
+    train_run,
+)
 
 SUITE_FILE = "suite.json"
 _READ = {
     *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice"),
     *("teacher", "student", "transfer", "augmentation"),
 }
-"""Parts of a recipe that decide how the data are read; those behind are of distillation."""
+"""Parts of a recipe that decide how the data are read; the last ones are of distillation."""
 _RUNS = "runs"
 BEFORE = "before"
 """The name of a run that goes before another, in whose directory it lies."""
@@ -44,134 +50,87 @@ BEFORE = "before"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FinetuneOutcome:
-    """What came of it.
-
-    Attributes:
-        run: the run, or the suite.
-        results: the contents of its results.json.
-        runs: the runs of a suite, those that were finished before included; the run itself where it is alone.
-    """
-
-    run: RunDirectory
-    results: dict[str, Any]
-    runs: tuple[RunDirectory, ...]
-
-
-class _Data:
-    """Prepared data, kept as long as the next run reads the same."""
-
-    def __init__(self, request: FinetuneRequest) -> None:
-        self._request = request
-        self._key: str | None = None
-        self._prepared: tuple[Prepared, ...] = ()
-
-    def of(self, recipe: FinetuneRecipe) -> tuple[Prepared, ...]:
-        """What each of the recipe's tasks reads."""
-        parts = recipe.model_dump(mode="json", include=_READ)
-        key = json.dumps([parts, recipe.seed if self._request.draws_data(recipe) else None], sort_keys=True)
-        if key != self._key:
-            self._prepared = tuple(self._request.prepare(each) for each in recipe.alone)
-            self._key = key
-        return self._prepared
-
-
-def finetune(
-    request: FinetuneRequest, *, progress: Progress, begun: Callable[[RunDirectory], None] = lambda run: None
-) -> FinetuneOutcome:
-    """Start or resume a run, or a suite of runs, and see it to its end.
+def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun = lambda run: None) -> FinishedRun:
+    """Start or resume a run, or a suite of runs, and train it to its end.
 
     Args:
-        request: what the user asked for.
+        arguments: of the command line.
         progress: the display.
         begun: called with each run's directory before its training starts.
 
     Raises:
         UsageError: a faulty recipe, or a resume whose recipe decides on another result.
         DataError: data, model or checkpoints at fault.
-        StoppedError, DivergedError: see `Finetuning.train`.
+        StoppedError, DivergedError: see `Trainer.train`.
     """
-    data = _Data(request)
-    if request.resume is not None:
-        run = _run_to_resume(request)
-        if (run.path / SUITE_FILE).exists():
-            return _Suite(request, data, progress, begun).resume(run)
-        recipe = _resumed_recipe(request, run)
-        if run.status == "done" and run.results is not None:
-            log.info("%s is done already", run.path)
-            return FinetuneOutcome(run, run.results, (run,))
-        return _train(recipe, data, run, request, progress, begun)
-    recipe = request.requested()
-    if len(request.seeds) > 1 or request.grid:
-        return _Suite(request, data, progress, begun).start(recipe)
-    recipe = changed(recipe, [Override("seed", seed) for seed in request.seeds])
-    run = RunDirectory.create(
-        request.runs_root, _identity(recipe, joint_fingerprints(data.of(recipe)), request), request.run_dir
-    )
-    return _train(recipe, data, run, request, progress, begun)
+    runs = _Runs(arguments, progress, begun, Deadline.after(arguments.max_minutes))
+    if arguments.resume is None:
+        recipe = arguments.requested()
+        if len(arguments.seeds) > 1 or arguments.grid:
+            return runs.start_suite(recipe)
+        identity = identity_of(arguments, recipe, runs.fingerprints(recipe))
+        return runs.train(recipe, RunDirectory.create(arguments.runs_root, identity, arguments.run_dir))
+    run = run_of(arguments)
+    is_suite = (run.path / SUITE_FILE).exists()
+    if is_suite:
+        if finished := FinishedRun.done(run):
+            return finished
+        runs.check_suite(run)
+    recipe = resumed_recipe(arguments, run)
+    if finished := FinishedRun.done(run):
+        return finished
+    return runs.resume_suite(run, recipe) if is_suite else runs.train(recipe, run)
 
 
-def _train(
-    recipe: FinetuneRecipe,
-    data: _Data,
-    run: RunDirectory,
-    request: FinetuneRequest,
-    progress: Progress,
-    begun: Callable[[RunDirectory], None],
-    max_minutes: float | None = None,
-) -> FinetuneOutcome:
-    prepared = data.of(recipe)
-    fingerprints = joint_fingerprints(prepared)
-    changes = [name for name, digest in fingerprints.items() if run.record["fingerprints"][name] != digest]
-    if changes:
-        raise UsageError(
-            f"{run.path}: {' and '.join(changes)} changed since the run began; restore what it was, or start a new run"
-            " without --resume"
+class _Runs:
+    """The runs of one command, which share its arguments, its deadline and the data last prepared."""
+
+    def __init__(self, arguments: FinetuneArguments, progress: Progress, begun: Begun, deadline: Deadline) -> None:
+        self.arguments = arguments
+        self.progress = progress
+        self.begun = begun
+        self.deadline = deadline
+        self._data_key: str | None = None
+        self._prepared: tuple[Prepared, ...] = ()
+
+    def data(self, recipe: FinetuneRecipe) -> tuple[Prepared, ...]:
+        """What each of the recipe's tasks reads; kept as long as the next run reads the same."""
+        parts = recipe.model_dump(mode="json", include=_READ)
+        key = json.dumps([parts, recipe.seed if self.arguments.draws_data(recipe) else None], sort_keys=True)
+        if key != self._data_key:
+            self._prepared = tuple(self.arguments.prepare(each) for each in recipe.alone)
+            self._data_key = key
+        return self._prepared
+
+    def fingerprints(self, recipe: FinetuneRecipe) -> dict[str, str]:
+        """Of data, tokenizer and model."""
+        return joint_fingerprints(self.data(recipe))
+
+    def train(self, recipe: FinetuneRecipe, run: RunDirectory) -> FinishedRun:
+        """Train one run to its end, after the one that goes before it, if any."""
+        require_unchanged(run, self.fingerprints(recipe))
+
+        def trainer() -> Finetuner:
+            before = self.arguments.before(recipe)
+            start = None if before is None else self.finished(before, BEFORE, run).model
+            if before is not None:
+                self.begun(run)
+            return self.arguments.trainer(recipe, self.data(recipe), run, start)
+
+        return train_run(
+            run,
+            trainer,
+            command=self.arguments.command,
+            progress=self.progress,
+            begun=self.begun,
+            deadline=self.deadline,
         )
-    log.info("run directory %s", run.path)
-    begun(run)
-    started = time.monotonic()
-    limit = request.max_minutes if max_minutes is None else max_minutes
-    deadline = None if limit is None else started + limit * 60
-    with run.recording(request.command):
-        run.write_environment()
-        start: Path | None = None
-        before = request.before(recipe)
-        if before is not None:
-            parts = _Parts(request, data, progress, begun, run)
-            start = parts.finished(before, BEFORE, deadline).model
-            begun(run)
-            prepared = data.of(recipe)
-        training = request.training(recipe, prepared, run, start)
-        results = training.train(progress=progress, max_minutes=_minutes_to(deadline))
-        run.update(seconds=round(time.monotonic() - started, 1))
-    return FinetuneOutcome(run, results, (run,))
 
-
-@dataclass(frozen=True)
-class _Parts:
-    """Runs that belong to another one, or to a suite.
-
-    Attributes:
-        request: what the user asked for.
-        data: what is read.
-        progress, begun: as in `finetune`.
-        whole: what they belong to.
-    """
-
-    request: FinetuneRequest
-    data: _Data
-    progress: Progress
-    begun: Callable[[RunDirectory], None]
-    whole: RunDirectory
-
-    def finished(self, recipe: FinetuneRecipe, name: str, deadline: float | None) -> RunDirectory:
-        """The run, finished: one of before, one that was begun here, or a new one."""
-        whole, request = self.whole.path, self.request
-        fingerprints = joint_fingerprints(self.data.of(recipe))
-        path = whole / _RUNS / name
-        done = finished_run(request.runs_root, whole, what_hash(recipe), fingerprints)
+    def finished(self, recipe: FinetuneRecipe, name: str, whole: RunDirectory) -> RunDirectory:
+        """A run that belongs to another one or to a suite, finished: an earlier one, one begun here, or a new one."""
+        arguments, fingerprints = self.arguments, self.fingerprints(recipe)
+        path = whole.path / _RUNS / name
+        done = finished_run(arguments.runs_root, whole.path, what_hash(recipe), fingerprints)
         if done is not None:
             log.info("finished already: %s", done.path)
             return done
@@ -179,88 +138,56 @@ class _Parts:
             run = RunDirectory.open(path)
         else:
             path.parent.mkdir(exist_ok=True)
-            run = RunDirectory.create(request.runs_root, _identity(recipe, fingerprints, request), path)
-        minutes = _minutes_to(deadline)
+            run = RunDirectory.create(arguments.runs_root, identity_of(arguments, recipe, fingerprints), path)
         try:
-            return _train(recipe, self.data, run, request, self.progress, self.begun, minutes).run
+            return self.train(recipe, run).run
         except StoppedError as stopped:
-            told = str(stopped).partition("; go on")[0]
-            raise StoppedError(f"{told}; go on with `bertkit {request.kind} --resume {whole}`") from stopped
+            reason = str(stopped).partition("; go on")[0]
+            raise StoppedError(f"{reason}; go on with `bertkit {arguments.kind} --resume {whole.path}`") from stopped
 
-
-def _minutes_to(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
-
-
-class _Suite:
-    """Several runs and the choice among them."""
-
-    def __init__(
-        self,
-        request: FinetuneRequest,
-        data: _Data,
-        progress: Progress,
-        begun: Callable[[RunDirectory], None],
-    ) -> None:
-        self.request = request
-        self.data = data
-        self.progress = progress
-        self.begun = begun
-
-    def start(self, recipe: FinetuneRecipe) -> FinetuneOutcome:
+    def start_suite(self, recipe: FinetuneRecipe) -> FinishedRun:
         """A new suite."""
-        seeds = list(dict.fromkeys(self.request.seeds)) or [recipe.seed]
-        grid = {key: list(values) for key, values in self.request.grid.items()}
-        members(recipe, seeds, grid)  # every setting is checked before anything is trained
+        seeds = list(dict.fromkeys(self.arguments.seeds)) or [recipe.seed]
+        grid = {key: list(values) for key, values in self.arguments.grid.items()}
+        sweep_runs(recipe, seeds, grid)  # every setting is checked before anything is trained
         plan = json.dumps([what_hash(recipe.model_copy(update={"seed": 0})), seeds, grid])
-        identity = _identity(recipe, joint_fingerprints(self.data.of(recipe)), self.request)
-        identity = RunIdentity(
-            **{**vars(identity), "what_hash": hashlib.sha256(plan.encode()).hexdigest(), "seed": seeds[0]}
-        )
-        suite = RunDirectory.create(self.request.runs_root, identity, self.request.run_dir)
+        identity = identity_of(self.arguments, recipe, self.fingerprints(recipe))
+        identity = replace(identity, what_hash=hashlib.sha256(plan.encode()).hexdigest(), seed=seeds[0])
+        suite = RunDirectory.create(self.arguments.runs_root, identity, self.arguments.run_dir)
         write_json(suite.path / SUITE_FILE, {"seeds": seeds, "grid": grid})
-        return self._run(suite, recipe, seeds, grid)
+        return self.resume_suite(suite, recipe)
 
-    def resume(self, suite: RunDirectory) -> FinetuneOutcome:
-        """The rest of one that was begun."""
-        if suite.status == "done" and suite.results is not None:
-            log.info("%s is done already", suite.path)
-            runs = tuple(RunDirectory.open(Path(each["run"])) for each in suite.results["runs"])
-            return FinetuneOutcome(suite, suite.results, runs)
-        plan = read_json(suite.path / SUITE_FILE)
-        if (self.request.seeds and list(self.request.seeds) != plan["seeds"]) or (
-            self.request.grid and {key: list(values) for key, values in self.request.grid.items()} != plan["grid"]
+    def check_suite(self, suite: RunDirectory) -> None:
+        """Raise UsageError if the command line asks for other seeds or another grid than the suite has."""
+        plan, seeds, grid = read_json(suite.path / SUITE_FILE), self.arguments.seeds, self.arguments.grid
+        if (seeds and list(seeds) != plan["seeds"]) or (
+            grid and {key: list(values) for key, values in grid.items()} != plan["grid"]
         ):
             raise UsageError(
                 f"{suite.path}: the suite has seeds {plan['seeds']} and grid {plan['grid']}; resume it without --seeds"
                 " and --grid, or start a new one: what is finished of it is not repeated there"
             )
-        recipe = _resumed_recipe(self.request, suite)
-        return self._run(suite, recipe, plan["seeds"], plan["grid"])
 
-    def _run(
-        self, suite: RunDirectory, recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]
-    ) -> FinetuneOutcome:
-        wanted = members(recipe, seeds, grid)
+    def resume_suite(self, suite: RunDirectory, recipe: FinetuneRecipe) -> FinishedRun:
+        """What is left of a suite, and the choice among its runs."""
+        plan = read_json(suite.path / SUITE_FILE)
+        wanted = sweep_runs(recipe, plan["seeds"], plan["grid"])
         log.info("%s: %d runs in %s", recipe.name, len(wanted), suite.path)
-        deadline = None if self.request.max_minutes is None else time.monotonic() + self.request.max_minutes * 60
-        with suite.recording(self.request.command):
+        with suite.recording(self.arguments.command):
             suite.write_environment()
-            parts = _Parts(self.request, self.data, self.progress, self.begun, suite)
             finished: list[tuple[SweepRun, RunDirectory]] = []
-            for number, member in enumerate(wanted, start=1):
-                log.info("run %d of %d: %s", number, len(wanted), member.name)
-                finished.append((member, parts.finished(member.recipe, member.name, deadline)))
-            prepared = self.data.of(recipe)
+            for number, each in enumerate(wanted, start=1):
+                log.info("run %d of %d: %s", number, len(wanted), each.name)
+                finished.append((each, self.finished(each.recipe, each.name, suite)))
+            prepared = self.data(recipe)
             primary = {each.spec.name: each.spec.primary for each in prepared}
             results = suite_results(finished, primary, prepared[0].selecting)
-            chosen = [run.results or {} for member, run in finished if member.setting == results["chosen"]["setting"]]
-            results |= self.request.summary(chosen)
+            chosen = [run.results or {} for each, run in finished if each.setting == results["chosen"]["setting"]]
+            results |= self.arguments.summary(chosen)
             _link(suite.model, Path(results["chosen"]["run"]) / "model")
             suite.write_results(results)
-            total = {key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")}
-            suite.update(**total)
-        return FinetuneOutcome(suite, results, tuple(run for _, run in finished))
+            suite.update(**{key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")})
+        return FinishedRun(suite, results, tuple(run for _, run in finished))
 
 
 def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str]) -> RunDirectory | None:
@@ -279,43 +206,3 @@ def _link(link: Path, target: Path) -> None:
     """Let the suite's model be the chosen run's."""
     link.unlink(missing_ok=True)
     link.symlink_to(target.resolve(), target_is_directory=True)
-
-
-def _identity(recipe: FinetuneRecipe, fingerprints: Mapping[str, str], request: FinetuneRequest) -> RunIdentity:
-    return RunIdentity(
-        kind=recipe.kind,
-        recipe=recipe.name,
-        recipe_yaml=dump_recipe(recipe),
-        what_hash=what_hash(recipe),
-        seed=recipe.seed,
-        command=request.command,
-        fingerprints=dict(fingerprints),
-    )
-
-
-def _resumed_recipe(request: FinetuneRequest, run: RunDirectory) -> FinetuneRecipe:
-    """The run's recipe with the engine of the request.
-
-    Raises:
-        UsageError: the request decides on another result; the differing keys are listed.
-    """
-    recorded = request.load(str(run.path / "recipe.yaml"))
-    if request.names_nothing:
-        wanted = changed(recorded, list(request.overrides))
-    else:
-        wanted = request.requested()
-        wanted = changed(wanted, [Override("seed", seed) for seed in request.seeds[:1]])
-    require_same_result(recorded, wanted, run.path)
-    return recorded.model_copy(update={"engine": wanted.engine})
-
-
-def _run_to_resume(request: FinetuneRequest) -> RunDirectory:
-    assert request.resume is not None
-
-    def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
-        if request.names_nothing:
-            return runs
-        name = request.requested().name
-        return [run for run in runs if run.record["recipe"] == name]
-
-    return run_to_resume(request.resume, request.runs_root, request.kind, run_dir=request.run_dir, fitting=fitting)

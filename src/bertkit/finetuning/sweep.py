@@ -1,7 +1,7 @@
 """The runs of a fine-tuning suite: which ones there are to be, and the choice among them once they are done.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 and appendix A.3: several seeds, and a grid to choose from on
-dev. Sibling suite.py runs them.
+dev. Sibling run.py trains them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SweepRun:
         return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
 
 
-def members(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[SweepRun]:
+def sweep_runs(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[SweepRun]:
     """The runs of a suite: every combination of the grid's values, each with every seed.
 
     Raises:
@@ -61,10 +61,10 @@ def suite_results(
         split: that chooses.
     """
     settings: dict[str, list[tuple[SweepRun, RunDirectory, dict[str, Any]]]] = {}
-    for member, run in finished:
+    for sweep_run, run in finished:
         results = run.results
         assert results is not None
-        settings.setdefault(json.dumps(dict(member.setting)), []).append((member, run, results))
+        settings.setdefault(json.dumps(dict(sweep_run.setting)), []).append((sweep_run, run, results))
     tables = {setting: _tables(runs) for setting, runs in settings.items()}
     is_one = len(primary) == 1
 
@@ -88,13 +88,13 @@ def suite_results(
         "runs": [
             {
                 "run": str(run.path.resolve()),
-                "seed": member.recipe.seed,
-                "setting": dict(member.setting),
+                "seed": sweep_run.recipe.seed,
+                "setting": dict(sweep_run.setting),
                 "scores": only(_seed_scores(results)),
                 "degenerate": results["degenerate"],
             }
             for runs in settings.values()
-            for member, run, results in runs
+            for sweep_run, run, results in runs
         ],
         "degenerate": sum(results["degenerate"] is not None for runs in settings.values() for *_, results in runs),
         "truncation": settings[chosen][0][2]["truncation"],
@@ -103,7 +103,7 @@ def suite_results(
 
 def _tables(runs: Sequence[tuple[SweepRun, RunDirectory, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Each task's scores over the seeds."""
-    seeds = {member.recipe.seed: _seed_scores(results) for member, _, results in runs}
+    seeds = {sweep_run.recipe.seed: _seed_scores(results) for sweep_run, _, results in runs}
     tasks = next(iter(seeds.values()))
     return {task: seed_summaries({seed: scores[task] for seed, scores in seeds.items()}) for task in tasks}
 

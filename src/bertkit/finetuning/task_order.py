@@ -1,17 +1,19 @@
-"""Which task each update of a run takes its batch from: the batches of all tasks, mixed anew in every epoch.
+"""Which examples of which task each update takes: the batches of all tasks, mixed anew in every epoch.
 
 Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1: every task is cut into mini-batches, those of all tasks are
-merged and shuffled, and each update takes one of them, with the loss of its task. Sibling finetune.py has the order of
-one task's examples (EpochOrder), which stays what it is without the others: with one task there is nothing to mix.
+merged and shuffled, and each update takes one of them, with the loss of its task. The order of one task's examples is
+a permutation for each epoch, with or without other tasks: with one there is nothing to mix.
 
 How often a task comes may be smoothed as multilingual BERT smooths its languages (data/languages.py); an epoch has as
-many updates as before, so a task that comes less often than its size asks for sees its examples over several epochs.
+many updates as before, so a task that comes less often than in proportion to its size sees its examples over several
+epochs.
 
 Shapes: K tasks, U updates of an epoch.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,9 +22,33 @@ from numpy.typing import NDArray
 
 from bertkit.data.languages import smoothed
 from bertkit.data.random import Draw
-from bertkit.finetuning.steps import EpochOrder
 
 Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """Which items each update takes: a new permutation every epoch, a pure function of the seed and the step.
+
+    Attributes:
+        num_items: of the training features.
+        batch_items: of one update; the last one of an epoch may have fewer.
+        seed: of the permutations.
+    """
+
+    num_items: int
+    batch_items: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.num_items / self.batch_items)
+
+    def items(self, step: int) -> Integers:
+        """The items of update number `step`, from 0."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        places = np.arange(number * self.batch_items, min((number + 1) * self.batch_items, self.num_items))
+        return Draw(self.seed, "finetune").permuted("order", places, size=self.num_items, epoch=epoch)
 
 
 @dataclass(frozen=True)

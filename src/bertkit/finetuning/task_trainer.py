@@ -1,7 +1,7 @@
 """One task of a fine-tuning run: its model, its examples in their order, and what it predicts of the others.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. A run has one, or several that share an encoder (multitask.py);
-finetune.py is the loop that trains them. Sibling predict.py has a finished model.
+trainer.py trains them. inference/predict.py has a finished model.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from typing import Any
 
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.methods import TrainingData
+from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.steps import EpochOrder, predict
+from bertkit.finetuning.task_order import EpochOrder
 from bertkit.metrics.statistics import degenerate
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.progress import Progress
 from bertkit.tasks.base import Prediction, Scores
-from bertkit.training.engine import Engine
+from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 
 Predictions = dict[str, list[Prediction]]
 """By split."""
 
 LEARNT_TASK = "finetuning_task"
-"""The key of config.json that says which published task a head is of, as `transformers` calls it."""
+"""The key of config.json that names the published task of a head, as `transformers` calls it."""
 
 
 class TaskTrainer:
@@ -59,7 +60,8 @@ class TaskTrainer:
         self.prefix = prefix
         self.directory = directory
         self.order = EpochOrder(prepared.train.features.num_items, batch_sequences, seed)
-        data = TrainingData(self.task, prepared.train.features, recipe.engine.resolve(), directory)
+        engine = resolve_engine(recipe.engine, TASK_INTERVALS)
+        data = TrainingData(self.task, prepared.train.features, engine, directory)
         self.model = recipe.method.prepare_on(self.new_model(seed), seed, data)
 
     @property

@@ -17,8 +17,8 @@ import numpy as np
 
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.data import build_task, has_head
+from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, resolved
-from bertkit.finetuning.steps import predict
 from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.inference.predict_input import InputColumns
 from bertkit.models.encoder import EncoderConfig

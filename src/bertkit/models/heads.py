@@ -208,14 +208,35 @@ def classifier_plan(
     )
 
 
+_AUXILIARY_OUTPUTS = {"next_sentence": 2, "sentence_order": 2, "sentence_structure": 3}
+
+
+def add_head(name: str, reads: Reads, outputs: int) -> None:
+    """Give every family a linear head, for a pretraining objective; to add it again changes nothing.
+
+    Args:
+        name: the head's; on the Hub its weights are below `pretraining.`.
+        reads: states of tokens or of sequences.
+        outputs: K.
+
+    Raises:
+        ValueError: if there is another head of this name.
+    """
+    if name in HEAD_KINDS and (HEAD_KINDS[name], _AUXILIARY_OUTPUTS.get(name)) != (reads, outputs):
+        raise ValueError(f"there is another head named {name}")
+    HEAD_KINDS[name], _AUXILIARY_OUTPUTS[name] = reads, outputs
+
+
 def auxiliary_heads(*, pooled: bool) -> dict[str, HeadPlan]:
     """Heads of pretraining objectives that any family may have and that no class of the Hub knows.
 
     Args:
         pooled: whether the family's sequence heads read a pooler.
     """
-    outputs = {"next_sentence": 2, "sentence_order": 2, "sentence_structure": 3}
-    plans = {name: _auxiliary_plan(name, number, pooled=pooled) for name, number in outputs.items()}
+    plans = {
+        name: _auxiliary_plan(name, outputs, pooled=pooled and HEAD_KINDS[name] == "sequences")
+        for name, outputs in _AUXILIARY_OUTPUTS.items()
+    }
     return {**plans, "replaced_token": _replaced_token_plan(), "span_boundary": _span_boundary_plan()}
 
 

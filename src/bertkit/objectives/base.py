@@ -1,30 +1,44 @@
-"""What an objective is: a corruption of samples in a worker, and a loss over the encoder's states in the step.
+"""What an objective is: a corruption of samples in a data worker, and a loss over the encoder's states in the step.
 
-A loss is a sum and a count, never a mean: the loop divides once, by the count over all micro-batches and ranks, so that
+An objective declares what it needs: what kind of target it has, which states it reads, and which head predicts.
+`show-batch`, the cost model, the metrics and the forward pass read these declarations and know no objective by name.
+
+A loss is a sum and a count, never a mean: the step divides once, by the count over all micro-batches and ranks, so that
 gradient accumulation and world size change nothing. Sibling forward.py says which model reads what for which objective.
 
-Shapes: T packed tokens, D width, M predictions, K classes (words of the vocabulary, or kinds of pairs).
+Shapes: T packed tokens, B sequences, D width, M targets, K classes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
-from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.headed import HeadedModel
+from bertkit.models.headed import HeadedModel, summarised_token
 from bertkit.models.loss_sum import LossSum
+from bertkit.objectives.schedule import LinearRate
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
+
+Target = Literal["token", "class", "number", "mark"]
+"""What is predicted: the id of a token, one of several classes, a number, or a binary mark."""
+
+States = Literal["targets", "tokens", "sequences"]
+"""The states that a loss reads: those at its targets (`Targets.index_M`), of all tokens, or one of each sequence."""
+
+_PLAN_POINTS = 16
+"""Points of a part of the run over which the expected count of an objective that changes is averaged."""
 
 
 class Objective(Settings, ABC):
@@ -35,42 +49,78 @@ class Objective(Settings, ABC):
     term: ClassVar[str]
     """Its name in the recipe and in the metrics, and of its targets and labels in a batch."""
 
+    target: ClassVar[Target | None] = None
+    """What it predicts. Of tokens it stands in `batch.targets[term]`: in `id_M`, a number in `columns["number"]`. Of
+    sequences it stands in `batch.labels[term]`. None: the batch holds no target, as where a teacher gives it."""
+
+    states: ClassVar[States] = "tokens"
+    """The states that its loss reads."""
+
+    outputs: ClassVar[int] = 0
+    """Outputs of a head of its own, named as the term, which registration gives to every family: 1 for a mark or a
+    number, K for a class. 0: it reads heads that exist, see `heads`."""
+
     label_names: ClassVar[tuple[str, ...]] = ()
-    """What the classes of the label are called that the layout must make for every sequence; empty: it needs none."""
+    """What its classes, or the two values of its mark, are called."""
+
+    in_place: ClassVar[bool] = False
+    """Whether a target token is the text's at the position of the state, rather than another one's."""
+
+    change: ClassVar[str] = "replaced"
+    """What `show-batch` calls a target token that this objective changed, unless it became [MASK]."""
+
+    is_shown: ClassVar[bool] = True
+    """Whether `show-batch` can show its targets; false where they belong to a text of other tokens."""
 
     has_accuracy: ClassVar[bool] = True
-    """Whether its predictions are right or wrong; a distance has a size only."""
+    """Whether its predictions are right or wrong; of a number or a distance there is only the loss."""
+
+    fills_masks: ClassVar[bool] = False
+    """Whether it trains the masked-LM head to predict, at a [MASK], the token of the text: then a model has a
+    perplexity, a pseudo-perplexity and examples of filled masks."""
+
+    learnt_by: ClassVar[str | None] = None
+    """The companion that learns it in place of the model, where the model has a companion of that name."""
 
     rank: ClassVar[int] = 0
-    """Objectives corrupt a sample in ascending rank: who chooses among what is left over comes later."""
+    """Objectives corrupt a sample in ascending rank: one of higher rank chooses among the tokens that are left."""
 
     @property
     def heads(self) -> tuple[str, ...]:
         """The heads of the model that it reads, by their names in `bertkit.models.heads.HEAD_KINDS`."""
         return (self.term,)
 
-    def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
-        """Why these data or this model cannot serve it: one sentence each, with the key and the remedy."""
-        layout = data.layout
-        if self.label_names and self.term not in layout.labels:
-            return [
-                f"objective.{self.term} needs a label that data.layout {layout.choice!r} does not make;"
-                " take another layout, such as segment-pair, or leave the objective out"
-            ]
+    @property
+    def scoring_rule(self) -> str | None:
+        """The rule of `bertkit.models.pseudo_likelihood` by which a model that it trains is scored; None: any other
+        objective's."""
+        return None
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        """Why it cannot be trained on these data or with this model: one sentence each, with the key and the remedy."""
         return []
 
-    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         """Why it cannot stand among these objectives, itself included: one sentence each, with key and remedy."""
         return []
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        """The objective with what it must know of the vocabulary and the corpus, found once before the first step.
+        """The objective with what it must know of the vocabulary and the corpus, computed once before the first step.
 
         Raises:
             UsageError: if the tokenizer cannot serve it.
             DataError: if a file that it names is at fault.
         """
         return self
+
+    def at(self, progress: float) -> Self:
+        """The objective as it is at a point of the run; itself where nothing changes along the run.
+
+        Args:
+            progress: share of the run's steps that have been taken, from 0 to 1: a pure function of the step.
+        """
+        changing = {name: value.at(progress) for name, value in self if isinstance(value, LinearRate)}
+        return self.model_copy(update=changing) if changing else self
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Corrupt samples and mark targets; the default leaves them as they are."""
@@ -80,13 +130,25 @@ class Objective(Settings, ABC):
     def expected_count(self, length: int) -> float:
         """How many predictions a sequence of this many tokens holds, for estimates."""
 
-    @abstractmethod
+    def mean_expected_count(self, length: int, start: float, end: float) -> float:
+        """`expected_count` on average over a part of the run, given by its progress at both ends."""
+        if self.at(start) is self:
+            return self.expected_count(length)
+        points = [start + (end - start) * (number + 0.5) / _PLAN_POINTS for number in range(_PLAN_POINTS)]
+        return sum(self.at(progress).expected_count(length) for progress in points) / _PLAN_POINTS
+
     def count(self, batch: PackedBatch) -> int:
         """How many predictions a micro-batch holds, known before the step."""
+        if self.states == "targets":
+            return batch.targets[self.term].count
+        return batch.num_tokens if self.states == "tokens" else batch.num_sequences
 
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         """The tokens whose states its loss reads, in any order, repeated or not; None where it reads them all."""
-        return None
+        if self.states == "targets":
+            return batch.targets[self.term].index_M
+        summary = "mean" if self.states == "tokens" else model.plans[self.heads[0]].summary
+        return None if summary == "mean" else summarised_token(summary, batch)
 
     @abstractmethod
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
@@ -96,25 +158,34 @@ class Objective(Settings, ABC):
         """What an evaluation reports beside loss and accuracy, by name.
 
         Args:
-            tallies: those of its losses, summed over all micro-batches.
+            counters: those of its losses, summed over all micro-batches.
             count: of predictions.
         """
         return {}
 
+    def described(self, targets: Targets, tokenizer: Tokenizer) -> list[str | None]:
+        """Its token targets as text, for `show-batch`; None where there is nothing to show, as for a mark not set."""
+        if self.target == "token":
+            return [tokenizer.token(target) for target in targets.id_M.tolist()]
+        if self.target == "number":
+            return [f"{number:.4g}" for number in targets.columns["number"].tolist()]
+        names = dict(enumerate(self.label_names))
+        shown: list[str | None] = [names.get(target, str(target)) for target in targets.id_M.tolist()]
+        if self.target == "mark":
+            shown = [name if mark else None for name, mark in zip(shown, targets.id_M.tolist(), strict=True)]
+        return shown
 
-class WordPrediction(Objective):
-    """An objective whose targets are words, each predicted by the state at its index through one head."""
+
+class TokenPrediction(Objective):
+    """An objective that predicts tokens, each from the state at its index, by one head over the vocabulary."""
+
+    target: ClassVar[Target | None] = "token"
+    states: ClassVar[States] = "targets"
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """One head, the masked LM's, which objectives of this kind share."""
+        """The masked LM's head, which objectives of this kind share."""
         return ("masked_lm",)
-
-    def count(self, batch: PackedBatch) -> int:
-        return batch.targets[self.term].count
-
-    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
-        return batch.targets[self.term].index_M
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy at the targets, in nats; the vocabulary projection runs on these alone."""
@@ -122,3 +193,87 @@ class WordPrediction(Objective):
         (head,) = self.heads
         projection = model.projection(head, hidden_TD.index_select(0, targets.index_M))
         return LossSum.of_words(projection, targets.id_M)
+
+
+class SequenceClassification(Objective):
+    """An objective that predicts one of several classes of each sequence: `batch.labels[term]`."""
+
+    target: ClassVar[Target | None] = "class"
+    states: ClassVar[States] = "sequences"
+
+    def expected_count(self, length: int) -> float:
+        return 1.0
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed cross-entropy over the batch's sequences, in nats."""
+        (head,) = self.heads
+        return LossSum.cross_entropy(model.logits(head, hidden_TD, batch), batch.labels[self.term])
+
+
+class TokenDetection(Objective):
+    """An objective that predicts a binary mark of each token, or of each of its targets, by a head of one output."""
+
+    target: ClassVar[Target | None] = "mark"
+    states: ClassVar[States] = "targets"
+
+    def marks_M(self, batch: PackedBatch) -> Tensor:
+        """Whether each token that it reads has the mark, bool."""
+        return batch.targets[self.term].id_M > 0
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed binary cross-entropy, in nats; a positive logit predicts the mark.
+
+        Counters: tokens that are `marked`, that are `predicted` to be, and that are `both`.
+        """
+        index_M = self.reads(model, batch)
+        hidden_MD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
+        (head,) = self.heads
+        logits_M = model.token_logits(head, hidden_MD).squeeze(-1).float()
+        marks_M = self.marks_M(batch)
+        loss = functional.binary_cross_entropy_with_logits(logits_M, marks_M.to(logits_M.dtype), reduction="sum")
+        predicted_M = logits_M.detach() > 0
+        counters = {"marked": marks_M.sum(), "predicted": predicted_M.sum(), "both": (predicted_M & marks_M).sum()}
+        return LossSum(loss, self.count(batch), (predicted_M == marks_M).sum(), counters)
+
+    def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
+        """What the accuracy is worth where marks are rare.
+
+        `baseline/TERM` is the accuracy of the commoner value for all tokens; precision and recall are those of the
+        mark, 0 where it is never predicted, or never there.
+        """
+        marked, predicted, both = (counters.get(name, 0) for name in ("marked", "predicted", "both"))
+        return {
+            f"baseline/{self.term}": max(marked, count - marked) / max(1, count),
+            f"precision/{self.term}": both / max(1, predicted),
+            f"recall/{self.term}": both / max(1, marked),
+        }
+
+
+class CompanionObjective(Objective):
+    """An objective that needs a second model beside the first: a companion, which learns the objectives whose
+    `learnt_by` is its name, reads each batch first, and makes the batch that the model reads."""
+
+    companion: ClassVar[str]
+    """The companion's name among `HeadedModel.companions`."""
+
+    @property
+    @abstractmethod
+    def companion_settings(self) -> Mapping[str, object]:
+        """The settings, by their keys, that decide what companion it is; all stages must agree on them."""
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether the model starts from the companion's weights, which stay as they are."""
+        return False
+
+    @abstractmethod
+    def build_companion(self, model: HeadedModel, *, pad_id: int = 0) -> HeadedModel:
+        """The companion of a model, with uninitialised weights but for those that it shares with the model.
+
+        Raises:
+            UsageError: if it cannot be built.
+        """
+
+    @abstractmethod
+    def filled(self, companion: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
+        """The batch that the model reads, from the companion's states of the batch."""

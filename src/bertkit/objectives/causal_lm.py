@@ -4,7 +4,7 @@ Radford et al. 2018, GPT (no arXiv id), section 3.1, for all sequences; Devlin e
 section 5.1, for the left-to-right ablation; Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2, for a
 share of them beside the masked LM. Sibling of masked_lm.py, which leaves causal sequences alone.
 
-Quirk left: GPT-BERT deals the two kinds out to ranks, so that the mixture depends on the number of processors; here
+Quirk left: GPT-BERT assigns the two kinds to ranks, so that the mixture depends on the number of processors; here
 each sample draws its own kind, and any number of workers and ranks sees the same mixture.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
@@ -21,10 +21,10 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.models.encoder import EncoderConfig
-from bertkit.objectives.base import WordPrediction
+from bertkit.objectives.base import TokenPrediction
 
 
-class CausalLM(WordPrediction):
+class CausalLM(TokenPrediction):
     """Every token but the first of a causal sequence, separators included, is predicted by the state before it."""
 
     share: float = Field(1.0, gt=0, le=1, description="Share of the sequences that are read from left to right only.")
@@ -39,10 +39,15 @@ class CausalLM(WordPrediction):
     def heads(self) -> tuple[str, ...]:
         return (self.head,)
 
-    def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+    @property
+    def scoring_rule(self) -> str | None:
+        """From left to right with an encoder's head; a causal family's own head needs no rule."""
+        return "encoder_left_to_right" if self.head == "masked_lm" else None
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         if not model.causal_attention:
             return [
-                f"objective.causal_lm cannot be had of model.family {model.model_type!r}, whose attention has no causal"
+                f"objective.causal_lm cannot train model.family {model.model_type!r}, whose attention has no causal"
                 " form; take another family, such as bert"
             ]
         if self.head not in model.all_heads():
@@ -53,7 +58,7 @@ class CausalLM(WordPrediction):
         return []
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Nothing is hidden but the future: choose the sequences and mark what each of their states predicts."""
+        """Choose the causal sequences and mark the next token as the target of each of their states."""
         uniform_B = draw.uniform("causal/choose", epoch=samples.epoch_B, sample=samples.sample_B)
         causal_B = uniform_B < self.share
         predicted_T = causal_B[samples.sequence_T] & (samples.position_T > 0)

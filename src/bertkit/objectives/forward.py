@@ -1,9 +1,8 @@
-"""Who reads what: the model that a list of objectives asks for, and its passes over a batch.
+"""The model that a list of objectives needs, and its forward passes over a batch.
 
-Most objectives share one pass of the encoder. Replaced-token detection (Clark et al. 2020, ELECTRA, arXiv:2003.10555,
-section 2) has two: a generator reads the masked batch, and the encoder reads what the generator made of it. In its
-two-stage form (section 3.2) the encoder takes over the generator's weights where the second stage begins. Where a
-student learns from a teacher (distillation.py), the teacher reads what the student reads.
+Most objectives share one pass of the encoder. One with a companion has two: ELECTRA's generator (Clark et al. 2020,
+arXiv:2003.10555, section 2) reads the masked batch, and the model reads the batch that the generator filled. In its
+two-stage form (section 3.2) the model starts the second stage from the generator's weights.
 """
 
 from __future__ import annotations
@@ -15,47 +14,35 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.objectives import Distilled, OutputPair, TeacherSession, distilled_among
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
-from bertkit.objectives.base import Objective
-from bertkit.objectives.causal_lm import CausalLM
+from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masked_next_token import MaskedNextToken
-from bertkit.objectives.replaced_token import ReplacedToken
 
-GENERATOR = "generator"
-"""The companion that the masked LM belongs to, where replaced tokens are detected."""
+_HEADS_TELL = MaskedLM().scoring_rule
+"""The scoring rule that a model with a masked-LM head has where its directory names none."""
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What one model made of one batch: the states that an objective's loss is computed from.
-
-    Attributes:
-        compared: the same beside what a teacher made of it; None without one.
-    """
+    """What one model made of one batch: the states that an objective's loss is computed from."""
 
     model: HeadedModel
     hidden_TD: Tensor
     batch: PackedBatch
-    compared: OutputPair | None = None
 
     def loss(self, objective: Objective) -> LossSum:
         """An objective's term over the batch."""
-        if isinstance(objective, Distilled):
-            assert self.compared is not None, f"{objective.term} needs a teacher"
-            return objective.distance(self.compared)
         return objective.loss(self.model, self.hidden_TD, self.batch)
 
 
 def pretraining_model(
     config: EncoderConfig, objectives: Sequence[Objective], vocab_size: int, *, pad_id: int = 0
 ) -> HeadedModel:
-    """The model that these objectives train, with its generator where they need one, with uninitialised weights.
+    """The model that these objectives train, with its companions, with uninitialised weights.
 
     Args:
         config: of the encoder.
@@ -64,86 +51,75 @@ def pretraining_model(
         pad_id: the tokenizer's.
 
     Raises:
-        UsageError: if the family lacks a head, or the generator cannot be built.
+        UsageError: if the family lacks a head, or a companion cannot be built.
     """
     model = HeadedModel(config.build(vocab_size, pad_id=pad_id), heads_of(objectives))
-    add_generator(model, objectives, pad_id=pad_id)
+    add_companions(model, objectives, pad_id=pad_id)
     return model
 
 
-def add_generator(model: HeadedModel, objectives: Sequence[Objective], *, pad_id: int = 0) -> None:
-    """Put the generator that these objectives need beside the model, with uninitialised weights.
+def add_companions(model: HeadedModel, objectives: Sequence[Objective], *, pad_id: int = 0) -> None:
+    """Put the companions that these objectives need beside the model, with uninitialised weights.
 
     Raises:
-        UsageError: if it cannot be built, or two stages ask for different ones.
+        UsageError: if one cannot be built, or two stages need different ones.
     """
-    detectors = _detectors(objectives)
-    kinds = {(detector.generator_size, detector.tie) for detector in detectors}
-    if len(kinds) > 1:
-        raise UsageError(
-            "objective.replaced_token: generator_size and tie must be the same in all stages, found "
-            + " and ".join(f"{size:g} with tie {tie}" for size, tie in sorted(kinds))
-        )
-    if detectors:
-        model.companions[GENERATOR] = detectors[0].generator(model, pad_id=pad_id)
+    for leader in _leaders(objectives):
+        others = [each for each in _leaders(objectives) if each.companion == leader.companion]
+        kinds = {", ".join(f"{key} {value}" for key, value in each.companion_settings.items()) for each in others}
+        if len(kinds) > 1:
+            keys = " and ".join(leader.companion_settings)
+            raise UsageError(
+                f"objective.{leader.term}: {keys} must be the same in all stages, found {' and '.join(sorted(kinds))}"
+            )
+        if leader.companion not in model.companions:
+            model.companions[leader.companion] = leader.build_companion(model, pad_id=pad_id)
 
 
 def heads_of(objectives: Sequence[Objective]) -> list[str]:
-    """The heads of the model itself, each once; the masked LM's is the generator's where there is one."""
-    own = [each for each in objectives if not (isinstance(each, MaskedLM) and _detectors(objectives))]
+    """The heads of the model itself, each once; those of objectives that a companion learns are the companion's."""
+    companions = {leader.companion for leader in _leaders(objectives)}
+    own = [each for each in objectives if each.learnt_by not in companions]
     return list(dict.fromkeys(head for objective in own for head in objective.heads))
 
 
 def masked_lm_of(model: HeadedModel) -> HeadedModel:
-    """The model that the masked LM belongs to: its generator where it has one."""
-    return model.companion(GENERATOR) or model
+    """The model that learns the masked LM: its companion where it has one for it."""
+    return _learner(model, MaskedLM())
+
+
+def _learner(model: HeadedModel, objective: Objective) -> HeadedModel:
+    return (model.companion(objective.learnt_by) if objective.learnt_by else None) or model
 
 
 def encode(
-    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
+    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
 ) -> Mapping[str, EncoderOutput]:
     """For each objective's term, what its loss is computed from.
 
-    With a generator, the masked LM reads the masked batch and all other objectives the filled one.
+    A companion reads the batch for the objectives that it learns, and the model then reads the batch that it filled.
 
     Args:
         model: that is trained.
         objectives: of the stage.
         batch: one micro-batch.
-        guide: the teacher's, where objectives compare with one.
+        recorder: of the model's own pass, not of a companion's.
     """
-    if guide is not None:
-        reading = _beside_a_teacher(model, objectives, batch, guide)
-        return {objective.term: reading for objective in objectives}
-    readings: dict[str, EncoderOutput] = {}
+    outputs: dict[str, EncoderOutput] = {}
     for reader, own in readers(model, objectives):
-        reading = EncoderOutput(reader, states(reader, own, batch), batch)
-        readings |= {objective.term: reading for objective in own}
-        if reader is not model:
-            for detector in _detectors(objectives):
-                batch = detector.filled(reader, reading.hidden_TD, batch)
-    return readings
-
-
-def _beside_a_teacher(
-    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession
-) -> EncoderOutput:
-    """One pass of the student and one of its teacher."""
-    recorder = guide.recorder()
-    hidden_TD = states(model, objectives, batch, recorder)
-    asking = distilled_among(objectives)
-    taught = guide.ask(batch, lambda inside: states(guide.teacher, asking, batch, inside))
-    return EncoderOutput(model, hidden_TD, batch, guide.compared(model, batch, hidden_TD, recorder, taught))
+        output = EncoderOutput(reader, states(reader, own, batch, recorder if reader is model else None), batch)
+        outputs |= {objective.term: output for objective in own}
+        for leader in _leaders(objectives):
+            if reader is model.companion(leader.companion):
+                batch = leader.filled(reader, output.hidden_TD, batch)
+    return outputs
 
 
 def readers(model: HeadedModel, objectives: Sequence[Objective]) -> list[tuple[HeadedModel, list[Objective]]]:
-    """Which model reads for which objectives, in the order in which they read: a generator for the masked LM, first."""
-    generator = model.companion(GENERATOR)
-    if generator is None:
-        return [(model, list(objectives))]
-    masking: list[Objective] = [objective for objective in objectives if isinstance(objective, MaskedLM)]
-    others = [objective for objective in objectives if not isinstance(objective, MaskedLM)]
-    return [(reader, own) for reader, own in ((generator, masking), (model, others)) if own]
+    """Which model reads for which objectives, in the order in which they read: companions first."""
+    models = [*model.named_companions().values(), model]
+    learnt = [(each, [own for own in objectives if _learner(model, own) is each]) for each in models]
+    return [(reader, own) for reader, own in learnt if own]
 
 
 def states(
@@ -169,41 +145,38 @@ def read_rows(model: HeadedModel, objectives: Sequence[Objective], batch: Packed
     return torch.unique(torch.cat(some)) if some and len(some) == len(asked) else None
 
 
-def follows_generator(objectives: Sequence[Objective]) -> bool:
-    """Whether these objectives train the model alone, with the weights that its generator learnt before."""
-    return any(detector.training == "two-stage" for detector in _detectors(objectives))
+def takes_over(objectives: Sequence[Objective]) -> CompanionObjective | None:
+    """The objective that trains the model alone, from the weights that its companion learnt before; None without."""
+    return next((leader for leader in _leaders(objectives) if leader.takes_over), None)
 
 
 @torch.no_grad()
-def take_over(model: HeadedModel) -> None:
-    """Give the model's encoder the weights of its generator's, to the bit; its heads stay as they are."""
-    generator = model.companion(GENERATOR)
-    assert generator is not None, "the recipe was checked: replaced_token has a generator"
-    model.encoder.load_state_dict(generator.encoder.state_dict())
+def take_over(model: HeadedModel, leader: CompanionObjective) -> None:
+    """Give the model's encoder the weights of its companion's, to the bit; its heads stay as they are."""
+    companion = model.companion(leader.companion)
+    assert companion is not None, "add_companions built it"
+    model.encoder.load_state_dict(companion.encoder.state_dict())
 
 
 def set_trained(model: HeadedModel, objectives: Sequence[Objective]) -> None:
-    """Let gradients reach what these objectives train: all of the model, and its generator unless that stays as it is.
+    """Let gradients reach what these objectives train: all of the model, and a companion unless it stays as it is.
 
     What has no gradient is not decayed either: optimisers pass it over.
     """
-    generator = model.companion(GENERATOR)
-    if generator is not None:
-        generator.requires_grad_(not follows_generator(objectives))
+    leader = takes_over(objectives)
+    for name, companion in model.named_companions().items():
+        companion.requires_grad_(leader is None or leader.companion != name)
 
 
 def scoring_rule(objectives: Sequence[Objective]) -> str | None:
-    """The rule of `bertkit.models.pseudo_likelihood` that asks a model's head as these objectives trained it.
+    """The rule of `bertkit.models.pseudo_likelihood` that reads the head as these objectives trained it.
 
-    None where its heads alone tell: those of a masked LM and of a causal family.
+    It is that of the highest rank. None where the heads alone tell: those of a masked LM and of a causal family.
     """
-    heads = {objective.term: objective.heads for objective in objectives}
-    if MaskedNextToken.term in heads:
-        return "masked_next_token"
-    if MaskedLM.term not in heads and MaskedLM.term in heads.get(CausalLM.term, ()):
-        return "encoder_left_to_right"
-    return None
+    ranked = sorted(objectives, key=lambda objective: -objective.rank)
+    rule = next((each.scoring_rule for each in ranked if each.scoring_rule is not None), None)
+    return None if rule == _HEADS_TELL else rule
 
 
-def _detectors(objectives: Sequence[Objective]) -> list[ReplacedToken]:
-    return [objective for objective in objectives if isinstance(objective, ReplacedToken)]
+def _leaders(objectives: Sequence[Objective]) -> list[CompanionObjective]:
+    return [objective for objective in objectives if isinstance(objective, CompanionObjective)]

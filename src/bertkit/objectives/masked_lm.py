@@ -1,16 +1,18 @@
-"""Masked language modelling: predict a few tokens that were hidden or replaced.
+"""Masked language modelling: predict a few tokens that were masked, replaced or kept.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 and appendix A.1; counts and draws as in the released
-create_pretraining_data.py. Which tokens belong together is the units' business (units/): pieces here as in BERT, whole
-words, ALBERT's n-grams, SpanBERT's spans, ERNIE's phrases and annotated spans. ELECTRA's generator is `mask_share:
-0.85, random_share: 0`.
+create_pretraining_data.py. Which tokens are masked together is chosen by a masking strategy (masking/): single tokens
+here as in BERT, whole words, ALBERT's n-grams, SpanBERT's spans, ERNIE's phrases and annotated spans. ELECTRA's
+generator is `mask_share: 0.85, random_share: 0`. GPT-BERT's masking rate falls along the run: `rate: {start: 0.3, end:
+0.15}`.
 
-Quirks honoured: the rate is of the whole length, [CLS] and [SEP] included, though these two are never chosen; the
-count is exact, not a coin toss per token; a random word is drawn from the whole vocabulary, special tokens included.
-SpanBERT's released code draws random words by their frequency in the corpus: `random_from: corpus`. Quirks left:
-RoBERTa's can hide <s> and </s>, draws no special token at random, and rounds its count up or down by chance; ELECTRA's
-draws positions with replacement, so that some are fewer.
-Whether masks are static or drawn anew is the data's choice (`data.static_copies`).
+Quirks honoured: the masking rate is of the whole length, [CLS] and [SEP] included, though these two are never chosen;
+the count is exact, not a draw for each token; a random word is drawn from the whole vocabulary, special tokens
+included. SpanBERT's released code draws random words by their frequency in the corpus: `random_from: corpus`. Quirks
+left: RoBERTa's can hide <s> and </s>, draws no special token at random, and rounds its count up or down by chance;
+ELECTRA's draws positions with replacement, so that some are fewer.
+Whether masks are static or drawn anew is the data's choice (`data.static_copies`); with a rate that changes, static
+copies have the same draws and not the same number of masks.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
 """
@@ -30,8 +32,9 @@ from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.objectives.base import WordPrediction
-from bertkit.objectives.masking import AnyUnits, Pieces
+from bertkit.objectives.base import TokenPrediction
+from bertkit.objectives.masking import AnyUnits, Tokens
+from bertkit.objectives.schedule import Rate, rate_at
 from bertkit.text.tokenizer import Tokenizer
 
 
@@ -50,26 +53,33 @@ class CorpusFrequencies:
         return np.searchsorted(self.upper_V, uniform_M, side="right")
 
 
-class MaskedLM(WordPrediction):
+class MaskedLM(TokenPrediction):
     """Predict an exact count of tokens per sequence, or as many as whole units allow."""
 
-    rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that is predicted.")
+    rate: Rate = Field(
+        0.15,
+        description="Masking rate, the share of a sequence's tokens that is predicted: a number, or one that changes"
+        " linearly along the run, as {start: 0.3, end: 0.15}.",
+    )
     max_predictions: int | None = Field(
         None, ge=1, description="At most this many predictions per sequence; null: no limit."
     )
-    mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that [MASK] stands in for.")
-    random_share: float = Field(0.1, ge=0, le=1, description="Share that a random token stands in for; the rest stays.")
+    mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that become [MASK].")
+    random_share: float = Field(0.1, ge=0, le=1, description="Share that becomes a random token; the rest is kept.")
 
     random_from: Literal["vocabulary", "corpus"] = Field(
         "vocabulary",
-        description="Where random tokens come from: all entries of the vocabulary are equally likely, or each by how"
-        " often it occurs in the corpus.",
+        description="Where random tokens come from: all entries of the vocabulary are equally likely, or each by its"
+        " frequency in the corpus.",
     )
-    units: AnyUnits = Field(default_factory=Pieces, description="What is predicted together.")
+    units: AnyUnits = Field(default_factory=Tokens, description="Masking strategy: what is predicted together.")
 
     _frequencies: CorpusFrequencies | None = PrivateAttr(None)
 
     term: ClassVar[str] = "masked_lm"
+    in_place: ClassVar[bool] = True
+    fills_masks: ClassVar[bool] = True
+    learnt_by: ClassVar[str | None] = "generator"
 
     @model_validator(mode="after")
     def _shares_fit(self) -> MaskedLM:
@@ -79,8 +89,12 @@ class MaskedLM(WordPrediction):
             )
         return self
 
-    def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
-        return [*super().faults(data, model), *self.units.faults(data)]
+    @property
+    def scoring_rule(self) -> str | None:
+        return "original"
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        return self.units.errors(data)
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if self.mask_share > 0 and "mask" not in tokenizer.roles:
@@ -95,19 +109,20 @@ class MaskedLM(WordPrediction):
         return prepared
 
     def counts_B(self, lengths_B: Integers, ordinary_B: Integers) -> Integers:
-        """How many tokens of each sequence are predicted, if whole units allow.
+        """How many tokens of each sequence are predicted, if whole units allow; at the rate of the run's first step
+        where the rate changes and `at` has not set it.
 
         Args:
             lengths_B: tokens of each sequence.
             ordinary_B: those among them that may be predicted.
         """
-        counts_B = np.minimum(self.units.counts_B(self.rate, lengths_B, ordinary_B), ordinary_B)
+        counts_B = np.minimum(self.units.counts_B(rate_at(self.rate, 0), lengths_B, ordinary_B), ordinary_B)
         return counts_B if self.max_predictions is None else np.minimum(counts_B, self.max_predictions)
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Choose the units and put other tokens in their place.
+        """Choose the units and replace their tokens.
 
-        Where one draw decides for a whole unit, `places["unit"]` of the targets says where each token's begins.
+        Where one draw decides for a whole unit, `places["unit"]` of the targets has the first token of each one's unit.
         """
         ordinary_B = np.bincount(samples.sequence_T[~samples.fixed_T], minlength=samples.lengths_B.size)
         counts_B = self.counts_B(samples.lengths_B, ordinary_B)
@@ -116,10 +131,10 @@ class MaskedLM(WordPrediction):
         id_M = samples.ids_T[index_M]
         action_M = draw.uniform("mask/action", **_address(samples, index_M if first_M is None else first_M))
         random_id_M = self._random_id_M(vocabulary, draw, _address(samples, index_M))
-        stands_in_M = np.where(action_M < self.mask_share + self.random_share, random_id_M, id_M)
-        stands_in_M = np.where(action_M < self.mask_share, vocabulary.mask_id, stands_in_M)
+        replaced_M = np.where(action_M < self.mask_share + self.random_share, random_id_M, id_M)
+        replaced_M = np.where(action_M < self.mask_share, vocabulary.mask_id, replaced_M)
         ids_T = samples.ids_T.copy()
-        ids_T[index_M] = stands_in_M
+        ids_T[index_M] = replaced_M
         places = {} if first_M is None else {"unit": first_M}
         return samples.with_targets(self.term, Targets(index_M, id_M, places), ids_T=ids_T)
 
@@ -134,7 +149,7 @@ class MaskedLM(WordPrediction):
 
 
 def _address(samples: Samples, index_M: Integers) -> dict[str, Integers]:
-    """What the draws for these tokens are keyed by."""
+    """The address of the draws for these tokens."""
     sequence_M = samples.sequence_T[index_M]
     return {
         "epoch": samples.epoch_B[sequence_M],

@@ -1,8 +1,8 @@
-"""Masked next-token prediction: a hidden token is predicted from the state before it, as a causal model's next one.
+"""Masked next-token prediction: a masked token is predicted from the state before it, as a causal model's next one.
 
 Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2, so that masked and causal examples share one head
-(sibling causal_lm.py). Tokens are chosen and hidden as in masked_lm.py; only the state that predicts is another one.
-What scores a model trained like this must read the state before a token, too.
+(sibling causal_lm.py). Tokens are chosen and masked as in masked_lm.py; only the state that predicts is another one.
+A score of a model trained like this must be read at the state before a token, too.
 
 Quirk left: the released code's documents that share a sample each begin with <s>; here a separator stands between them,
 and its state predicts what follows it.
@@ -18,26 +18,34 @@ from typing import ClassVar
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
-_TWO_THAT_HIDE = "objective.masked_next_token and objective.masked_lm would hide the same tokens; take one of the two"
+_BOTH_MASK = "objective.masked_next_token and objective.masked_lm would mask the same tokens; take one of the two"
 
 
 class MaskedNextToken(MaskedLM):
-    """The masked LM's corruption and head; each target is asked of the token to its left."""
+    """The masked LM's corruption and head; each target is predicted by the state of the token to its left."""
 
     term: ClassVar[str] = "masked_next_token"
+    in_place: ClassVar[bool] = False
+    fills_masks: ClassVar[bool] = False
+    learnt_by: ClassVar[str | None] = None
     rank: ClassVar[int] = MaskedLM.rank + 1
 
-    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
-        """Why it cannot stand in a list of objectives: one sentence, with the key and the remedy."""
-        terms = {objective.term for objective in objectives}
-        if MaskedLM.term in terms:
-            return [_TWO_THAT_HIDE]
-        if "replaced_token" in terms:
-            return ["objective.replaced_token needs objective.masked_lm, not masked_next_token, to choose the tokens"]
-        return []
+    @property
+    def scoring_rule(self) -> str | None:
+        return self.term
+
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+        if any(objective.term == MaskedLM.term for objective in objectives):
+            return [_BOTH_MASK]
+        leaders = [each for each in objectives if isinstance(each, CompanionObjective)]
+        return [
+            f"objective.{leader.term} needs objective.masked_lm, not {self.term}, to choose the tokens"
+            for leader in leaders
+            if leader.companion == MaskedLM.learnt_by
+        ]
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """As the masked LM, with every target one place earlier.
@@ -45,10 +53,10 @@ class MaskedNextToken(MaskedLM):
         A sample begins with a special token, which is never chosen, so that the place before lies in the same sample.
 
         Raises:
-            UsageError: if a masked LM has hidden tokens before.
+            UsageError: if a masked LM has masked tokens before.
         """
         if MaskedLM.term in samples.targets:
-            raise UsageError(_TWO_THAT_HIDE)
+            raise UsageError(_BOTH_MASK)
         corrupted = super().corrupt(samples, vocabulary, draw)
         chosen = corrupted.targets[self.term]
         assert (samples.position_T[chosen.index_M] > 0).all(), "a sample begins with a special token"

@@ -1,29 +1,38 @@
-"""The objectives by the name that a recipe gives them; a new one is one file and one entry here."""
+"""The objectives by the name that a recipe gives them. A new one is one file beside this one and one entry here.
+
+docs/add-an-objective.md is a worked example.
+"""
 
 from __future__ import annotations
 
+from bertkit.models.heads import add_head
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
-from bertkit.objectives.next_sentence import NextSentence
+from bertkit.objectives.random_token_detection import RandomTokenDetection
 from bertkit.objectives.replaced_token import ReplacedToken
-from bertkit.objectives.sentence_order import SentenceOrder
-from bertkit.objectives.sentence_structure import SentenceStructure
+from bertkit.objectives.sentence_relations import NextSentence, SentenceOrder, SentenceStructure
 from bertkit.objectives.span_boundary import SpanBoundary
 from bertkit.objectives.word_order import WordOrder
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    kind.term: kind
-    for kind in (
-        CausalLM,
-        MaskedLM,
-        MaskedNextToken,
-        NextSentence,
-        ReplacedToken,
-        SentenceOrder,
-        SentenceStructure,
-        SpanBoundary,
-        WordOrder,
-    )
-}
+OBJECTIVES: dict[str, type[Objective]] = {}
+
+
+def register(kind: type[Objective]) -> None:
+    """Give recipes an objective, and every encoder family the head that it declares."""
+    OBJECTIVES[kind.term] = kind
+    if kind.outputs:
+        add_head(kind.term, "sequences" if kind.states == "sequences" else "tokens", kind.outputs)
+
+
+register(CausalLM)
+register(MaskedLM)
+register(MaskedNextToken)
+register(NextSentence)
+register(RandomTokenDetection)
+register(ReplacedToken)
+register(SentenceOrder)
+register(SentenceStructure)
+register(SpanBoundary)
+register(WordOrder)

@@ -1,9 +1,10 @@
-"""Replaced-token detection: which tokens are the text's own, and which did a small masked LM put there?
+"""Replaced-token detection: which tokens are the text's own, and which were predicted by a small masked LM?
 
 Clark et al. 2020, ELECTRA, arXiv:2003.10555, sections 2 and 3.2 and table 6; details as in google-research/electra.
 Beside it stands `masked_lm`, which belongs to the generator: a smaller model that trains with the first, reads the
-masked batch and fills its masks by drawing from its own predictions. The model itself reads the filled text, and is
-asked about every token of it. Sibling of masked_lm.py, whose loss is at the masked tokens alone.
+masked batch and fills its masks by drawing from its own predictions. The model itself reads the filled text, and
+predicts of every token whether it was replaced. Siblings: masked_lm.py, whose loss is at the masked tokens alone;
+random_token_detection.py, which needs no generator.
 
 Quirks honoured: the loss is the mean over all tokens, [CLS] and [SEP] included, times 50; a token drawn that is the
 text's own counts as such; tokens that were chosen but not masked are drawn anew, too; no gradient passes the drawing,
@@ -14,7 +15,7 @@ uniform number a target goes through the inverse of the distribution function, w
 the number is the worker's, addressed by sample and position, so that evaluation and resumes change nothing.
 
 Section 3.2 and figure 3 (right) compare with a two-stage procedure, of which no code was released: the generator trains
-alone, the model of the same size begins with its weights, then the model trains alone (`training: two-stage`, in a
+alone, the model of the same size starts from its weights, then the model trains alone (`training: two-stage`, in a
 stage behind one with masked_lm alone). What the paper leaves open: the optimiser forgets all in between, the head of
 the model is new, and the generator draws with its dropout on, as in joint training.
 
@@ -30,7 +31,6 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
@@ -39,9 +39,9 @@ from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel, share_embeddings
-from bertkit.models.loss_sum import LossSum
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import CompanionObjective, Objective, States, TokenDetection
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.text.tokenizer import Tokenizer
 
 _ROWS_AT_ONCE = 256
 """Targets whose distribution functions are held at a time: 60 MB with 30,522 words."""
@@ -49,7 +49,7 @@ _ROWS_AT_ONCE = 256
 _NEEDS_MASKED_LM = "objective.replaced_token needs masked_lm beside it, for its generator; add `- masked_lm`"
 
 
-class ReplacedToken(Objective):
+class ReplacedToken(CompanionObjective, TokenDetection):
     """Binary classification of every token: the text's own, or drawn by the generator?"""
 
     weight: float = Field(50.0, ge=0, description="Factor of this term's mean in the total loss.")
@@ -66,9 +66,11 @@ class ReplacedToken(Objective):
     )
 
     term: ClassVar[str] = "replaced_token"
+    states: ClassVar[States] = "tokens"
+    companion: ClassVar[str] = "generator"
     rank: ClassVar[int] = MaskedLM.rank + 1
 
-    def faults(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         at = "objective.replaced_token"
         if MaskedLM.term not in model.all_heads():
             return [
@@ -82,13 +84,12 @@ class ReplacedToken(Objective):
             return [f"{at}.tie is all, which needs {at}.generator_size 1, not {self.generator_size:g}"]
         if self.training == "two-stage" and (self.tie != "none" or generator != model):
             return [
-                f"{at}.training is two-stage, where the model begins with all weights of its generator and then goes"
-                f" on alone; set {at}.generator_size to 1 and {at}.tie to none"
+                f"{at}.training is two-stage, where the model starts from all weights of its generator and then trains"
+                f" alone; set {at}.generator_size to 1 and {at}.tie to none"
             ]
         return []
 
-    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
-        """Why it cannot stand in a list of objectives: one sentence, with the key and the remedy."""
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         masked_lm = next((objective for objective in objectives if isinstance(objective, MaskedLM)), None)
         if masked_lm is None:
             return [_NEEDS_MASKED_LM]
@@ -99,7 +100,15 @@ class ReplacedToken(Objective):
             ]
         return []
 
-    def generator(self, model: HeadedModel, *, pad_id: int = 0) -> HeadedModel:
+    @property
+    def companion_settings(self) -> Mapping[str, object]:
+        return {"generator_size": f"{self.generator_size:g}", "tie": self.tie}
+
+    @property
+    def takes_over(self) -> bool:
+        return self.training == "two-stage"
+
+    def build_companion(self, model: HeadedModel, *, pad_id: int = 0) -> HeadedModel:
         """The generator of a model: a masked LM with uninitialised weights, but for those that are the model's.
 
         Raises:
@@ -131,11 +140,11 @@ class ReplacedToken(Objective):
         return samples.with_targets(self.term, Targets(masked.index_M, masked.id_M, columns={"uniform": uniform_M}))
 
     @torch.no_grad()
-    def filled(self, generator: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
+    def filled(self, companion: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
         """The batch with its masked tokens drawn from the generator's predictions.
 
         Args:
-            generator: whose vocabulary head is asked.
+            companion: the generator.
             hidden_TD: its states of the masked batch.
             batch: masked.
         """
@@ -146,7 +155,7 @@ class ReplacedToken(Objective):
             strict=True,
         )
         drawn = [
-            drawn_ids(generator.masked_lm_logits(hidden_TD.index_select(0, index_M)), uniform_M)
+            drawn_ids(companion.masked_lm_logits(hidden_TD.index_select(0, index_M)), uniform_M)
             for index_M, uniform_M in rows
         ]
         return replace(batch, ids_T=batch.ids_T.index_copy(0, targets.index_M, torch.cat(drawn)))
@@ -154,43 +163,15 @@ class ReplacedToken(Objective):
     def expected_count(self, length: int) -> float:
         return float(length)
 
-    def count(self, batch: PackedBatch) -> int:
-        return batch.num_tokens
-
-    def replaced_T(self, batch: PackedBatch) -> Tensor:
+    def marks_M(self, batch: PackedBatch) -> Tensor:
         """Of a filled batch: whether each token is another than the text's own."""
         targets = batch.targets[self.term]
         replaced_M = batch.ids_T.index_select(0, targets.index_M) != targets.id_M
         return torch.zeros_like(batch.ids_T, dtype=torch.bool).index_copy(0, targets.index_M, replaced_M)
 
-    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed binary cross-entropy over all tokens of a filled batch; a positive logit says replaced.
-
-        Tallies: `replaced` tokens, those `called` replaced, and those `found`, which are both.
-        """
-        logits_T = model.token_logits(self.term, hidden_TD).squeeze(-1).float()
-        replaced_T = self.replaced_T(batch)
-        loss = functional.binary_cross_entropy_with_logits(logits_T, replaced_T.to(logits_T.dtype), reduction="sum")
-        called_T = logits_T.detach() > 0
-        counters = {
-            "replaced": replaced_T.sum(),
-            "called": called_T.sum(),
-            "found": (called_T & replaced_T).sum(),
-        }
-        return LossSum(loss, self.count(batch), (called_T == replaced_T).sum(), counters)
-
-    def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
-        """What its accuracy is worth: most tokens are the text's own, and who never says otherwise is mostly right.
-
-        `baseline/replaced_token` is the accuracy of the commoner answer for all tokens; precision and recall are those
-        of the answer "replaced", 0 where it is never given, or never right to give.
-        """
-        replaced, called, found = (counters.get(name, 0) for name in ("replaced", "called", "found"))
-        return {
-            f"baseline/{self.term}": max(replaced, count - replaced) / max(1, count),
-            f"precision/{self.term}": found / max(1, called),
-            f"recall/{self.term}": found / max(1, replaced),
-        }
+    def described(self, targets: Targets, tokenizer: Tokenizer) -> list[str | None]:
+        """The text's own tokens: what the generator draws in their place depends on its weights."""
+        return [tokenizer.token(target) for target in targets.id_M.tolist()]
 
 
 def drawn_ids(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Span boundary: predict each token of a hidden span from the two tokens beside the span.
+"""Span boundary: predict each token of a masked span from the two tokens beside the span.
 
 Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 3.2; as in the released pair_bert.py and masking.py. The spans
 are those that the masked LM chose, whose rank is lower; a token's prediction reads the states of the nearest tokens
@@ -31,14 +31,14 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import SPAN_POSITIONS, SpanBoundaryHead
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.vocabulary import VocabularyProjection
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import Objective, States, Target
 from bertkit.objectives.masked_lm import MaskedLM
 
 _TYPICAL_RATE = 0.15
 
 
 class SpanBoundary(Objective):
-    """Predict the masked LM's spans once more, from outside."""
+    """Predict the masked LM's spans a second time, from the tokens outside of them."""
 
     max_targets: int = Field(
         20,
@@ -48,9 +48,11 @@ class SpanBoundary(Objective):
     )
 
     term: ClassVar[str] = "span_boundary"
+    target: ClassVar[Target | None] = "token"
+    states: ClassVar[States] = "targets"
     rank: ClassVar[int] = MaskedLM.rank + 1
 
-    def faults_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         if any(isinstance(each, MaskedLM) and each.units.replaced_as_one for each in objectives):
             return []
         return [
@@ -58,7 +60,7 @@ class SpanBoundary(Objective):
         ]
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Mark what is predicted, and where from: `places` `left` and `right`, and `columns` `offset`, the token's
+        """Mark the targets with what predicts them: `places` `left` and `right`, and `columns` `offset`, the token's
         number in its span.
 
         Raises:
@@ -67,7 +69,7 @@ class SpanBoundary(Objective):
         masked = samples.targets.get(MaskedLM.term)
         if masked is None or "unit" not in masked.places:
             raise UsageError(
-                "objective.span_boundary predicts the spans that masked_lm hides, and there are none; write"
+                "objective.span_boundary predicts the spans that masked_lm masks, and there are none; write"
                 " `masked_lm: {units: {name: spans}}` beside it"
             )
         index_M, first_M = masked.index_M, masked.places["unit"]
@@ -90,9 +92,6 @@ class SpanBoundary(Objective):
         """At SpanBERT's rate, if no span were at an edge."""
         return _TYPICAL_RATE * length
 
-    def count(self, batch: PackedBatch) -> int:
-        return batch.targets[self.term].count
-
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         places = batch.targets[self.term].places
         return torch.cat([places["left"], places["right"]])
@@ -103,7 +102,7 @@ class SpanBoundary(Objective):
 
 
 def span_boundary_projection(model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> VocabularyProjection:
-    """Logits of the batch's targets, not computed yet."""
+    """The logits of the batch's targets, which are computed when they are read."""
     targets = batch.targets[SpanBoundary.term]
     left_MD = hidden_TD.index_select(0, targets.places["left"])
     right_MD = hidden_TD.index_select(0, targets.places["right"])

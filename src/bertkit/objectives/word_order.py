@@ -11,7 +11,7 @@ that stood there. No code for it was released; what the paper leaves open is dec
   any length. They are a uniform choice one after another among those that overlap none chosen before. So with 15% of
   the tokens masked, about 9% are shuffled.
 - A shuffle is a uniform permutation, the identity included, and all its tokens are predicted. As with the masked LM's
-  kept tokens, a token that may be in its place cannot be ruled out.
+  kept tokens, the model must consider that a token is in its place.
 
 Sibling of masked_lm.py, whose loss and head these are; the two means have equal weight.
 
@@ -29,13 +29,13 @@ from pydantic import Field, model_validator
 
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
-from bertkit.objectives.base import WordPrediction
+from bertkit.objectives.base import TokenPrediction
 
 _USUALLY_FREE = 0.85
 """Share of the tokens that the masked LM leaves alone, for estimates."""
 
 
-class WordOrder(WordPrediction):
+class WordOrder(TokenPrediction):
     """Predict the original token at each position of a few shuffled trigrams."""
 
     share: float = Field(
@@ -44,6 +44,8 @@ class WordOrder(WordPrediction):
     length: int = Field(3, ge=2, description="Tokens that are shuffled among one another: the paper's K.")
 
     term: ClassVar[str] = "word_order"
+    in_place: ClassVar[bool] = True
+    change: ClassVar[str] = "moved"
     rank: ClassVar[int] = 1
 
     @model_validator(mode="after")
@@ -90,9 +92,7 @@ class WordOrder(WordPrediction):
 
     def _trigrams(self, samples: Samples) -> Integers:
         """Where each run of `length` free tokens of one sequence starts, overlapping ones included."""
-        free_T = ~samples.fixed_T
-        for targets in samples.targets.values():
-            free_T[targets.index_M] = False
+        free_T = samples.free_T
         last = self.length - 1
         room = max(free_T.size - last, 0)
         starts_T = samples.sequence_T[:room] == samples.sequence_T[last:]
@@ -105,10 +105,10 @@ class WordOrder(WordPrediction):
 
 
 def _first_come_apart(start_W: Integers, priority_W: NDArray[np.float64], length: int) -> NDArray[np.bool_]:
-    """Which runs are chosen when all are gone through by priority and those that overlap a chosen one are passed over.
+    """Which runs are chosen in the order of their priority, when those that overlap a chosen one are skipped.
 
-    A run that comes before all that overlap it is chosen whatever else happens, so all of these are chosen at once, and
-    the rest is gone through again: a few rounds in place of W steps. The earlier of two equal priorities comes first.
+    A run that comes before all that overlap it is chosen in any case, so all of these are chosen at once and the rest
+    is visited again: a few rounds in place of W steps. The earlier of two equal priorities comes first.
     """
     chosen_W = np.zeros(start_W.size, dtype=np.bool_)
     left = np.arange(start_W.size)

@@ -1,13 +1,14 @@
-"""What a user asks of pretraining, and what it comes to: a recipe, and what trains.
+"""The command line of pretraining, the recipe that it makes, and what trains it.
 
-Own design (contract: `pretrain`). Distillation on text asks for more (DistillTextRequest); launch.py makes a run of it.
+Own design (contract: `pretrain`). Distillation on text has more options (distillation/text_arguments.py); sibling
+run.py carries it out.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,50 +21,34 @@ from bertkit.models.registry import AnyEncoderConfig
 from bertkit.pretraining.file_hashes import with_contents
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretraining
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.faults import validate
-from bertkit.recipe.resolve import AnyOverride, Override, overrides_of, parsed, resolve_recipe, with_overrides
+from bertkit.recipe.resolve import Override, load_as, overrides_of, parsed, resolve_recipe, with_overrides
 from bertkit.recipe.tree import Located
-from bertkit.run.directory import RunDirectory
+from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
+from bertkit.training.run import RunArguments
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PretrainRequest:
-    """What the user asked for.
+class PretrainArguments(RunArguments[Recipe]):
+    """The command line of pretraining, or of distillation on text.
 
     Attributes:
-        recipe: name or path; None to take the resumed run's.
-        overrides: on top of the recipe.
         sources: text in place of the recipe's; empty for the recipe's own.
         max_steps: end after this many updates, the schedule with them.
         init: a model to start from.
-        resume: a run's name or path, `bertkit.run.NEWEST`, or None for a new run.
-        runs_root: where runs lie.
-        run_dir: exactly where a new run goes.
-        cache: where shards and plans are kept.
-        offline: ask no network.
-        max_minutes: stop after so long, with a checkpoint.
-        command: the command line, for the record.
     """
 
-    recipe: str | None
-    overrides: Sequence[AnyOverride] = ()
     sources: Sequence[str] = ()
     max_steps: int | None = None
     init: str | None = None
-    resume: str | None = None
-    runs_root: Path = Path("runs")
-    run_dir: Path | None = None
-    cache: Path = field(default_factory=lambda: Path("~/.cache/bertkit").expanduser())
-    offline: bool = False
-    max_minutes: float | None = None
-    command: Sequence[str] = ()
 
     schema: ClassVar[type[Recipe]] = Recipe
     """What a recipe of this kind may hold."""
+    kind: ClassVar[str] = "pretrain"
 
     @property
     def named(self) -> str:
@@ -80,11 +65,11 @@ class PretrainRequest:
         """The recipe with everything that the command line changes in it.
 
         Raises:
-            UsageError: all faults at once.
+            UsageError: all errors at once.
             DataError: the initial model is at fault.
         """
         name = self.named
-        # What is said on the command line goes before what the initial model brings along.
+        # The command line takes precedence over the settings of the initial model.
         overrides = [*starting_from(self), *self.overrides]
         overrides += source_overrides(self.sources)
         recipe = load_recipe(name, overrides)
@@ -103,9 +88,17 @@ class PretrainRequest:
         """
         return {"model": None if recipe.init is None else _start_hash(find_model(recipe.init, offline=self.offline))}
 
-    def training(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretraining:
-        """The run itself."""
-        return Pretraining(recipe, shards, run, cache=self.cache)
+    def recorded(self, run: RunDirectory) -> Recipe:
+        # A run of before there were hashes of files has none to compare with.
+        return with_contents(load_as(self.schema, str(run.path / RECIPE)))
+
+    def changed(self, recorded: Recipe) -> Recipe:
+        wanted = shortened(with_overrides(recorded, list(self.overrides)), self.max_steps)
+        return with_contents(wanted, anew=True)
+
+    def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
+        """What trains the run."""
+        return Pretrainer(recipe, shards, run, cache=self.cache)
 
 
 def _start_hash(directory: Path) -> str:
@@ -144,7 +137,8 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
         stage["set"] = shorter(stage["set"], "optimisation.schedule.warmup_steps")
         if isinstance(own := stage["set"].get("optimisation.schedule"), dict):
             stage["set"]["optimisation.schedule"] = shorter(own, "warmup_steps")
-    log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, schedule["warmup_steps"])
+    warmup = schedule.get("warmup_steps", 0)
+    log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, warmup)
     changed = {"steps": max_steps, "schedule": schedule, "stages": stages}
     return with_overrides(recipe, [Override(f"optimisation.{key}", value) for key, value in changed.items()])
 
@@ -155,7 +149,7 @@ class _ModelNoun(Settings):
     model: AnyEncoderConfig
 
 
-def starting_from(request: PretrainRequest) -> list[Override]:
+def starting_from(arguments: PretrainArguments) -> list[Override]:
     """Overrides that make a recipe go on from the model of `--init`: its sizes and its tokenizer.
 
     The recipe's tokenizer is kept where the command line changes it, and where a recipe that leaves the model to be
@@ -165,19 +159,19 @@ def starting_from(request: PretrainRequest) -> list[Override]:
         UsageError: the recipe is for a family that the model cannot be converted to.
         DataError: the model cannot be trained.
     """
-    if request.init is None:
+    if arguments.init is None:
         return []
-    directory = find_model(request.init, offline=request.offline)
+    directory = find_model(arguments.init, offline=arguments.offline)
     config, contents = read_config(directory)
     refuse_quantised(directory, contents)
-    tree = resolve_recipe(request.named, request.overrides)
+    tree = resolve_recipe(arguments.named, arguments.overrides)
     given, model = tree.child("init"), tree.child("model")
     any_model = given is not None and given.value == INIT_TO_BE_GIVEN
     if not any_model and model is not None:
         config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
-    name = str(directory.resolve()) if Path(request.init).exists() else request.init
+    name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
     overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
-    changed = any(parsed(override).key.partition(".")[0] == "tokenizer" for override in request.overrides)
+    changed = any(parsed(override).key.partition(".")[0] == "tokenizer" for override in arguments.overrides)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))
     return overrides

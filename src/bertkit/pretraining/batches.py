@@ -1,4 +1,4 @@
-"""The batches of a stage, for whoever wants to look at them without training.
+"""The batches of a stage, without training on them.
 
 Own design. A batch is a pure function of recipe, text and step (see data/stream.py); sibling pretrain.py trains on the
 same ones.
@@ -33,6 +33,8 @@ def stage_batches(stage: Stage, shards: TokenShards, tokenizer: Tokenizer, *, ca
         [objective.prepared(tokenizer, shards) for objective in recipe.objectives],
         batch_sequences=recipe.optimisation.batch_sequences,
         micro_batch_tokens=None,
+        first_step=stage.first_step,
+        run_steps=recipe.optimisation.steps,
     )
     batches.check_enough()
     return batches

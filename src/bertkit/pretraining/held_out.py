@@ -19,32 +19,30 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.stream import SampleStream, corrupted
-from bertkit.distillation.objectives import TeacherSession
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.progress import Progress, counted, silent_progress
 from bertkit.training.engine import Engine
-from bertkit.training.step import evaluate, weighted_loss
+from bertkit.training.step import evaluate
 
 _MAX_EXPONENT = 700.0
 _MASKED_IN_TURN = 64
-"""Tokens of a sequence that pseudo-perplexity asks for at most: all of 512 would be eight times the work."""
+"""Most tokens of a sequence that pseudo-perplexity predicts: all of 512 would be eight times the work."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out samples of one stage, the same at every look.
+    """The held-out samples of one stage, the same at every evaluation.
 
     Attributes:
         samples: before corruption.
         batches: corrupted, in micro-batches.
-        objectives: what is measured.
     """
 
     samples: Samples
     batches: tuple[PackedBatch, ...]
-    objectives: tuple[Objective, ...]
 
     @classmethod
     def prepare(
@@ -56,40 +54,44 @@ class HeldOut:
         sequences: int,
         micro_batch_tokens: int,
     ) -> HeldOut:
-        """The first `sequences` samples of the held-out stream, or as many as one pass has."""
+        """The first `sequences` samples of the held-out stream, or as many as one pass has.
+
+        What changes along the run is as at its end, so that the figures of all steps compare: GPT-BERT's released code
+        evaluates at its final masking rate, too (arXiv:2410.24159, pretraining/dataset.py).
+        """
         count = min(sequences, stream.epoch_length(0))
         samples = stream.samples(0, count, vocabulary)
-        spoilt = corrupted(samples, objectives, vocabulary, stream.spec.draw)
-        batches = tuple(PackedBatch.from_samples(part) for part in spoilt.split(micro_batch_tokens))
-        return cls(samples, batches, tuple(objectives))
+        masked = corrupted(samples, objectives, vocabulary, stream.spec.draw, progress=1.0)
+        batches = tuple(PackedBatch.from_samples(part) for part in masked.split(micro_batch_tokens))
+        return cls(samples, batches)
 
     def figures(
         self,
         model: HeadedModel,
+        terms: ObjectiveTerms,
         engine: Engine,
-        guide: TeacherSession | None = None,
         *,
         progress: Progress = silent_progress,
     ) -> dict[str, Any]:
         """Loss, and by term: loss, accuracy and what else the objective reports; for the masked LM its perplexity."""
         batches = counted(self.batches, progress, "held-out text", unit="batches")
-        totals = evaluate(model, self.objectives, batches, engine, guide)
-        figures: dict[str, Any] = {"loss": weighted_loss(totals, self.objectives)}
-        for objective in self.objectives:
-            total = totals[objective.term]
-            figures[f"loss/{objective.term}"] = total.mean
-            if objective.has_accuracy:
-                figures[f"accuracy/{objective.term}"] = total.accuracy
-        for objective in self.objectives:
+        totals = evaluate(model, terms, batches, engine)
+        figures: dict[str, Any] = {"loss": terms.total(totals)}
+        for term, total in totals.items():
+            figures[f"loss/{term}"] = total.mean
+            if terms.has_accuracy(term):
+                figures[f"accuracy/{term}"] = total.accuracy
+        for objective in terms.objectives:
             total = totals[objective.term]
             figures |= objective.figures(total.counters, total.count)
-        if "masked_lm" in totals:
-            figures["perplexity"] = math.exp(min(totals["masked_lm"].mean, _MAX_EXPONENT))
+        for objective in terms.objectives:
+            if objective.fills_masks:
+                figures["perplexity"] = math.exp(min(totals[objective.term].mean, _MAX_EXPONENT))
         return figures
 
-    def unigram_accuracy(self, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:
-        """Accuracy of always predicting the most frequent token of the corpus, on these targets."""
-        target_id_M = torch.cat([batch.targets[MaskedLM.term].id_M for batch in self.batches])
+    def unigram_accuracy(self, term: str, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:
+        """Accuracy of always predicting the most frequent token of the corpus, on an objective's targets."""
+        target_id_M = torch.cat([batch.targets[term].id_M for batch in self.batches])
         return float((target_id_M == int(token_counts_V.argmax())).double().mean())
 
     def pseudo_perplexity(
@@ -103,15 +105,15 @@ class HeldOut:
     ) -> float:
         """exp of the mean negative log-likelihood of ordinary tokens, each when it alone is masked.
 
-        Of a long sequence 64 tokens are asked for, evenly spread.
+        Of a long sequence 64 tokens are predicted, evenly spread.
         """
         total, count = 0.0, 0
-        objective = MaskedLM()
+        terms = ObjectiveTerms([MaskedLM()])
         some = list(self.samples.split(1))[:sequences]
         for one in counted(some, progress, "pseudo-perplexity", unit="sequences"):
             copies = _each_token_masked(one, vocabulary)
             batches = [PackedBatch.from_samples(part) for part in copies.split(engine.micro_batch_tokens)]
-            term = evaluate(model, [objective], batches, engine)[objective.term]
+            term = evaluate(model, terms, batches, engine)[MaskedLM.term]
             total, count = total + term.sum, count + term.count
         return math.exp(min(total / max(1, count), _MAX_EXPONENT))
 

@@ -1,13 +1,11 @@
-"""What a pretraining run would cost, before it is begun: the document of `--plan`.
+"""What a pretraining run would cost, stage by stage: the parts of `--plan` (training/plan.py).
 
-FLOPs as in training/cost.py. The time is that of the FLOPs at 65% of the rate of a large matrix product measured here,
-which is what training reaches where the matrices are large (docs/results.md); small models reach less.
+Nothing here follows a paper.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,26 +14,22 @@ from bertkit.models.heads import HEAD_KINDS
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.recipe import Recipe
-from bertkit.pretraining.stages import stages_of
-from bertkit.recipe.hashing import what_hash
-from bertkit.training.cost import (
-    CHECKPOINT_BYTES,
-    REACHED_SHARE,
-    count_parameters,
-    measured_peak_flops,
-    step_flops,
-    training_memory_bytes,
-)
+from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops, training_memory_bytes
 from bertkit.training.engine import resolve_engine
+from bertkit.training.plan import PlannedTeacher, plan_document
 
 
-def pretraining_plan(recipe: Recipe, *, vocab_size: int | None = None) -> dict[str, Any]:
+def pretraining_plan(
+    recipe: Recipe, *, vocab_size: int | None = None, teacher: PlannedTeacher | None = None
+) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time; sequences are taken at their full length.
 
     Args:
         recipe: resolved.
         vocab_size: V where it is known; else the recipe's, of which a corpus too small for it gives less, and a smaller
             model.
+        teacher: beside the model, if there is one.
     """
     engine = resolve_engine(recipe.engine)
     stages = stages_of(recipe)
@@ -47,8 +41,8 @@ def pretraining_plan(recipe: Recipe, *, vocab_size: int | None = None) -> dict[s
     for stage in stages:
         length = stage.recipe.data.sequence_length
         sequences = stage.recipe.optimisation.batch_sequences
-        predictions = _predictions(stage.recipe.objectives, length)
-        in_all = sum(predictions.values())
+        predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage))
+        in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
         steps = stage.end_step - stage.first_step
         tokens += steps * sequences * length
         flops += steps * step_flops(
@@ -63,25 +57,22 @@ def pretraining_plan(recipe: Recipe, *, vocab_size: int | None = None) -> dict[s
             memory,
             training_memory_bytes(model, micro_batch_tokens=micro_batch, predictions=in_all * micro_batch / length),
         )
-    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
-    return {
-        "recipe": recipe.name,
-        "what_hash": what_hash(recipe),
-        "parameters": {"total": parameters.total, "backbone": parameters.backbone},
-        "steps": recipe.optimisation.steps,
-        "tokens": int(tokens),
-        "flops": flops,
-        "memory_mb": memory / 1e6,
-        "disk_mb": parameters.total * (CHECKPOINT_BYTES * (recipe.engine.keep_checkpoints + 1) + 4) / 1e6,
-        "seconds": flops / rate,
-    }
+    kept = engine.intervals.keep_checkpoints + 1
+    return plan_document(
+        recipe,
+        engine,
+        parameters=parameters,
+        steps=recipe.optimisation.steps,
+        tokens=tokens,
+        flops=flops,
+        memory_bytes=memory,
+        disk_bytes=parameters.total * (CHECKPOINT_BYTES * kept + 4),
+        teacher=teacher,
+    )
 
 
-def _predictions(objectives: Sequence[Objective], length: int) -> dict[str, float]:
-    """What each vocabulary head predicts of a sequence of this many tokens."""
-    counts: dict[str, float] = defaultdict(float)
-    for objective in objectives:
-        for head in objective.heads:
-            if HEAD_KINDS[head] == "vocabulary":
-                counts[head] += objective.expected_count(length)
-    return counts
+def _mean_count(objective: Objective, stage: Stage) -> float:
+    """An objective's predictions of one sequence, on average over the stage."""
+    steps = stage.recipe.optimisation.steps
+    length = stage.recipe.data.sequence_length
+    return objective.mean_expected_count(length, stage.first_step / steps, stage.end_step / steps)

@@ -8,9 +8,17 @@ hashing.py relies on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from bertkit.data.config import DataConfig
 from bertkit.models.registry import AnyEncoderConfig
@@ -20,9 +28,10 @@ from bertkit.recipe.faults import validate
 from bertkit.recipe.resolve import DEFAULT_KIND, AnyOverride, load_as
 from bertkit.recipe.terms import OneKey, check_each_once
 from bertkit.recipe.tree import Located
-from bertkit.settings import Settings
 from bertkit.text.tokenizer import TokenizerConfig
-from bertkit.training.config import EngineConfig, OptimisationConfig
+from bertkit.training.config import EngineConfig, OptimisationConfig, RecipeHeader
+from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
+from bertkit.training.schedules import AnySchedule, BertSchedule, Schedule
 
 INIT_TO_BE_GIVEN = "?"
 """The value of `init` in a recipe that goes on from whatever model its user names."""
@@ -54,20 +63,44 @@ def _each_once(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     return terms
 
 
-class Recipe(Settings):
+_OF_TASKS = ("epochs", "layer_decay", "evaluations_per_epoch", "early_stopping", "select", "task_smoothing")
+
+
+class PretrainingOptimisation(OptimisationConfig):
+    """The same, complete: no task has settings of its own here."""
+
+    optimizer: AnyOptimizerConfig = Field(default_factory=AdamWConfig, description="The update rule.")
+    schedule: AnySchedule = Field(
+        default_factory=lambda: BertSchedule(peak=1e-4, warmup_steps=10_000), description="The learning rate by step."
+    )
+    batch_sequences: int = Field(256, ge=1, description="Sequences per update, over all micro-batches and ranks.")
+    steps: int = Field(1_000_000, ge=1, description="Updates.")
+
+    @field_validator("schedule", mode="after")
+    @classmethod
+    def _complete(cls, schedule: Schedule) -> Schedule:
+        if schedule.peak is None:
+            raise ValueError("needs the key peak, the highest learning rate")
+        given = schedule.warmup_steps is not None or schedule.warmup_share is not None
+        return schedule if given else schedule.model_copy(update={"warmup_steps": 0})
+
+    @model_serializer(mode="wrap")
+    def _without_keys_of_tasks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if key not in _OF_TASKS}
+
+    @model_validator(mode="after")
+    def _of_text_alone(self) -> Self:
+        fields = type(self).model_fields
+        stray = [key for key in _OF_TASKS if getattr(self, key) != fields[key].default]
+        if stray:
+            raise ValueError(f"{', '.join(stray)}: read where a task is learnt; on text write steps, and leave it out")
+        return self
+
+
+class Recipe(RecipeHeader):
     """One configuration of one paper, complete: running it twice gives the same result."""
 
-    name: str = Field(
-        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
-    )
     kind: Literal["pretrain"] = Field(DEFAULT_KIND, description="What the recipe is run by: `bertkit pretrain`.")
-    title: str = Field("", description="One line for `bertkit recipes list`.")
-    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
-    arxiv: str | None = Field(
-        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
-    )
-    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness.")
     init: str | None = Field(
         None,
         description="Model to start from in place of random weights: a Hub id, a model or a run directory; '?': the one"
@@ -84,23 +117,23 @@ class Recipe(Settings):
     objective: Annotated[tuple[AnyTerm, ...], AfterValidator(_each_once)] = Field(
         description="What is learnt: a list of objectives, each with its settings."
     )
-    optimisation: OptimisationConfig = Field(description="Optimiser, schedule, batch and number of steps.")
+    optimisation: PretrainingOptimisation = Field(description="Optimiser, schedule, batch and number of steps.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
 
     @model_validator(mode="after")
     def _nouns_fit_together(self) -> Recipe:
-        faults = []
+        errors = []
         if self.data.sequence_length > self.model.max_tokens:
-            faults.append(
+            errors.append(
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
                 f" ({self.model.max_tokens}); lower it, or raise model.max_position_embeddings"
             )
         for objective in self.objectives:
-            faults += objective.faults(self.data, self.model) + objective.faults_beside(self.objectives)
+            errors += objective.errors(self.data, self.model) + objective.errors_beside(self.objectives)
         if not any(objective.weight for objective in self.objectives):
-            faults.append("objective: the weights sum to nothing; give one of them a weight above 0")
-        if faults:
-            raise ValueError("; ".join(faults))
+            errors.append("objective: the weights sum to nothing; give one of them a weight above 0")
+        if errors:
+            raise ValueError("; ".join(errors))
         return self
 
     @property
@@ -113,7 +146,7 @@ def load_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Recipe:
     """The recipe of that name or path, one that pretrains, with overrides applied.
 
     Raises:
-        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or faults in the settings (all
+        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or errors in the settings (all
             of them at once).
     """
     return load_as(Recipe, name, overrides)
@@ -123,6 +156,6 @@ def from_tree(tree: Located) -> Recipe:
     """The recipe of resolved settings.
 
     Raises:
-        UsageError: faults in the settings, all of them at once.
+        UsageError: errors in the settings, all of them at once.
     """
     return validate(tree, Recipe)

@@ -1,7 +1,8 @@
-"""A training batch as a person reads it: what was hidden, replaced, kept or moved, and what is to be predicted.
+"""A training batch as a person reads it: what was masked, replaced, kept or moved, and what is predicted.
 
-Own design. A batch is a pure function of the recipe, the text and the step (see data/stream.py), so that any step of
-any run can be looked at, before it is taken or long after. Sibling pretrain.py trains on the same batches.
+Own design. A batch is a pure function of the recipe, the text and the step (data/stream.py), so that any step of any
+run can be shown, before it is taken or long after. What an objective predicts is read off its declarations
+(objectives/base.py); what a token was is read off the text. Sibling trainer.py trains on the same batches.
 
 Shapes: T packed tokens, B sequences, M predicted tokens.
 """
@@ -13,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertkit.data.samples import Samples
+import numpy as np
+
+from bertkit.data.samples import Integers, Samples
 from bertkit.data.shards import TokenShards
-from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.errors import UsageError
 from bertkit.objectives.base import Objective
-from bertkit.pretraining.arguments import PretrainRequest
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.batches import stage_batches
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
@@ -30,9 +32,6 @@ from bertkit.run.directory import RECORD, RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 
-_IN_PLACE = ("masked_lm", "word_order")
-"""Objectives that predict the token that stood where their state is."""
-
 
 @dataclass(frozen=True)
 class ShownToken:
@@ -40,9 +39,9 @@ class ShownToken:
 
     Attributes:
         token: what the model reads.
-        change: `masked`, `replaced`, `kept` or `moved`; None where no objective touched it.
-        original: what stood there, where an objective touched it.
-        predicts: what each other objective predicts from this token's state, by its name.
+        change: `masked`, `replaced`, `moved`, or `kept` for one that is predicted as it is; else None.
+        original: the text's token, where there is a change.
+        predicts: what is predicted from this token's state beyond the original, by the objective's name.
     """
 
     token: str
@@ -53,12 +52,12 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class ShownSequence:
-    """One sequence of a batch: where its draws are addressed, its tokens, its labels and their names by objective."""
+    """One sequence of a batch: the address of its draws, its tokens, its labels and their names by objective."""
 
     epoch: int
     sample: int
     causal: bool
-    labels: dict[str, int]
+    labels: dict[str, float]
     label_names: dict[str, str]
     tokens: list[ShownToken]
 
@@ -82,7 +81,7 @@ class ShownBatch:
         return {**vars(self), "sequences": [sequence.as_document() for sequence in self.sequences]}
 
 
-def show_batch(request: PretrainRequest, *, step: int, sequences: int, progress: Progress) -> ShownBatch:
+def show_batch(request: PretrainArguments, *, step: int, sequences: int, progress: Progress) -> ShownBatch:
     """The batch of a step.
 
     Args:
@@ -101,18 +100,14 @@ def show_batch(request: PretrainRequest, *, step: int, sequences: int, progress:
         raise UsageError(f"--step {step}: {recipe.name} has steps 1 to {steps:,}")
     stage = next(each for each in stages_of(recipe) if step <= each.end_step)
     tokenizer = load_tokenizer(shards.directory)
-    samples = stage_batches(stage, shards, tokenizer, cache=request.cache).samples(step - 1 - stage.first_step)
-    in_all = int(samples.lengths_B.size)
-    few = next(samples.split(int(samples.cu_seqlens_B1[min(sequences, in_all)])))
-    return ShownBatch(recipe.name, step, stage.number, shown(few, stage.recipe.objectives, tokenizer), in_all)
+    batches = stage_batches(stage, shards, tokenizer, cache=request.cache)
+    samples, originals = (of(step - 1 - stage.first_step) for of in (batches.samples, batches.uncorrupted))
+    pairs = list(zip(samples.split(1), originals.split(1), strict=True))
+    shown = [_sequence(one, text.ids_T, stage.recipe.objectives, tokenizer) for one, text in pairs[:sequences]]
+    return ShownBatch(recipe.name, step, stage.number, shown, len(pairs))
 
 
-def shown(samples: Samples, objectives: Sequence[Objective], tokenizer: Tokenizer) -> list[ShownSequence]:
-    """Corrupted samples, in words."""
-    return [_sequence(one, objectives, tokenizer) for one in samples.split(1)]
-
-
-def _recipe_and_shards(request: PretrainRequest, progress: Progress) -> tuple[Recipe, TokenShards]:
+def _recipe_and_shards(request: PretrainArguments, progress: Progress) -> tuple[Recipe, TokenShards]:
     assert request.recipe is not None
     directory = Path(request.recipe)
     if not (directory / RECORD).is_file():
@@ -131,41 +126,55 @@ def _recipe_on_text(run: RunDirectory) -> Recipe:
     """The recipe of a run that pretrained, or distilled on text.
 
     Raises:
-        UsageError: it learnt from a task, or its batches are made with its teacher's tokenizer, too.
+        UsageError: it learnt from a task, or its batches are tokenised by its teacher's tokenizer, too.
     """
     recipe = load_any(str(run.path / "recipe.yaml")) if run.record["kind"] in KINDS else None
     if not isinstance(recipe, Recipe):
         raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}` on a task; give one that read text")
-    if any(objective.term == MixedVocabulary.term for objective in recipe.objectives):
+    if not all(objective.is_shown for objective in recipe.objectives):
         raise UsageError(f"{run.path}: its batches are cut by two vocabularies, and are not shown")
     return recipe
 
 
-def _sequence(one: Samples, objectives: Sequence[Objective], tokenizer: Tokenizer) -> ShownSequence:
-    tokens = [ShownToken(tokenizer.token(token)) for token in one.ids_T.tolist()]
-    for term, targets in sorted(one.targets.items(), key=lambda item: item[0] in _IN_PLACE):
-        for index, target in zip(targets.index_M.tolist(), targets.id_M.tolist(), strict=True):
-            tokens[index] = _with_target(tokens[index], term, target, int(one.ids_T[index]), tokenizer)
-    labels = {each.term: int(one.labels[each.term][0]) for each in objectives if each.label_names}
+def _sequence(
+    one: Samples, original_T: Integers, objectives: Sequence[Objective], tokenizer: Tokenizer
+) -> ShownSequence:
+    """One sequence, beside the ids that the text has in it."""
+    changes: dict[int, str] = {}
+    predicts: list[dict[str, str]] = [{} for _ in original_T]
+    mask_id = tokenizer.mask_id if "mask" in tokenizer.roles else -1
+    for index in np.flatnonzero(one.ids_T != original_T).tolist():
+        changes[index] = "masked" if one.ids_T[index] == mask_id else "replaced"
+    for objective in objectives:
+        targets = one.targets.get(objective.term)
+        if targets is None:
+            continue
+        for index, target in zip(targets.index_M.tolist(), objective.described(targets, tokenizer), strict=True):
+            if not objective.in_place:
+                predicts[index] |= {} if target is None else {objective.term: target}
+            elif objective.change == "replaced":
+                changes.setdefault(index, "kept")
+            else:
+                changes[index] = objective.change
+    tokens = [
+        ShownToken(
+            tokenizer.token(token),
+            changes.get(index),
+            tokenizer.token(int(original_T[index])) if index in changes else None,
+            predicts[index],
+        )
+        for index, token in enumerate(one.ids_T.tolist())
+    ]
+    labels = {each.term: one.labels[each.term][0].item() for each in objectives if each.term in one.labels}
     return ShownSequence(
         epoch=int(one.epoch_B[0]),
         sample=int(one.sample_B[0]),
         causal=bool(one.causal_B is not None and one.causal_B[0]),
         labels=labels,
-        label_names={each.term: each.label_names[labels[each.term]] for each in objectives if each.label_names},
+        label_names={
+            each.term: each.label_names[int(labels[each.term])]
+            for each in objectives
+            if each.label_names and each.term in labels
+        },
         tokens=tokens,
     )
-
-
-def _with_target(shown_token: ShownToken, term: str, target: int, token_id: int, tokenizer: Tokenizer) -> ShownToken:
-    original = tokenizer.token(target)
-    if term not in _IN_PLACE:
-        predicts = {**shown_token.predicts, term: original}
-        return ShownToken(shown_token.token, shown_token.change, shown_token.original, predicts)
-    if term == "word_order":
-        change = "moved"
-    elif token_id == target:
-        change = "kept"
-    else:
-        change = "masked" if token_id == tokenizer.mask_id else "replaced"
-    return ShownToken(shown_token.token, change, original, shown_token.predicts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bertkit.errors import UsageError
-from bertkit.objectives.forward import follows_generator
+from bertkit.objectives.forward import takes_over
 from bertkit.pretraining.recipe import Recipe
 from bertkit.recipe.resolve import overrides_of, with_overrides
 
@@ -84,14 +84,15 @@ def stages_of(recipe: Recipe) -> list[Stage]:
 
 
 def _check_generator(recipe: Recipe, before: Recipe | None, staged: Recipe, number: int) -> None:
-    """Raise UsageError if the model would follow a generator that has learnt nothing."""
-    if not follows_generator(staged.objectives):
+    """Raise UsageError if the model would start from a companion that has learnt nothing."""
+    leader = takes_over(staged.objectives)
+    if leader is None:
         return
-    learnt = before is not None and "masked_lm" in {objective.term for objective in before.objectives}
+    learnt = before is not None and any(objective.learnt_by == leader.companion for objective in before.objectives)
     if not learnt:
         where = f"optimisation.stages.{number}: " if recipe.optimisation.stages else ""
         raise UsageError(
-            f"{where}objective.replaced_token.training is two-stage, and there is no generator yet to take over from;"
+            f"{where}objective.{leader.term}.training is two-stage, and there is no generator yet to take over from;"
             " let a stage with `objective: [masked_lm]` go before"
         )
 

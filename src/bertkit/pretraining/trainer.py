@@ -18,7 +18,6 @@ from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
-from bertkit.distillation.objectives import TeacherSession
 from bertkit.errors import DataError, UsageError
 from bertkit.models.conversion import converted, stack_layers, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
@@ -27,16 +26,17 @@ from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, save_model
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
-    add_generator,
-    follows_generator,
+    add_companions,
     heads_of,
     masked_lm_of,
     pretraining_model,
     scoring_rule,
     set_trained,
     take_over,
+    takes_over,
 )
 from bertkit.pretraining.held_out import HeldOut
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, stages_of
 from bertkit.progress import Progress
@@ -44,25 +44,29 @@ from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.figures import draw_curves
 from bertkit.text.tokenizer_files import load_tokenizer
-from bertkit.training.cost import training_flops
 from bertkit.training.engine import resolve_engine
-from bertkit.training.step import StepOutcome, Stepper
-from bertkit.training.trainer import TrainingLoop, write_whole
+from bertkit.training.step import Step
+from bertkit.training.trainer import Trainer, write_whole
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class StageRun:
-    """A stage with its objectives, ready for this corpus, its batches and its held-out samples."""
+    """A stage with its objectives, ready for this corpus, its batches and its held-out samples.
+
+    Attributes:
+        terms: made when the stage is first trained or evaluated; `Pretrainer.terms`.
+    """
 
     stage: Stage
     objectives: tuple[Objective, ...]
     batches: StepBatches
     held_out: HeldOut
+    terms: ObjectiveTerms | None = None
 
 
-class Pretraining(TrainingLoop[PackedBatch]):
+class Pretrainer(Trainer[PackedBatch]):
     """One run, from its start or from its newest checkpoint to its end.
 
     Args:
@@ -87,9 +91,9 @@ class Pretraining(TrainingLoop[PackedBatch]):
         self._use(self._new_model(self.stages[0].stage.recipe.model))
         self._check_growth()
         self.current = self.stages[0]
-        self._last_look: tuple[int, dict[str, Any]] = (-1, {})
+        self._last_evaluation: tuple[int, dict[str, Any]] = (-1, {})
 
-    def _check_data(self) -> None:
+    def check_data(self) -> None:
         for stage_run in self.stages:
             stage_run.batches.check_enough()
         check_epochs(self.recipe, self.stages)
@@ -102,19 +106,27 @@ class Pretraining(TrainingLoop[PackedBatch]):
                 " as it is; leave model.num_hidden_layers out of the stages"
             )
 
-    def _guide(self, stage_run: StageRun) -> TeacherSession | None:
-        """The teacher beside the model in this stage; pretraining has none."""
-        return None
+    def new_terms(self, stage_run: StageRun) -> ObjectiveTerms:
+        """What a stage minimises."""
+        return ObjectiveTerms(stage_run.objectives)
 
-    def _flops(self, batches: Sequence[PackedBatch]) -> float:
-        return training_flops(self.model, batches, self.current.objectives)
+    def terms(self, stage_run: StageRun) -> ObjectiveTerms:
+        """The same, made once."""
+        if stage_run.terms is None:
+            stage_run.terms = self.new_terms(stage_run)
+        return stage_run.terms
+
+    def loss_terms(self, step: int) -> ObjectiveTerms:
+        return self.terms(self.current)
+
+    def learning_rate(self, step: int) -> float:
+        return self.current.stage.rate(step)
 
     def _use(self, model: HeadedModel) -> None:
         """Train this model from now on, with an optimiser that has no past."""
         optimizer = self.recipe.optimisation.optimizer
         self.model = model.to(self.engine.device)
-        self.optimizer = optimizer.build(self.model)
-        self.stepper = Stepper(self.model, self.optimizer, self.engine, clip_norm=optimizer.clip_norm)
+        self.training_step = Step.plain(self.model, optimizer.build(self.model), self.engine, optimizer.clip_norm)
 
     def _enter(self, stage_run: StageRun) -> None:
         """Make the model what the stage wants: as deep, begun with its generator's weights, its generator at rest."""
@@ -124,14 +136,14 @@ class Pretraining(TrainingLoop[PackedBatch]):
             if before is not None and stage.recipe.model != before.stage.recipe.model:
                 self._use(stack_layers(self.model, stage.recipe.model))
                 log.info("step %d: the model grows to %d layers", self.step, _depth(stage.recipe))
-            begins = follows_generator(stage_run.objectives)
-            if begins and before is not None and not follows_generator(before.objectives):
-                take_over(self.model)
+            leader = takes_over(stage_run.objectives)
+            if leader is not None and before is not None and takes_over(before.objectives) is None:
+                take_over(self.model, leader)
                 self._use(self.model)
                 log.info("step %d: the model takes over the weights of its generator", self.step)
         set_trained(self.model, stage_run.objectives)
 
-    def _updates(self) -> Generator[list[PackedBatch], None, None]:
+    def batches(self) -> Generator[list[PackedBatch], None, None]:
         for stage_run in self.stages:
             first, end = stage_run.stage.first_step, stage_run.stage.end_step
             if self.step < end:
@@ -139,42 +151,29 @@ class Pretraining(TrainingLoop[PackedBatch]):
                 self._enter(stage_run)
                 yield from stage_run.batches.loader(range(self.step - first, end - first), workers=self.engine.workers)
 
-    def _update(self, batches: Sequence[PackedBatch]) -> StepOutcome:
-        rate, guide = self.current.stage.rate(self.step), self._guide(self.current)
-        return self.stepper.step(batches, self.current.objectives, rate, guide)
-
-    def _losses(self) -> dict[str, Any]:
-        return {"lr": self.current.stage.rate(self.step - 1), **self.meter.losses(self.current.objectives)}
-
-    def _target_tokens(self) -> int:
-        return sum(term.count for term in self.meter.terms.values())
-
-    def _look_is_due(self) -> bool:
+    def evaluation_is_due(self) -> bool:
         ends = {self.steps, self.current.stage.end_step}
         return self.step in ends or self.step % self.recipe.engine.evaluate_every_steps == 0
 
-    def _look(self) -> None:
-        figures = self._figures(self.current, self._progress)
-        self._last_look = (self.step, figures)
+    def evaluate(self) -> None:
+        figures = self._figures(self.current, self.progress)
+        self._last_evaluation = (self.step, figures)
         self._metrics.log(self.step, {f"held_out/{name}": value for name, value in figures.items()})
         log.info("step %d: held-out %s", self.step, _in_words(figures))
 
     def _figures(self, stage_run: StageRun, progress: Progress) -> dict[str, Any]:
-        return stage_run.held_out.figures(self.model, self.engine, self._guide(stage_run), progress=progress)
+        return stage_run.held_out.figures(self.model, self.terms(stage_run), self.engine, progress=progress)
 
-    def _finish(self) -> dict[str, Any]:
-        self._save_checkpoint()
+    def finish(self) -> dict[str, Any]:
+        self.save_checkpoint()
         self.model.extras.pop(SCORING_RULE, None)  # an initial model's
         rule = scoring_rule(self.stages[-1].objectives)
         if rule is not None:
             self.model.extras[SCORING_RULE] = rule
         for name, companion in self.model.named_companions().items():
             write_whole(self.run.path / name, partial(save_model, companion, self.tokenizer))
-        write_whole(self.run.model, partial(save_model, self.model, self.tokenizer))
-        self.run.seal_model()
-        results = self._results()
-        self.run.write_results(results)
-        self.run.update(steps=self.step, tokens=self.tokens)
+        self.write_model(partial(save_model, self.model, self.tokenizer))
+        results = self.results()
         draw_curves(
             self.run.metrics,
             self.run.path / "figures",
@@ -183,38 +182,34 @@ class Pretraining(TrainingLoop[PackedBatch]):
         )
         return results
 
-    def _results(self) -> dict[str, Any]:
-        last = self.stages[-1].held_out
-        looked_at, figures = self._last_look
-        if looked_at != self.step:  # resumed behind the last step
-            figures = self._figures(self.stages[-1], self._closing_progress)
+    def results(self) -> dict[str, Any]:
+        last, held_out_text = self.stages[-1], self.stages[-1].held_out
+        evaluated, figures = self._last_evaluation
+        if evaluated != self.step:  # resumed after the last step
+            figures = self._figures(last, self.closing_progress)
         held_out = dict(figures)
-        terms = {objective.term for objective in last.objectives}
         results: dict[str, Any] = {"held_out": held_out}
-        if "masked_lm" in terms:
-            held_out["accuracy/unigram"] = last.unigram_accuracy(self.shards.token_counts_V)
+        filling = next((objective for objective in last.objectives if objective.fills_masks), None)
+        if filling is not None:
+            held_out["accuracy/unigram"] = held_out_text.unigram_accuracy(filling.term, self.shards.token_counts_V)
         # A masked LM that only ever replaces words has no use for a [MASK].
-        if "masked_lm" in terms and "mask" in self.tokenizer.roles:
+        if filling is not None and "mask" in self.tokenizer.roles:
             scored = self.recipe.engine.pseudo_perplexity_sequences
             if scored:
-                held_out["pseudo_perplexity"] = last.pseudo_perplexity(
-                    self.model, self.vocabulary, self.engine, sequences=scored, progress=self._closing_progress
+                held_out["pseudo_perplexity"] = held_out_text.pseudo_perplexity(
+                    self.model, self.vocabulary, self.engine, sequences=scored, progress=self.closing_progress
                 )
             results["examples"] = fill_masks(
                 masked_lm_of(self.model), self.tokenizer, self.recipe.engine.examples, device=self.engine.device
             )
         return results
 
-    @property
-    def _checkpoints_kept(self) -> int:
-        return self.recipe.engine.keep_checkpoints
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint) -> None:
         step = int(checkpoint.state["step"])
         reached = next(each.stage for each in self.stages if step <= each.stage.end_step)
         if reached.recipe.model != self.stages[0].stage.recipe.model:
             self._use(self._new_model(reached.recipe.model))
-        super()._restore(checkpoint)
+        super().restore(checkpoint)
 
     def _new_model(self, config: EncoderConfig) -> HeadedModel:
         """The model that all stages need, with its first weights."""
@@ -234,7 +229,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
             )
             if remade is not None:
                 log.info("new vocabulary of %s", remade)
-            add_generator(model, objectives, pad_id=self.vocabulary.pad_id)
+            add_companions(model, objectives, pad_id=self.vocabulary.pad_id)
             model.initialise_companions(self.recipe.seed)
             if remade is None:  # a companion's embeddings are of the old vocabulary, too
                 load_companions(model, directory)
@@ -259,6 +254,8 @@ class Pretraining(TrainingLoop[PackedBatch]):
             objectives,
             batch_sequences=recipe.optimisation.batch_sequences,
             micro_batch_tokens=self.engine.micro_batch_tokens,
+            first_step=stage.first_step,
+            run_steps=recipe.optimisation.steps,
         )
         held_out = HeldOut.prepare(
             held,
@@ -269,7 +266,7 @@ class Pretraining(TrainingLoop[PackedBatch]):
         )
         return StageRun(stage, objectives, batches, held_out)
 
-    def _announce(self) -> None:
+    def log_start(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         log.info(
             "%s: %s parameters, %s tokens of text, %s steps of %s sequences, %s on %s",
@@ -294,15 +291,15 @@ def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
         ends = optimisation.model_copy(update={"steps": steps}).stage_ends()
         return sum((end - first) * each for first, end, each in zip([0, *ends], ends, epochs_a_step, strict=False))
 
-    asked = epochs(optimisation.steps)
-    if asked <= limit:
+    wanted = epochs(optimisation.steps)
+    if wanted <= limit:
         return
-    fitting = int(optimisation.steps * limit / asked)
+    fitting = int(optimisation.steps * limit / wanted)
     while fitting >= len(stages) and epochs(fitting) > limit:
         fitting -= 1
     fewer = f"take --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
     raise DataError(
-        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {asked:.2f}"
+        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {wanted:.2f}"
         f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
     )
 

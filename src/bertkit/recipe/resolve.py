@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from bertkit.errors import UsageError
 from bertkit.recipe.faults import validate
 from bertkit.recipe.find import find_recipe, recipe_names, shipped_directory
+from bertkit.recipe.renamed import is_bare_schedule, new_key, schedule_of_name, with_new_keys
 from bertkit.recipe.tree import VARIANT_KEY, Located, read_tree
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -169,13 +170,13 @@ def _with_bases(path: Path, chain: tuple[Path, ...]) -> Located:
     own = dict(tree.value)
     base_name = own.pop("extends", None)
     if base_name is None:
-        return Located(own, tree.place)
+        return Located(with_new_keys(own), tree.place)
     if not isinstance(base_name.value, str):
         raise UsageError(f"{base_name.place}: extends: expected the name of one recipe, got {base_name.plain()!r}")
     base = _with_bases(find_recipe(base_name.value, path), (*chain, real))
     assert isinstance(base.value, dict)
     inherited = {key: value for key, value in base.value.items() if key != "name"}
-    return Located(_merged(inherited, own), tree.place)
+    return Located(_merged(inherited, with_new_keys(own, base)), tree.place)
 
 
 def _merged(base: dict[str, Located], own: dict[str, Located]) -> dict[str, Located]:
@@ -195,8 +196,10 @@ def _another_variant(base: dict[str, Located], own: dict[str, Located]) -> bool:
 
 def _with_override(tree: Located, override: AnyOverride) -> Located:
     given = parsed(override)
-    keys = given.key.split(".")
-    return _replaced(tree, keys, Located.of(given.value, given.place), keys)
+    keys, value = new_key(given.key).split("."), Located.of(given.value, given.place)
+    if is_bare_schedule(given.key, given.value):
+        value = schedule_of_name(value, tree.child(keys[0]))
+    return _replaced(tree, keys, value, keys)
 
 
 def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequence[str]) -> Located:

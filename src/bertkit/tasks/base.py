@@ -82,6 +82,10 @@ class TaskBatch:
     def num_items(self) -> int:
         return int(self.item_B[-1]) + 1
 
+    @property
+    def num_tokens(self) -> int:
+        return self.packed.num_tokens
+
     def to(self, device: torch.device) -> TaskBatch:
         if device == self.item_B.device:
             return self

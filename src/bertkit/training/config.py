@@ -1,18 +1,18 @@
-"""The optimisation noun of a recipe, and the engine.
+"""What recipes of every kind share: the header, the optimisation noun, and the engine.
 
-Optimisation decides the result and is hashed; the engine decides speed and what is reported, and is not. Shared by
-every recipe.
+Nothing here follows a paper. Optimisation decides the result and is hashed; the engine decides speed and what is
+reported, and is not.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from bertkit.settings import Settings
-from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
-from bertkit.training.schedules import AnySchedule, BertSchedule
+from bertkit.training.optimizers import OptimizerOrNone
+from bertkit.training.schedules import AnySchedule, LinearSchedule
 
 
 class StageConfig(Settings):
@@ -26,33 +26,75 @@ class StageConfig(Settings):
     )
 
 
-class OptimisationConfig(Settings):
-    """How the weights are found."""
+def _linear_unless_named(schedule: Any) -> Any:
+    return {"name": "linear", **schedule} if isinstance(schedule, dict) else schedule
 
-    optimizer: AnyOptimizerConfig = Field(default_factory=AdamWConfig, description="The update rule.")
-    schedule: AnySchedule = Field(
-        default_factory=lambda: BertSchedule(peak=1e-4, warmup_steps=10_000), description="The learning rate by step."
+
+class OptimisationConfig(Settings):
+    """How the weights are found. What is left out has the command's own value: in pretraining a fixed one, of a task
+    the published setting."""
+
+    optimizer: OptimizerOrNone = Field(None, description="The update rule: adamw where it is left out.")
+    schedule: Annotated[AnySchedule, BeforeValidator(_linear_unless_named)] = Field(
+        default_factory=LinearSchedule, description="The learning rate by step; linear where it gives no name."
     )
-    batch_sequences: int = Field(256, ge=1, description="Sequences per update, over all micro-batches and ranks.")
-    steps: int = Field(1_000_000, ge=1, description="Updates.")
+    batch_sequences: int | None = Field(
+        None, ge=1, description="Sequences, or examples of a task, per update, over all micro-batches and ranks."
+    )
+    steps: int | None = Field(
+        None, ge=1, description="Updates; of a task at most so many, and the schedule ends with them."
+    )
+    epochs: float | None = Field(None, gt=0, description="Of a task: passes over the training examples.")
     stages: list[StageConfig] = Field(default_factory=list, description="Parts of the run, in order; shares sum to 1.")
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Of a task: factor of the learning rate from one layer to the one below it, down from the head.",
+    )
+    evaluations_per_epoch: int = Field(1, ge=1, description="Of a task: evaluations on dev in each epoch.")
+    early_stopping: int | None = Field(
+        None,
+        ge=1,
+        description="Of a task: stop after so many evaluations on dev in a row without a better score; null: never.",
+    )
+    select: Literal["last", "best"] | None = Field(
+        None,
+        description="Of a task: which evaluation's weights are kept: the last, or the best on dev (with early"
+        " stopping).",
+    )
+    task_smoothing: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="S: several tasks have updates in proportion to (their batches)^S; 1: their own, 0: equally many.",
+    )
     max_nonfinite_steps: int = Field(
         3, ge=0, description="Updates in a row that may be skipped because loss or gradient was not finite."
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> OptimisationConfig:
-        if self.schedule.warmup_steps >= self.steps:
-            raise ValueError(f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be below steps ({self.steps})")
+    def _consistent(self) -> Self:
+        warmup = self.schedule.warmup_steps
+        if warmup is not None and self.steps is not None and warmup >= self.steps:
+            raise ValueError(f"schedule.warmup_steps ({warmup}) must be below steps ({self.steps})")
         total = sum(stage.share for stage in self.stages)
         if self.stages and abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of stages sum to {total:g}, not 1")
-        if len(self.stages) > self.steps:
+        if self.steps is not None and len(self.stages) > self.steps:
             raise ValueError(f"{len(self.stages)} stages in {self.steps} steps: a stage ends before it begins")
+        if self.early_stopping is not None and self.select == "last":
+            raise ValueError("early_stopping goes with select: best; the last evaluation is one that was no better")
         return self
 
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best evaluation's weights are the result."""
+        return self.select == "best" or (self.select is None and self.early_stopping is not None)
+
     def stage_ends(self) -> list[int]:
-        """The step behind each stage's last; every stage has at least one."""
+        """The step after each stage's last; every stage has at least one."""
+        assert self.steps is not None
         ends = [0]
         for number in range(1, len(self.stages)):
             end = round(sum(stage.share for stage in self.stages[:number]) * self.steps)
@@ -61,7 +103,7 @@ class OptimisationConfig(Settings):
 
 
 class EngineConfig(Settings):
-    """How fast, where, and how often it says so; never changes the result beyond rounding."""
+    """How fast, where, and how often it is logged; never changes the result beyond rounding."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
@@ -71,16 +113,68 @@ class EngineConfig(Settings):
     workers: int | Literal["auto"] = Field(
         "auto", description="Processes that prepare batches; 0: a thread of this one, the best where the cores compute."
     )
-    log_every_steps: int = Field(20, ge=1, description="Updates between two lines of metrics.jsonl.")
-    evaluate_every_steps: int = Field(1000, ge=1, description="Updates between two looks at the held-out text.")
-    evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each look.")
+    log_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="Updates between two lines of metrics.jsonl; auto: 20 on text, 10 on a task."
+    )
+    evaluate_every_steps: int = Field(
+        1000, ge=1, description="On text: updates between two evaluations on held-out text."
+    )
+    evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each evaluation.")
     pseudo_perplexity_sequences: int = Field(
         16,
         ge=0,
         description="Held-out sequences scored at the end with tokens masked in turn: each, or 64 of a long one.",
     )
-    save_every_steps: int = Field(1000, ge=1, description="Updates between two checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    save_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="Updates between two checkpoints; auto: 1000 on text, 500 on a task."
+    )
+    keep_checkpoints: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Newest checkpoints kept; 0: none when the run is done; auto: 2 on text, 0 on a task.",
+    )
     examples: list[str] = Field(
         default_factory=list, description="Texts with [MASK] that are filled in when training is done."
     )
+    feature_store_gb: float = Field(
+        8.0,
+        ge=0,
+        description="Most disk that features of a frozen encoder may take while the run lasts (method.name=features);"
+        " what does not fit is computed anew in every pass.",
+    )
+    teacher_store_gb: float = Field(
+        4.0,
+        ge=0,
+        description="Most disk that a teacher's outputs on a task may take in the cache; what does not fit is computed"
+        " in every pass.",
+    )
+
+
+class RecipeHeader(Settings):
+    """What describes a recipe of any kind, and its seed."""
+
+    name: str = Field(
+        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
+    )
+    kind: str = Field(description="The command that runs it.")
+    title: str = Field("", description="One line for `bertkit recipes list`.")
+    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
+    arxiv: str | None = Field(
+        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
+    )
+    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness.")
+
+
+class TrainingRecipe(Protocol):
+    """What the trainer reads of a recipe of any kind."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def optimisation(self) -> OptimisationConfig: ...
+    @property
+    def engine(self) -> EngineConfig: ...

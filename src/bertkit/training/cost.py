@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +31,7 @@ FORWARD_SHARE = 1 / _BACKWARD_AND_FORWARD
 """Of the operations of an update, those of a pass that nothing is learnt from."""
 _PROBE_SECONDS = 0.3
 REACHED_SHARE = 0.65
-"""Of what a processor can multiply, what a step is taken to reach where the time of a run is foretold."""
+"""Of what a processor can multiply, the share that a step is assumed to reach where the time of a run is estimated."""
 CHECKPOINT_BYTES = 3 * 4
 """Of a parameter: a checkpoint holds a weight and two moments, each float32."""
 _ADAM_BYTES = 4 * 4
@@ -74,17 +74,18 @@ def count_weights(module: nn.Module, *, without: nn.Module | None = None) -> int
 
 def training_flops(model: HeadedModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
     """Floating-point operations of one update over these micro-batches."""
-    return sum(
-        step_flops(
-            model,
-            tokens=batch.num_tokens,
-            squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
-            predictions=_predictions(model, batch),
-            sequences=batch.num_sequences,
-        )
-        - _spared(model, batch, objectives)
-        for batch in batches
+    return sum(_micro_batch_flops(model, batch, objectives) for batch in batches)
+
+
+def _micro_batch_flops(model: HeadedModel, batch: PackedBatch, objectives: Sequence[Objective]) -> float:
+    flops = step_flops(
+        model,
+        tokens=batch.num_tokens,
+        squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
+        predictions=head_rows(objectives, lambda objective: objective.count(batch)),
+        sequences=batch.num_sequences,
     )
+    return flops - _spared(model, batch, objectives)
 
 
 def _spared(model: HeadedModel, batch: PackedBatch, objectives: Sequence[Objective]) -> float:
@@ -98,15 +99,19 @@ def _spared(model: HeadedModel, batch: PackedBatch, objectives: Sequence[Objecti
     return 2.0 * _BACKWARD_AND_FORWARD * spared
 
 
-def _predictions(model: HeadedModel, batch: PackedBatch) -> dict[str, float]:
-    """By vocabulary head, the targets that it predicts: an objective without a head of its own has the masked LM's."""
-    owners = [model, *model.named_companions().values()]
-    own = {head for owner in owners for head in owner.head_names}
-    counts: dict[str, float] = defaultdict(float)
-    for term, targets in batch.targets.items():
-        if HEAD_KINDS.get(term) != "tokens":
-            counts[term if term in own else "masked_lm"] += targets.count
-    return counts
+def head_rows(objectives: Sequence[Objective], count: Callable[[Objective], float]) -> dict[str, float]:
+    """How many states each head over the vocabulary or over tokens reads, by its name.
+
+    Args:
+        objectives: that read the heads.
+        count: the predictions of one of them.
+    """
+    rows: dict[str, float] = defaultdict(float)
+    for objective in objectives:
+        for head in objective.heads:
+            if HEAD_KINDS[head] != "sequences":
+                rows[head] += count(objective)
+    return rows
 
 
 def step_flops(
@@ -127,7 +132,8 @@ def step_flops(
         model: any encoder with heads, and its companions.
         tokens: T.
         squared_lengths: the sum of squared sequence lengths, which attention's products grow with.
-        predictions: M of each vocabulary head, or by the head's name.
+        predictions: M of each vocabulary head; or by the head's name, as from `head_rows`: a vocabulary head that is
+            not there reads nothing, another token head all tokens.
         sequences: B.
     """
     products = _products(
@@ -169,7 +175,8 @@ def _products(
         if HEAD_KINDS[head] == "vocabulary":
             products += _asked(predictions, head) * _vocabulary_weights(model, head)
         elif HEAD_KINDS[head] == "tokens":
-            products += tokens * weights
+            read = predictions.get(head, tokens) if isinstance(predictions, Mapping) else tokens
+            products += read * weights
         else:
             pooler = _map_weights(model.get_submodule(POOLER)) if model.plans[head].pooled else 0
             products += sequences * (weights + pooler)

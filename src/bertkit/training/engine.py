@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,19 @@ _CUDA_MICRO_BATCH_TOKENS = 32768
 
 
 @dataclass(frozen=True)
+class Intervals:
+    """Updates between two log lines and between two checkpoints, and how many checkpoints are kept."""
+
+    log_every_steps: int = 20
+    save_every_steps: int = 1000
+    keep_checkpoints: int = 2
+
+
+TASK_INTERVALS = Intervals(log_every_steps=10, save_every_steps=500, keep_checkpoints=0)
+"""What `auto` is where a task is learnt; `Intervals()` is of text."""
+
+
+@dataclass(frozen=True)
 class Engine:
     """The settings of `EngineConfig` with every `auto` decided.
 
@@ -28,12 +41,14 @@ class Engine:
         bf16: whether matrix products are in bfloat16.
         micro_batch_tokens: most tokens computed at once.
         workers: processes that prepare batches; 0 where a thread does.
+        intervals: of log lines and checkpoints, and how many of these are kept.
     """
 
     device: torch.device
     bf16: bool
     micro_batch_tokens: int
     workers: int
+    intervals: Intervals = Intervals()
 
     @property
     def precision(self) -> str:
@@ -46,8 +61,12 @@ class Engine:
         return contextlib.nullcontext()
 
 
-def resolve_engine(config: EngineConfig) -> Engine:
+def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engine:  # frozen
     """Decide every `auto`.
+
+    Args:
+        config: of the recipe.
+        auto: what `auto` is for the intervals.
 
     Raises:
         UsageError: if `engine.device` is cuda and there is none.
@@ -58,11 +77,13 @@ def resolve_engine(config: EngineConfig) -> Engine:
     device = torch.device("cuda" if available and config.device != "cpu" else "cpu")
     default_tokens = _CUDA_MICRO_BATCH_TOKENS if device.type == "cuda" else _CPU_MICRO_BATCH_TOKENS
     spare_cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) - 1
+    given = {name: getattr(config, name) for name in vars(auto) if getattr(config, name) != "auto"}
     return Engine(
         device=device,
         bf16=multiplies_bf16(device) if config.precision == "auto" else config.precision == "bf16",
         micro_batch_tokens=default_tokens if config.micro_batch_tokens == "auto" else config.micro_batch_tokens,
         workers=(0 if device.type == "cpu" else min(4, spare_cores)) if config.workers == "auto" else config.workers,
+        intervals=replace(auto, **given),
     )
 
 

@@ -1,6 +1,7 @@
-"""Stopping early without losing anything: signals and a time limit ask, the loop answers between two steps.
+"""Stopping early without losing anything: a signal or a time limit, heeded between two steps.
 
-Nothing here follows a paper. SIGINT and SIGTERM ask once; a second SIGINT is obeyed at once.
+Nothing here follows a paper. The first SIGINT or SIGTERM ends the run after the current step; a second SIGINT ends it
+at once.
 """
 
 from __future__ import annotations

@@ -1,76 +1,98 @@
-"""What an update makes smaller: one term or several, of one forward pass.
+"""What an update minimises: named terms, each a sum over rows and their count, from one forward pass.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: the task's own loss, here. Sibling distillation.py adds what a
-teacher says.
+Own design (contract: losses are sums and counts). Pretraining has a term for each objective, fine-tuning the task's
+loss; distillation adds comparisons with a teacher to either. Sibling step.py computes their gradient.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 
 from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
-from bertkit.tasks.base import Task, TaskBatch
-from bertkit.training.gradients import Parts, Share
-from bertkit.training.step import TermTotal
 
 
-class LossTerms(ABC):
-    """Terms of a loss with their weights.
+class MicroBatch(Protocol):
+    """What is computed at once: some packed sequences with their targets."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def to(self, device: torch.device) -> Self: ...
+
+
+Batch = TypeVar("Batch", bound=MicroBatch)
+
+
+@dataclass(frozen=True)
+class TermTotal:
+    """One term over a whole batch: summed loss in nats, predictions, how many were right, and other counts of them."""
+
+    sum: float
+    count: int
+    correct: int
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, part: LossSum) -> TermTotal:
+        """One micro-batch's, read off the device."""
+        counters = {name: int(number) for name, number in part.counters.items()}
+        return cls(float(part.sum.detach()), part.count, int(part.correct), counters)
+
+    def __add__(self, other: TermTotal) -> TermTotal:
+        names = dict.fromkeys([*self.counters, *other.counters])
+        counters = {name: self.counters.get(name, 0) + other.counters.get(name, 0) for name in names}
+        return TermTotal(self.sum + other.sum, self.count + other.count, self.correct + other.correct, counters)
+
+    @property
+    def mean(self) -> float:
+        return self.sum / max(1, self.count)
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / max(1, self.count)
+
+
+class LossTerms(ABC, Generic[Batch]):
+    """The terms of a loss.
 
     Attributes:
-        weights: of each term's mean in the total, by name.
+        weights: by term, the factor of its mean in the total.
     """
 
     weights: Mapping[str, float]
 
     @abstractmethod
-    def counts(self, batch: TaskBatch) -> Mapping[str, int]:
+    def counts(self, batch: Batch) -> Mapping[str, int]:
         """How many rows each term sums over a micro-batch, known before the step."""
 
     @abstractmethod
-    def parts(self, model: HeadedModel, batch: TaskBatch, recorder: Recorder | None, *, learns: bool) -> Parts:
-        """Each term over a micro-batch, of one forward pass.
+    def losses(
+        self, model: HeadedModel, batch: Batch, recorder: Recorder | None = None, *, train_encoder: bool = True
+    ) -> Mapping[str, LossSum]:
+        """Each term over a micro-batch, from one forward pass.
 
         Args:
-            model: in training mode.
-            batch: where the model is.
-            recorder: what is changed on the way, if anything is.
-            learns: whether the encoder does; else no gradient is kept in it.
+            model: the run's; where it has one head among its companions, the terms find it there.
+            batch: on the model's device.
+            recorder: reads or edits states on the way.
+            train_encoder: whether any weight of the encoder is trained; if not, no gradient need be kept in it.
         """
+
+    @abstractmethod
+    def flops(self, model: HeadedModel, batches: Sequence[Batch]) -> float:
+        """Floating-point operations of one update over these micro-batches, with one pass over each."""
 
     def has_accuracy(self, term: str) -> bool:
         """Whether the term counts how many of its rows are right."""
         return True
 
-    def shares(self, batches: Sequence[TaskBatch]) -> dict[str, Share]:
-        """What each term's sum is to the total of these micro-batches."""
-        counts = [self.counts(batch) for batch in batches]
-        return {
-            term: Share(weight, max(1, sum(count[term] for count in counts))) for term, weight in self.weights.items()
-        }
-
-    def total(self, terms: Mapping[str, TermTotal]) -> float:
-        """The loss: each term's mean times its weight."""
-        return sum(self.weights[term] * total.mean for term, total in terms.items())
-
-
-class TaskLossTerms(LossTerms):
-    """The task's own loss."""
-
-    term = "task"
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.weights = {self.term: 1.0}
-
-    def counts(self, batch: TaskBatch) -> Mapping[str, int]:
-        return {self.term: self.task.count(batch)}
-
-    def parts(self, model: HeadedModel, batch: TaskBatch, recorder: Recorder | None, *, learns: bool) -> Parts:
-        with torch.set_grad_enabled(learns):
-            hidden_TD = model.states(self.task.head, batch.packed, recorder)
-        return {self.term: self.task.loss(model, hidden_TD, batch)}
+    def total(self, totals: Mapping[str, TermTotal]) -> float:
+        """The loss: each term's mean times its weight; terms that are not among these are left out."""
+        return sum(totals[term].mean * weight for term, weight in self.weights.items() if term in totals)

@@ -1,4 +1,4 @@
-"""What a run tells of itself while it trains: losses, speed, memory, and how long the step waited for its input.
+"""What a run logs while it trains: losses, speed, memory, and how long the step waited for its input.
 
 Own design. A meter adds up over the steps between two log lines; speed leaves out evaluation and checkpoints.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from bertkit.objectives.base import Objective
-from bertkit.training.step import StepOutcome, TermTotal, weighted_loss
+from bertkit.training.loss_terms import LossTerms, TermTotal
+from bertkit.training.step import StepOutcome
 
 
 def peak_memory_mb() -> float:
@@ -50,16 +49,21 @@ class WindowMeter:
         self.waited_seconds += waited_seconds
         self.flops += flops
 
-    def losses(self, objectives: Sequence[Objective]) -> dict[str, Any]:
-        """Total, terms and accuracies of these objectives, under the names of metrics.jsonl."""
-        present = [objective for objective in objectives if objective.term in self.terms]
+    def losses(self, terms: LossTerms[Any]) -> dict[str, Any]:
+        """Total, means and accuracies, under the names of metrics.jsonl; None where no update was finite.
+
+        Args:
+            terms: of the last step; terms of an earlier stage have a mean of their own alone.
+        """
+        present = self.terms.keys() & terms.weights.keys()
+        names = dict.fromkeys([*self.terms, *terms.weights])
         return {
-            "loss": weighted_loss(self.terms, present) if present else None,
-            **{f"loss/{name}": term.mean for name, term in self.terms.items()},
+            "loss": terms.total(self.terms) if present else None,
+            **{f"loss/{name}": self.terms[name].mean if name in self.terms else None for name in names},
             **{
-                f"accuracy/{objective.term}": self.terms[objective.term].accuracy
-                for objective in present
-                if objective.has_accuracy
+                f"accuracy/{name}": self.terms[name].accuracy if name in self.terms else None
+                for name in terms.weights
+                if terms.has_accuracy(name)
             },
         }
 

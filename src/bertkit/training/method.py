@@ -44,7 +44,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run learns from, for a method that looks at it before it makes the model.
+    """The training data, for a method that needs them before it makes the model.
 
     Attributes:
         task: what is learnt.
@@ -86,14 +86,14 @@ class Method(Settings, ABC):
         return model
 
     def prepare_on(self, model: HeadedModel, seed: int, data: TrainingData) -> HeadedModel:
-        """What a run calls: `prepare`, unless the method asks the training data what the model should be.
+        """What a run calls: `prepare`, unless the method needs the training data to decide on the model.
 
         Of several tasks each has its own model and data, and all of them the same directory.
         """
         return self.prepare(model, seed)
 
     def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
-        """What is done to the weights behind an update, and before they are looked at or saved.
+        """Change the weights after an update, before they are evaluated or saved.
 
         Args:
             model: of `prepare`.
@@ -103,7 +103,7 @@ class Method(Settings, ABC):
         return
 
     def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
-        """What results.json says besides: keys of the method's own.
+        """Further keys of results.json.
 
         Args:
             model: as `finish` left it.

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from bertkit.settings import Settings
 
@@ -25,20 +25,40 @@ from bertkit.settings import Settings
 class Schedule(Settings, ABC):
     """A rate for every step."""
 
-    peak: float = Field(gt=0, description="The highest learning rate.")
-    warmup_steps: int = Field(0, ge=0, description="Updates over which the rate rises from zero to the peak.")
+    peak: float | None = Field(None, gt=0, description="The highest learning rate.")
+    warmup_steps: int | None = Field(
+        None, ge=0, description="Updates over which the learning rate rises from zero to the peak."
+    )
+    warmup_share: float | None = Field(
+        None, ge=0, lt=1, description="The same as a share of the run's updates, in place of warmup_steps."
+    )
 
-    @abstractmethod
+    @model_serializer(mode="wrap")
+    def _with_one_warmup(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {
+            key: value for key, value in handler(self).items() if value is not None or not key.startswith("warmup_")
+        }
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Self:
+        if self.warmup_steps is not None and self.warmup_share is not None:
+            raise ValueError("warmup_steps and warmup_share exclude each other; leave one of them out, or null")
+        return self
+
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of update number `step` (from 0) of `steps`."""
+        assert self.peak is not None
+        return self.at(step, steps, self.peak, self.warmup(steps))
 
-    def _rising(self, step: int) -> float:
-        """The rate within the warm-up: a line that reaches the peak right behind it."""
-        return self.peak * (step + 1) / (self.warmup_steps + 1)
+    @abstractmethod
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+        """The learning rate with this peak and so many updates of warm-up."""
 
-    def _progress(self, step: int, steps: int) -> float:
-        """How much of the run behind the warm-up is over."""
-        return (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+    def warmup(self, steps: int) -> int:
+        """Updates of the warm-up in a run of `steps`."""
+        if self.warmup_share:
+            return min(math.ceil(self.warmup_share * steps), steps - 1)
+        return self.warmup_steps or 0
 
 
 class BertSchedule(Schedule):
@@ -49,10 +69,10 @@ class BertSchedule(Schedule):
 
     name: Literal["bert"] = "bert"
 
-    def rate(self, step: int, steps: int) -> float:
-        if step < self.warmup_steps:
-            return self.peak * step / self.warmup_steps
-        return self.peak * (1 - step / steps)
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+        if step < warmup:
+            return peak * step / warmup
+        return peak * (1 - step / steps)
 
 
 class ElectraSchedule(Schedule):
@@ -63,9 +83,9 @@ class ElectraSchedule(Schedule):
 
     name: Literal["electra"] = "electra"
 
-    def rate(self, step: int, steps: int) -> float:
-        warmed_up = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
-        return self.peak * (1 - step / steps) * warmed_up
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+        warmed_up = min(1.0, step / warmup) if warmup else 1.0
+        return peak * (1 - step / steps) * warmed_up
 
 
 class LinearSchedule(Schedule):
@@ -73,10 +93,10 @@ class LinearSchedule(Schedule):
 
     name: Literal["linear"] = "linear"
 
-    def rate(self, step: int, steps: int) -> float:
-        if step < self.warmup_steps:
-            return self._rising(step)
-        return self.peak * (steps - step) / max(1, steps - self.warmup_steps)
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+        if step < warmup:
+            return _rising(step, peak, warmup)
+        return peak * (steps - step) / max(1, steps - warmup)
 
 
 class CosineSchedule(Schedule):
@@ -85,10 +105,10 @@ class CosineSchedule(Schedule):
     name: Literal["cosine"] = "cosine"
     floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the rate ends.")
 
-    def rate(self, step: int, steps: int) -> float:
-        if step < self.warmup_steps:
-            return self._rising(step)
-        return self.peak * (self.floor + (1 - self.floor) * _cosine(self._progress(step, steps)))
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+        if step < warmup:
+            return _rising(step, peak, warmup)
+        return peak * (self.floor + (1 - self.floor) * _cosine(_progress(step, steps, warmup)))
 
 
 class ConstantSchedule(Schedule):
@@ -96,8 +116,8 @@ class ConstantSchedule(Schedule):
 
     name: Literal["constant"] = "constant"
 
-    def rate(self, step: int, steps: int) -> float:
-        return self.peak * min(1.0, (step + 1) / (self.warmup_steps + 1))
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+        return peak * min(1.0, (step + 1) / (warmup + 1))
 
 
 class PolynomialSchedule(Schedule):
@@ -107,10 +127,10 @@ class PolynomialSchedule(Schedule):
     power: float = Field(1.0, gt=0, description="Exponent of the fall; 1: linear, Longformer's 3 falls steeply first.")
     floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the rate ends.")
 
-    def rate(self, step: int, steps: int) -> float:
-        if step < self.warmup_steps:
-            return self._rising(step)
-        return self.peak * (self.floor + (1 - self.floor) * math.pow(1 - self._progress(step, steps), self.power))
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+        if step < warmup:
+            return _rising(step, peak, warmup)
+        return peak * (self.floor + (1 - self.floor) * math.pow(1 - _progress(step, steps, warmup), self.power))
 
 
 class InverseSqrtSchedule(Schedule):
@@ -123,16 +143,16 @@ class InverseSqrtSchedule(Schedule):
 
     @model_validator(mode="after")
     def _warmed_up(self) -> InverseSqrtSchedule:
-        if self.warmup_steps < 1:
+        if not self.warmup_share and (self.warmup_steps or 0) < 1:
             raise ValueError(
-                f"schedule inverse-sqrt needs warmup_steps of at least 1, got {self.warmup_steps}: the rate behind the"
-                " warm-up is peak * sqrt(warmup_steps / step); Vaswani et al. took 4000"
+                f"schedule inverse-sqrt needs warmup_steps of at least 1, got {self.warmup_steps or 0}: the rate"
+                " behind the warm-up is peak * sqrt(warmup_steps / step); Vaswani et al. took 4000"
             )
         return self
 
-    def rate(self, step: int, steps: int) -> float:
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
         number = step + 1
-        return self.peak * min(number / self.warmup_steps, math.sqrt(self.warmup_steps / number))
+        return peak * min(number / warmup, math.sqrt(warmup / number))
 
 
 class WarmupStableDecaySchedule(Schedule):
@@ -143,19 +163,32 @@ class WarmupStableDecaySchedule(Schedule):
 
     name: Literal["warmup-stable-decay"] = "warmup-stable-decay"
     stable_share: float = Field(
-        0.9, ge=0, le=1, description="Share of the steps behind the warm-up at which the rate stays at the peak."
+        0.9,
+        ge=0,
+        le=1,
+        description="Share of the steps after the warm-up that are at the peak.",
     )
     decay: Literal["1-sqrt", "linear", "cosine"] = Field("1-sqrt", description="The shape of the fall.")
     floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the rate ends.")
 
-    def rate(self, step: int, steps: int) -> float:
-        if step < self.warmup_steps:
-            return self._rising(step)
-        falls_from = self.warmup_steps + round(self.stable_share * (steps - self.warmup_steps))
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+        if step < warmup:
+            return _rising(step, peak, warmup)
+        falls_from = warmup + round(self.stable_share * (steps - warmup))
         if step < falls_from:
-            return self.peak
+            return peak
         progress = (step - falls_from) / max(1, steps - falls_from)
-        return self.peak * (self.floor + (1 - self.floor) * _FALLS[self.decay](progress))
+        return peak * (self.floor + (1 - self.floor) * _FALLS[self.decay](progress))
+
+
+def _rising(step: int, peak: float, warmup: int) -> float:
+    """The learning rate within the warm-up: a line that reaches the peak right after it."""
+    return peak * (step + 1) / (warmup + 1)
+
+
+def _progress(step: int, steps: int, warmup: int) -> float:
+    """The share of the run after the warm-up that is over."""
+    return (step - warmup) / max(1, steps - warmup)
 
 
 def _cosine(progress: float) -> float:
@@ -169,7 +202,7 @@ _FALLS: dict[str, Callable[[float], float]] = {
     "cosine": _cosine,
 }
 
-AnySchedule = Annotated[
+_Schedule = (
     BertSchedule
     | ElectraSchedule
     | LinearSchedule
@@ -177,6 +210,6 @@ AnySchedule = Annotated[
     | PolynomialSchedule
     | ConstantSchedule
     | InverseSqrtSchedule
-    | WarmupStableDecaySchedule,
-    Field(discriminator="name"),
-]
+    | WarmupStableDecaySchedule
+)
+AnySchedule = Annotated[_Schedule, Field(discriminator="name")]

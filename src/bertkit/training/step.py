@@ -1,54 +1,24 @@
 """One training step: micro-batches in, one update out.
 
 Losses are sums; the step divides each term once, by its count over all micro-batches, which is known before the first
-is computed. So the update is the same however the batch is cut. Serves every objective; nothing here follows a paper.
+is computed. So the update is the same however the batch is cut. Serves every command; nothing here follows a paper.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
-from bertkit.distillation.objectives import TeacherSession
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.objectives.base import Objective
-from bertkit.objectives.forward import encode
+from bertkit.models.recorder import Recorder
+from bertkit.training.clipping import Clipping
 from bertkit.training.engine import Engine
-
-
-@dataclass(frozen=True)
-class TermTotal:
-    """One term over a whole batch: summed loss in nats, predictions, how many were right, and other numbers of them."""
-
-    sum: float
-    count: int
-    correct: int
-    counters: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, part: LossSum) -> TermTotal:
-        """One micro-batch's, read off the device."""
-        counters = {name: int(number) for name, number in part.counters.items()}
-        return cls(float(part.sum.detach()), part.count, int(part.correct), counters)
-
-    def __add__(self, other: TermTotal) -> TermTotal:
-        names = dict.fromkeys([*self.counters, *other.counters])
-        counters = {name: self.counters.get(name, 0) + other.counters.get(name, 0) for name in names}
-        return TermTotal(self.sum + other.sum, self.count + other.count, self.correct + other.correct, counters)
-
-    @property
-    def mean(self) -> float:
-        return self.sum / max(1, self.count)
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / max(1, self.count)
+from bertkit.training.gradients import Gradient, TermScale
+from bertkit.training.loss_terms import Batch, LossTerms, TermTotal
 
 
 @dataclass(frozen=True)
@@ -56,7 +26,7 @@ class StepOutcome:
     """What a step did.
 
     Attributes:
-        terms: each objective's total.
+        terms: the total of each.
         gradient_norm: before clipping.
         tokens: real tokens read.
         finite: false where loss or gradient was not, and the update was skipped.
@@ -68,97 +38,74 @@ class StepOutcome:
     finite: bool
 
 
-def weighted_loss(terms: Mapping[str, TermTotal], objectives: Sequence[Objective]) -> float:
-    """The total loss: each term's mean times its weight."""
-    return sum(objective.weight * terms[objective.term].mean for objective in objectives)
+@dataclass
+class Step:
+    """Computes gradients and applies updates.
 
+    Attributes:
+        model: what is trained.
+        optimizer: a group of its parameters may have `lr_scale`, its factor of the learning rate.
+        engine: device and precision.
+        clipping: of the model's gradients.
+        gradient: how a micro-batch adds to them.
+    """
 
-class Stepper:
-    """Computes gradients and applies updates."""
+    model: HeadedModel
+    optimizer: torch.optim.Optimizer
+    engine: Engine
+    clipping: Clipping
+    gradient: Gradient
 
-    def __init__(
-        self, model: HeadedModel, optimizer: torch.optim.Optimizer, engine: Engine, *, clip_norm: float | None
-    ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.engine = engine
-        self.clip_norm = math.inf if clip_norm is None else clip_norm
-        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    @classmethod
+    def plain(
+        cls, model: HeadedModel, optimizer: torch.optim.Optimizer, engine: Engine, clip_norm: float | None = None
+    ) -> Step:
+        """The step with the plain gradient and torch's clipping."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return cls(model, optimizer, engine, Clipping(parameters, clip_norm), Gradient())
 
-    def step(
-        self,
-        batches: Sequence[PackedBatch],
-        objectives: Sequence[Objective],
-        rate: float,
-        guide: TeacherSession | None = None,
+    def update(
+        self, batches: Sequence[Batch], terms: LossTerms[Batch], learning_rate: float, number: int = 0
     ) -> StepOutcome:
-        """One update at this learning rate, over the micro-batches of one batch, beside the teacher of a student."""
+        """Update `number` (from 0), over the micro-batches of one batch; one that is not finite is skipped."""
         self.model.train()
-        counts = {objective.term: max(1, sum(objective.count(batch) for batch in batches)) for objective in objectives}
+        train_encoder = any(parameter.requires_grad for parameter in self.model.encoder.parameters())
+        self.model.encoder.train(train_encoder)
+        counts = [terms.counts(batch) for batch in batches]
+        scales = {
+            term: TermScale(weight, max(1, sum(count[term] for count in counts)))
+            for term, weight in terms.weights.items()
+        }
         totals: dict[str, TermTotal] = {}
         for batch in batches:
-            loss, terms = self._forward(batch.to(self.engine.device), objectives, counts, guide)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
-            totals = {name: totals[name] + term if name in totals else term for name, term in terms.items()}
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm))
-        finite = update_if_finite(self.optimizer, rate, norm, totals)
+            moved = batch.to(self.engine.device)
+
+            def loss(recorder: Recorder | None, moved: Batch = moved) -> Mapping[str, LossSum]:
+                with self.engine.autocast():
+                    return terms.losses(self.model, moved, recorder, train_encoder=train_encoder)
+
+            for term, part in self.gradient.add(loss, moved, scales, number).items():
+                totals[term] = totals[term] + part if term in totals else part
+        norm = self.clipping.clip()
+        finite = math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
+        if finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+            self.optimizer.step()
+        self.clipping.clear()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(totals, norm, sum(batch.num_tokens for batch in batches), finite)
-
-    def _forward(
-        self,
-        batch: PackedBatch,
-        objectives: Sequence[Objective],
-        counts: Mapping[str, int],
-        guide: TeacherSession | None,
-    ) -> tuple[Tensor, dict[str, TermTotal]]:
-        with self.engine.autocast():
-            parts = losses(self.model, objectives, batch, guide)
-        loss = torch.stack([parts[each.term].sum * (each.weight / counts[each.term]) for each in objectives]).sum()
-        return loss, {term: TermTotal.of(part) for term, part in parts.items()}
-
-
-def update_if_finite(
-    optimizer: torch.optim.Optimizer, rate: float, gradient_norm: float, totals: Mapping[str, TermTotal]
-) -> bool:
-    """Apply the gradients that are there, unless their norm or a term is not finite; returns whether it did.
-
-    Args:
-        optimizer: a group of its parameters may have `lr_scale`, its factor of the rate.
-        rate: learning rate.
-        gradient_norm: before clipping.
-        totals: the terms of the loss.
-    """
-    if not math.isfinite(gradient_norm) or not all(math.isfinite(total.sum) for total in totals.values()):
-        return False
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("lr_scale", 1.0)
-    optimizer.step()
-    return True
-
-
-def losses(
-    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, guide: TeacherSession | None = None
-) -> dict[str, LossSum]:
-    """Each objective's term over one micro-batch, by its name."""
-    readings = encode(model, objectives, batch, guide)
-    return {objective.term: readings[objective.term].loss(objective) for objective in objectives}
 
 
 @torch.no_grad()
 def evaluate(
-    model: HeadedModel,
-    objectives: Sequence[Objective],
-    batches: Iterable[PackedBatch],
-    engine: Engine,
-    guide: TeacherSession | None = None,
+    model: HeadedModel, terms: LossTerms[Batch], batches: Iterable[Batch], engine: Engine
 ) -> dict[str, TermTotal]:
-    """Each objective's total over these batches, without dropout."""
+    """Each term's total over these batches, without dropout."""
     model.eval()
-    totals = {objective.term: TermTotal(0.0, 0, 0) for objective in objectives}
+    totals = {term: TermTotal(0.0, 0, 0) for term in terms.weights}
     for batch in batches:
-        moved = batch.to(engine.device)
         with engine.autocast():
-            for term, part in losses(model, objectives, moved, guide).items():
+            for term, part in terms.losses(model, batch.to(engine.device)).items():
                 totals[term] += TermTotal.of(part)
     return totals

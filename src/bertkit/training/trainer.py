@@ -1,7 +1,7 @@
-"""The loop under every training command: steps, log lines, checkpoints, stops on request, and giving up.
+"""The trainer of every command: steps, log lines, evaluation, checkpoints, resume, stops on request, and divergence.
 
-Own design (contract: exact resume). What pretrains and what fine-tunes differ in what a step reads, what an update
-makes smaller and what is looked at on the way; everything that a run must survive is here, once.
+Own design (contract: exact resume). Pretraining, fine-tuning and distillation differ in their batches, their loss
+terms, their learning rate and their evaluation: hooks of a subclass. Everything that a run must survive is here, once.
 """
 
 from __future__ import annotations
@@ -14,47 +14,46 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic
 
 import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError, DivergedError, StoppedError
-from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.pretraining.recipe import Recipe
+from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
+from bertkit.training.config import TrainingRecipe
 from bertkit.training.cost import measured_peak_flops
 from bertkit.training.engine import Engine
 from bertkit.training.interrupt import StopRequest
+from bertkit.training.loss_terms import Batch, LossTerms
 from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
-from bertkit.training.step import StepOutcome
+from bertkit.training.step import Step, StepOutcome
 
 log = logging.getLogger(__name__)
 
-Batch = TypeVar("Batch")
 
-
-class TrainingLoop(ABC, Generic[Batch]):
+class Trainer(ABC, Generic[Batch]):
     """One run, from its start or from its newest checkpoint to its end. Batch is a micro-batch.
 
     Attributes:
         recipe: resolved.
         run: the directory, whose lock the caller holds.
-        engine: device, precision and batch.
-        model, optimizer: what is trained; a subclass sets them, and may replace them on the way.
+        engine: device, precision and micro-batch.
+        model, training_step: what is trained and how; a subclass sets them, and may replace them on the way.
         steps: updates in all.
         step, tokens: updates made and real tokens read so far.
     """
 
     remedy: ClassVar[str]
     """What to change where training diverges."""
-    recipe: Recipe | FinetuneRecipe
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
+    recipe: TrainingRecipe
+    model: HeadedModel
+    training_step: Step
     steps: int
 
     def __init__(self, run: RunDirectory, engine: Engine) -> None:
@@ -71,18 +70,18 @@ class TrainingLoop(ABC, Generic[Batch]):
             DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
             DataError: the data do not suffice; the disk is full.
         """
-        self._progress = progress
-        self._check_data()
+        self.progress = progress
+        self.check_data()
         torch.manual_seed(self.recipe.seed)
         checkpoint = load_newest_checkpoint(self.run.checkpoints)
         if checkpoint is not None:
-            self._restore(checkpoint)
+            self.restore(checkpoint)
             log.info("going on from %s", checkpoint.path)
-        self._announce()
+        self.log_start()
         with (
-            self._session(),
-            closing(self._updates()) as updates,
-            StopRequest(max_minutes) as self._asked,
+            self.session(),
+            closing(self.batches()) as updates,
+            StopRequest(max_minutes) as self._stop_request,
             MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
             progress(self.recipe.name, total=self.steps, unit="steps") as meter,
         ):
@@ -95,14 +94,19 @@ class TrainingLoop(ABC, Generic[Batch]):
                     outcome,
                     computed_seconds=watch.lap(),
                     waited_seconds=waited_seconds,
-                    flops=self._flops(batches),
+                    flops=self.flops(batches),
                 )
                 self._after_step(meter)
-                reason = self._asked.reason
+                reason = self._stop_request.reason
                 if reason is not None and self.step < self.steps:
                     self._stop(reason)
                 watch.lap()
-            return self._finish()
+            results = self.finish()
+        self.run.write_results(results)
+        self.run.update(steps=self.step, tokens=self.tokens)
+        if not self.engine.intervals.keep_checkpoints:
+            shutil.rmtree(self.run.checkpoints, ignore_errors=True)
+        return results
 
     def take_step(self, batches: Sequence[Batch]) -> StepOutcome:
         """One update over these micro-batches, counted.
@@ -110,7 +114,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         Raises:
             DivergedError: see `train`.
         """
-        outcome = self._update(batches)
+        outcome = self.update(batches)
         self.step += 1
         self.tokens += outcome.tokens
         if outcome.finite:
@@ -126,64 +130,69 @@ class TrainingLoop(ABC, Generic[Batch]):
         return outcome
 
     @abstractmethod
-    def _updates(self) -> Generator[Sequence[Batch], None, None]:
+    def batches(self) -> Generator[Sequence[Batch], None, None]:
         """The micro-batches of each update that is still to be made, in order; fewer where the run ends early."""
 
     @abstractmethod
-    def _update(self, batches: Sequence[Batch]) -> StepOutcome:
-        """Make update number `step`, counted from 0."""
+    def loss_terms(self, step: int) -> LossTerms[Batch]:
+        """The terms of update number `step`, counted from 0."""
 
     @abstractmethod
-    def _flops(self, batches: Sequence[Batch]) -> float:
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of update number `step`, counted from 0."""
+
+    def flops(self, batches: Sequence[Batch]) -> float:
         """Floating-point operations of the update that was just made."""
+        return self.loss_terms(self.step - 1).flops(self.model, batches) * self.training_step.gradient.passes
 
     @abstractmethod
-    def _losses(self) -> Mapping[str, Any]:
-        """Learning rate, loss and accuracies since the last log line, under the names of metrics.jsonl."""
+    def evaluation_is_due(self) -> bool:
+        """Whether to evaluate after this step."""
 
     @abstractmethod
-    def _target_tokens(self) -> int:
-        """How many tokens were predicted since the last log line."""
+    def evaluate(self) -> None:
+        """Compute the metrics of held-out data and log them."""
 
     @abstractmethod
-    def _look_is_due(self) -> bool:
-        """Whether to look at held-out data after this step."""
+    def log_start(self) -> None:
+        """Log what is trained, and on what."""
 
     @abstractmethod
-    def _look(self) -> None:
-        """Score held-out data and log it."""
+    def finish(self) -> dict[str, Any]:
+        """Write the model; returns the contents of results.json."""
 
-    @abstractmethod
-    def _announce(self) -> None:
-        """Say what is about to be trained, and on what."""
-
-    @abstractmethod
-    def _finish(self) -> dict[str, Any]:
-        """Write the model and what it reached; returns the contents of results.json."""
-
-    def _check_data(self) -> None:
+    def check_data(self) -> None:
         """Raise DataError if the data do not suffice."""
 
-    def _session(self) -> AbstractContextManager[None]:
-        """What is kept while the run lasts."""
+    def session(self) -> AbstractContextManager[None]:
+        """What is open while the run lasts."""
         return nullcontext()
 
-    @property
-    def _checkpoints_kept(self) -> int:
-        """How many of the newest stay on disk."""
-        return 1
+    def update(self, batches: Sequence[Batch]) -> StepOutcome:
+        """Make update number `step`, counted from 0."""
+        return self.training_step.update(
+            batches, self.loss_terms(self.step), self.learning_rate(self.step), number=self.step
+        )
 
-    def _own_state(self) -> dict[str, Any]:
+    def target_tokens(self) -> int:
+        """How many predictions were made since the last log line."""
+        return sum(term.count for term in self.meter.terms.values())
+
+    def losses(self) -> dict[str, Any]:
+        """Loss and accuracies since the last log line, under the names of metrics.jsonl."""
+        return self.meter.losses(self.loss_terms(self.step - 1))
+
+    def state(self) -> dict[str, Any]:
         """What a checkpoint's JSON holds besides the counters."""
         return {}
 
-    def _own_tensors(self) -> dict[str, dict[str, Tensor]]:
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds besides weights, moments and generators."""
         return {}
 
     def _after_step(self, meter: ProgressMeter) -> None:
-        engine, last = self.recipe.engine, self.step == self.steps
-        if last or self.step % engine.log_every_steps == 0:
+        intervals, last = self.engine.intervals, self.step == self.steps
+        if last or self.step % intervals.log_every_steps == 0:
             line = self._line()
             self._metrics.log(self.step, line)
             loss = "-" if line["loss"] is None else f"{line['loss']:.3f}"
@@ -191,18 +200,18 @@ class TrainingLoop(ABC, Generic[Batch]):
             self.meter.reset()
         else:
             meter.update(self.step)
-        if self._look_is_due():
-            self._look()
-        if not last and self.step % engine.save_every_steps == 0:
-            self._save_checkpoint()
+        if self.evaluation_is_due():
+            self.evaluate()
+        if not last and self.step % intervals.save_every_steps == 0:
+            self.save_checkpoint()
 
     def _line(self) -> dict[str, Any]:
         peak_flops = _peak_flops(self.engine.device, bf16=self.engine.bf16)
-        costs = self.meter.costs(target_tokens=self._target_tokens(), peak_flops=peak_flops)
-        return {"tokens": self.tokens, **self._losses(), **costs}
+        costs = self.meter.costs(target_tokens=self.target_tokens(), peak_flops=peak_flops)
+        return {"tokens": self.tokens, "lr": self.learning_rate(self.step - 1), **self.losses(), **costs}
 
     def _stop(self, reason: str) -> None:
-        self._save_checkpoint()
+        self.save_checkpoint()
         raise self._stopped(reason, f"at step {self.step} of {self.steps}")
 
     def _stopped(self, reason: str, when: str) -> StoppedError:
@@ -212,38 +221,46 @@ class TrainingLoop(ABC, Generic[Batch]):
         )
 
     @contextmanager
-    def _closing_progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
+    def closing_progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
         """A display for what follows the last checkpoint: where a signal came, its next update stops the run."""
-        with self._progress(label, total, unit) as meter:
+        with self.progress(label, total, unit) as meter:
             yield _StoppingMeter(meter, self._stop_if_signalled)
 
     def _stop_if_signalled(self) -> None:
-        if self._asked.signal is not None:
-            raise self._stopped(self._asked.signal, "after the last step")
+        if self._stop_request.signal is not None:
+            raise self._stopped(self._stop_request.signal, "after the last step")
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Each once: a state_dict repeats what is shared."""
+    def weights(self) -> dict[str, Tensor]:
+        """The model's, each once: a state_dict repeats what is shared."""
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
-    def _save_checkpoint(self) -> None:
+    def write_model(self, save: Callable[[Path], object]) -> None:
+        """Have the finished model written into the run's directory."""
+        write_whole(self.run.model, save)
+        self.run.seal_model()
+
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint of this step."""
         self._metrics.sync()
         state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
         generators = {"cpu": torch.get_rng_state()}
         if self.engine.device.type == "cuda":
             generators["cuda"] = torch.cuda.get_rng_state()
         tensors = {
-            "weights": self._weights(),
-            "optimizer": optimizer_tensors(self.model, self.optimizer),
+            "weights": self.weights(),
+            "optimizer": optimizer_tensors(self.model, self.training_step.optimizer),
             "generators": generators,
-            **self._own_tensors(),
+            **self.tensors(),
         }
-        state |= self._own_state()
-        save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=self._checkpoints_kept)
+        state |= self.state()
+        keep = max(1, self.engine.intervals.keep_checkpoints)
+        save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=keep)
         self.run.update(steps=self.step, tokens=self.tokens)
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint."""
         restore_weights(self.model, checkpoint)
-        restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
+        restore_optimizer(self.model, self.training_step.optimizer, checkpoint.tensors["optimizer"])
         torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
         if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
             torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, sequence_keys
-from bertkit.finetuning.steps import prediction_batches
+from bertkit.finetuning.prediction import prediction_batches
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
 from bertkit.tasks.base import Features

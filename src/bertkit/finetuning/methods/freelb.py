@@ -25,9 +25,9 @@ from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.errors import UsageError
 from bertkit.models.recorder import Recorder
 from bertkit.tasks.base import TaskBatch
-from bertkit.training.gradients import Gradient, LossOf, Share, backward, total_of
+from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, scaled_total
+from bertkit.training.loss_terms import TermTotal
 from bertkit.training.method import Method
-from bertkit.training.step import TermTotal
 
 WORDS = "hook_embed"
 """The point at which every family's word embeddings can be changed."""
@@ -74,7 +74,7 @@ class FreeLbGradient(Gradient):
         self.seed = seed
         self.passes = settings.ascent_steps
 
-    def add(self, loss: LossOf, batch: TaskBatch, shares: Mapping[str, Share], step: int) -> dict[str, TermTotal]:
+    def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, TermTotal]:
         """As in `Gradient`; the loss returned is the mean of the passes, what was right is counted in the first."""
         perturbation = Perturbation(self.settings, batch.packed, seed=self.seed, step=step)
         recorder = Recorder(edits={WORDS: perturbation})
@@ -82,9 +82,9 @@ class FreeLbGradient(Gradient):
         begin_again = _Rewind(batch.packed.ids_T.device)
         for number in range(self.passes):
             begin_again()
-            parts = loss(recorder)
-            backward(total_of(parts, shares, self.passes))
-            totals.append({term: TermTotal.of(part) for term, part in parts.items()})
+            losses = loss(recorder)
+            backward(scaled_total(losses, scales, self.passes))
+            totals.append({term: TermTotal.of(part) for term, part in losses.items()})
             if number + 1 < self.passes:
                 perturbation.climb()
         return {

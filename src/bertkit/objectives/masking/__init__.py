@@ -1,4 +1,4 @@
-"""What is masked together: one file per idea, chosen by name."""
+"""Masking strategies: which tokens are masked together, one file each, chosen by `units.name` in a recipe."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Annotated
 from pydantic import Field
 
 from bertkit.objectives.masking.annotated import AnnotatedSpans
-from bertkit.objectives.masking.base import Chosen, Units
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy
 from bertkit.objectives.masking.ngrams import Ngrams
 from bertkit.objectives.masking.phrases import Phrases
-from bertkit.objectives.masking.rare import RarePieces
+from bertkit.objectives.masking.rare import RareTokens
 from bertkit.objectives.masking.spans import Spans
-from bertkit.objectives.masking.tokens import Pieces
+from bertkit.objectives.masking.tokens import Tokens
 from bertkit.objectives.masking.words import Words
 
 AnyUnits = Annotated[
-    Pieces | Words | Ngrams | Spans | Phrases | AnnotatedSpans | RarePieces, Field(discriminator="name")
+    Tokens | Words | Ngrams | Spans | Phrases | AnnotatedSpans | RareTokens, Field(discriminator="name")
 ]
 
 __all__ = [
     "AnnotatedSpans",
     "AnyUnits",
     "Chosen",
+    "MaskingStrategy",
     "Ngrams",
     "Phrases",
-    "Pieces",
-    "RarePieces",
+    "RareTokens",
     "Spans",
-    "Units",
+    "Tokens",
     "Words",
 ]

@@ -1,4 +1,4 @@
-"""Annotated spans: phrases and entities that the corpus itself has marked, hidden whole or not at all.
+"""Annotated spans: phrases and entities that the corpus itself marks, masked whole or not at all.
 
 Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, as phrases.py, of which this is the form nearest to the
 paper: there, too, a chunker and a tagger marked the text beforehand. The spans stand in fields of the corpus's
@@ -24,12 +24,12 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.masking.base import Chosen
 from bertkit.objectives.masking.phrases import wholes_by_chance
-from bertkit.objectives.masking.words import WordUnits
+from bertkit.objectives.masking.words import WholeWordMasking
 from bertkit.text.annotated import BEGINS, INSIDE
 from bertkit.text.tokenizer import Tokenizer
 
 
-class AnnotatedSpans(WordUnits):
+class AnnotatedSpans(WholeWordMasking):
     """Spans of one field by chance, then words until the count is reached."""
 
     name: Literal["annotated"] = "annotated"
@@ -38,7 +38,7 @@ class AnnotatedSpans(WordUnits):
 
     _number: int | None = PrivateAttr(None)
 
-    def faults(self, data: DataConfig) -> list[str]:
+    def errors(self, data: DataConfig) -> list[str]:
         fields = data.reading.span_fields
         return [] if self.field in fields else [_not_there(self.field, fields, "data.reading.span_fields has")]
 

@@ -1,12 +1,12 @@
-"""What is masked together: the interface of a choice of target positions, and what the choices share.
+"""The interface of a masking strategy, which chooses the tokens to predict, and functions that several share.
 
-Siblings: pieces.py (BERT), words.py (whole-word masking), ngrams.py (ALBERT), spans.py (SpanBERT), phrases.py and
-annotated.py (ERNIE).
-Each follows the released procedure of its paper sequence by sequence, for all sequences of a batch at once. What stands
-in for the chosen tokens, and the loss, is masked_lm.py's.
+Siblings: tokens.py (BERT), rare.py (DistilBERT), words.py (whole-word masking), ngrams.py (ALBERT), spans.py
+(SpanBERT), phrases.py and annotated.py (ERNIE). A unit is a group of tokens that is chosen as a whole. Each strategy
+follows the released procedure of its paper sequence by sequence, for all sequences of a batch at once. Replacing the
+chosen tokens, and the loss, are in ../masked_lm.py.
 
-Shapes: T packed tokens, B sequences, M chosen tokens, C candidates, c those still waiting, K candidates of the
-sequence that has most, U chosen units.
+Shapes: T packed tokens, B sequences, M chosen tokens, C candidates, c remaining candidates, K candidates of the
+sequence with the most, U chosen units.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ class Chosen:
     first_M: Integers | None = None
 
 
-class Units(Settings, ABC):
-    """A way of choosing. It is its own settings: plain data that travels to workers."""
+class MaskingStrategy(Settings, ABC):
+    """A way of choosing tokens. It is its own settings: plain data that travels to workers."""
 
     replaced_as_one: ClassVar[bool] = False
-    """Whether one draw decides for all tokens of a unit if they are hidden, replaced or kept."""
+    """Whether one draw decides for all tokens of a unit whether they are masked, replaced or kept."""
 
     def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
         """How many tokens are to be chosen: BERT's rule, which counts special tokens in, and at least one.
 
         Args:
-            rate: share of the tokens.
+            rate: masking rate.
             lengths_B: tokens of each sequence.
             ordinary_B: those among them that may be chosen.
         """
         counts_B: Integers = np.maximum(1, np.rint(rate * lengths_B)).astype(np.int64)
         return counts_B
 
-    def faults(self, data: DataConfig) -> list[str]:
-        """Why these data cannot serve it: one sentence each, with the key and the remedy."""
+    def errors(self, data: DataConfig) -> list[str]:
+        """Why it cannot mask these data: one sentence each, with the key and the remedy."""
         return []
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
@@ -92,7 +92,7 @@ def ranked(key_C: NDArray[np.float64], sequence_C: Integers, sequences: int) -> 
 
 
 def within_budget(length_C: Integers, sequence_C: Integers, counts_B: Integers) -> NDArray[np.bool_]:
-    """Which candidates are taken if each sequence takes its own in this order, and passes over what no longer fits.
+    """Which candidates are taken if each sequence takes its own in this order and skips those that no longer fit.
 
     Args:
         length_C: tokens of each candidate, none of which overlap.
@@ -101,20 +101,20 @@ def within_budget(length_C: Integers, sequence_C: Integers, counts_B: Integers) 
     """
     left_B = counts_B.copy()
     taken_C = np.zeros(length_C.size, dtype=np.bool_)
-    waiting_C = np.arange(length_C.size)
+    remaining_C = np.arange(length_C.size)
     while True:
-        waiting_C = waiting_C[length_C[waiting_C] <= left_B[sequence_C[waiting_C]]]
-        if not waiting_C.size:
+        remaining_C = remaining_C[length_C[remaining_C] <= left_B[sequence_C[remaining_C]]]
+        if not remaining_C.size:
             return taken_C
-        size_c, owner_c = length_C[waiting_C], sequence_C[waiting_C]
+        size_c, owner_c = length_C[remaining_C], sequence_C[remaining_C]
         sum_c = np.cumsum(size_c)
         first_c = np.concatenate([[True], owner_c[1:] != owner_c[:-1]])
         before_c = (sum_c - size_c)[first_c][np.cumsum(first_c) - 1]
-        # Sums grow, so what fits is the beginning of each sequence's list; the next one is passed over for good.
+        # Sums grow, so the candidates that fit are the first of each sequence's list; the next one is skipped for good.
         fits_c = sum_c - before_c <= left_B[owner_c]
-        taken_C[waiting_C[fits_c]] = True
+        taken_C[remaining_C[fits_c]] = True
         np.subtract.at(left_B, owner_c[fits_c], size_c[fits_c])
-        waiting_C = waiting_C[~fits_c]
+        remaining_C = remaining_C[~fits_c]
 
 
 def spread(start_U: Integers, length_U: Integers) -> tuple[Integers, Integers]:

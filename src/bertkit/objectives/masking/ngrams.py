@@ -1,4 +1,4 @@
-"""N-grams of whole words: the shorter, the likelier.
+"""N-grams of whole words, shorter ones more often.
 
 Lan et al. 2019, ALBERT, arXiv:1909.11942, section 4.1: p(n) is proportional to 1/n for n up to 3; procedure of the
 released create_pretraining_data.py: words are visited in random order, each begins an n-gram of a drawn length, which
@@ -21,10 +21,10 @@ from pydantic import Field
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, chosen_units, ranked
-from bertkit.objectives.masking.words import WordUnits
+from bertkit.objectives.masking.words import WholeWordMasking
 
 
-class Ngrams(WordUnits):
+class Ngrams(WholeWordMasking):
     """N-grams in random order until the count is reached."""
 
     name: Literal["ngrams"] = "ngrams"
@@ -35,7 +35,7 @@ class Ngrams(WordUnits):
         drawn_W = self.drawn(samples.uniform_T(draw, "mask/length")[words.start_W])
         number_W = np.minimum(drawn_W, words.end_W - np.arange(drawn_W.size))
         key_W = samples.uniform_T(draw, "mask/choose")[words.start_W]
-        pieces_W1 = np.concatenate([[0], np.cumsum(words.length_W)])
+        subwords_W1 = np.concatenate([[0], np.cumsum(words.length_W)])
         covered_W = np.zeros(drawn_W.size + self.longest, dtype=np.bool_)
         taken_W = np.zeros(drawn_W.size, dtype=np.int64)
         left_B = counts_B.copy()
@@ -46,8 +46,8 @@ class Ngrams(WordUnits):
             word_b, left_b = visited_B[sequence_b], left_B[sequence_b]
             number_b = number_W[word_b]
             for _ in range(self.longest - 1):
-                number_b = number_b - (pieces_W1[word_b + number_b] - pieces_W1[word_b] > left_b) * (number_b > 1)
-            size_b = pieces_W1[word_b + number_b] - pieces_W1[word_b]
+                number_b = number_b - (subwords_W1[word_b + number_b] - subwords_W1[word_b] > left_b) * (number_b > 1)
+            size_b = subwords_W1[word_b + number_b] - subwords_W1[word_b]
             effective_b = size_b <= left_b
             for offset in range(self.longest):
                 effective_b &= ~(covered_W[word_b + offset] & (offset < number_b))
@@ -57,7 +57,7 @@ class Ngrams(WordUnits):
             taken_W[word_b] = number_b
             left_B[sequence_b[effective_b]] -= size_b[effective_b]
         word_U = np.flatnonzero(taken_W)
-        return chosen_units(words.start_W[word_U], pieces_W1[word_U + taken_W[word_U]] - pieces_W1[word_U])
+        return chosen_units(words.start_W[word_U], subwords_W1[word_U + taken_W[word_U]] - subwords_W1[word_U])
 
     def drawn(self, uniform_W: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Integers:
         """Lengths in words, from uniform numbers in [0, 1)."""

@@ -1,13 +1,14 @@
-"""Phrases and entities: a phrase is hidden whole or not at all, and words fill up the count.
+"""Phrases and entities: a phrase is masked whole or not at all, and words fill up the count.
 
 Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2: knowledge masking by phrases and entities; as in the released
-batching.py a whole unit is chosen with probability 0.15, and what stands in for a token is drawn for each token. The
+batching.py a whole unit is chosen with probability 0.15, and whether a token is masked, replaced or kept is drawn for
+each token. The
 paper's phrases come from a chunker and an entity tagger; here they come from a file, or from the corpus as its
 collocations (data/collocations.py). Sibling annotated.py takes those that the corpus has marked.
 
 A phrase is a sequence of whole words; where several could stand, the longest does. Each one is chosen with probability
 `phrase_rate`; then words outside of phrases fill up the count, and only where these do not reach phrases that were not
-chosen. Whatever no longer fits the count is passed over, as in words.py, so the rate is as exact as there.
+chosen. A unit that no longer fits the count is skipped, as in words.py, so that the masking rate is as exact as there.
 
 Shapes: T packed tokens, B sequences, W words, U units (phrases and words outside of them).
 """
@@ -29,7 +30,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
 from bertkit.files import sha256_of
 from bertkit.objectives.masking.base import Chosen, chosen_units, within_budget
-from bertkit.objectives.masking.words import BatchWords, WordUnits
+from bertkit.objectives.masking.words import BatchWords, WholeWordMasking
 from bertkit.text.lexicon import PhraseTable, read_lexicon
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.words import WordMarks
@@ -37,7 +38,7 @@ from bertkit.text.words import WordMarks
 log = logging.getLogger(__name__)
 
 
-class Phrases(WordUnits):
+class Phrases(WholeWordMasking):
     """Phrases by chance, then words until the count is reached."""
 
     name: Literal["phrases"] = "phrases"
@@ -134,9 +135,9 @@ def wholes_by_chance(
 
     Args:
         samples: the batch.
-        words: its words; of one that a phrase covers in part, the rest before and behind is a unit each.
+        words: its words; where a phrase covers a part of one, the rest before it and behind it are a unit each.
         starts_T: tokens that begin a phrase.
-        inside_T: tokens of phrases, the first included; phrases do not overlap, nor reach into what is fixed.
+        inside_T: tokens of phrases, the first included; phrases do not overlap, nor reach into fixed tokens.
         rate: probability of each phrase to be chosen.
         counts_B: tokens to choose, of each sequence.
         draw: the source of the choice.
@@ -144,7 +145,7 @@ def wholes_by_chance(
     free_T = words.word_T >= 0
     begins_T = starts_T.copy()
     begins_T[words.start_W] |= ~inside_T[words.start_W]
-    # What follows a phrase begins something, be it in the middle of a word.
+    # The token behind a phrase begins a unit, even in the middle of a word.
     begins_T[1:] |= inside_T[:-1] & ~inside_T[1:] & free_T[1:]
     start_U = np.flatnonzero(begins_T)
     length_U = np.bincount(np.cumsum(begins_T)[free_T] - 1, minlength=start_U.size)

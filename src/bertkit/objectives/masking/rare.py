@@ -1,12 +1,12 @@
-"""Single pieces, the rarer in the corpus the likelier.
+"""Single tokens, chosen more often the rarer they are in the corpus.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108, whose released distiller.py follows XLM (Lample and Conneau 2019,
 arXiv:1901.07291): positions are drawn without replacement with probabilities in proportion to count^-0.7 of their token
-in the corpus, a token that never occurs counting as one that occurs once. Sibling pieces.py, BERT's, gives every
-position the same chance.
+in the corpus, a token that never occurs counting as one that occurs once. In BERT's, sibling tokens.py, every position
+is equally likely.
 
 Quirk left: the released code draws from all tokens of a batch at once and rounds their number up; here every sequence
-has its own share, so that a sample is masked the same in any company.
+has its own share, so that the other samples of a batch do not change how a sample is masked.
 
 Shapes: T packed tokens, B sequences, M chosen tokens, V vocabulary.
 """
@@ -22,11 +22,11 @@ from pydantic import Field, PrivateAttr
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.objectives.masking.base import Chosen, Units, ranked
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy, ranked
 from bertkit.text.tokenizer import Tokenizer
 
 
-class RarePieces(Units):
+class RareTokens(MaskingStrategy):
     """An exact count of tokens, drawn without replacement in proportion to a power of how rare they are."""
 
     name: Literal["rare"] = "rare"

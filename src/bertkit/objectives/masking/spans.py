@@ -6,8 +6,8 @@ clipped at `longest` and renormalised, and this is done until the count is reach
 
 Quirks honoured: the count is the rate of the ordinary tokens, rounded up; spans may run into one another, and those
 that overlap or touch are one; the last one is cut where the count is reached, if need be inside a word; one draw
-decides for a whole span if it is hidden, replaced or kept. Random tokens come from the corpus there: that is
-`masked_lm.random_from`.
+decides for a whole span whether it is masked, replaced or kept. Random tokens are drawn by their frequency in the
+corpus there: `masked_lm.random_from: corpus`.
 
 Shapes: T packed tokens, B sequences, b sequences that still choose, M chosen tokens.
 """
@@ -22,10 +22,10 @@ from pydantic import Field
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, ranked, spread
-from bertkit.objectives.masking.words import WordUnits
+from bertkit.objectives.masking.words import WholeWordMasking
 
 
-class Spans(WordUnits):
+class Spans(WholeWordMasking):
     """Spans at random places until the count is reached."""
 
     name: Literal["spans"] = "spans"

@@ -1,4 +1,4 @@
-"""Single pieces of words: an exact count of them, chosen uniformly without replacement.
+"""Single tokens: an exact count of them, chosen uniformly without replacement.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1; released create_pretraining_data.py without whole words.
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
-from bertkit.objectives.masking.base import Chosen, Units
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy
 
 
-class Pieces(Units):
+class Tokens(MaskingStrategy):
     """Every token is a unit of its own."""
 
     name: Literal["pieces"] = "pieces"

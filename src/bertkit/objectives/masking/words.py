@@ -1,9 +1,9 @@
-"""Whole words: all pieces of a word are predicted together.
+"""Whole words: all subwords of a word are predicted together.
 
 Whole-word masking of google-research/bert (README of 31 May 2019; no paper), an option of Devlin et al. 2019,
-arXiv:1810.04805. Quirks honoured: words are visited in random order, and one that has more pieces than the count still
-allows is passed over, so that the count is kept but not always reached; what stands in for a piece is drawn for
-each piece.
+arXiv:1810.04805. Quirks honoured: words are visited in random order, and one that has more subwords than the count
+still allows is skipped, so that the count is not exceeded and not always reached; whether a token is masked, replaced
+or kept is drawn for each token.
 
 Shapes: T packed tokens, B sequences, W words.
 """
@@ -19,7 +19,7 @@ from pydantic import PrivateAttr
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.objectives.masking.base import Chosen, Units, chosen_units, within_budget
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy, chosen_units, within_budget
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.words import WordMarks
 
@@ -29,11 +29,11 @@ class BatchWords:
     """The words of a batch that may be chosen, in order.
 
     Attributes:
-        start_W: packed position of each one's first piece.
-        length_W: its pieces.
+        start_W: packed position of each one's first subword.
+        length_W: its subwords.
         sequence_W: its sequence.
         end_W: the number of the word behind the last one that follows without a break; special tokens are breaks.
-        word_T: the word of each token, -1 for what is fixed.
+        word_T: the word of each token, -1 of fixed tokens.
     """
 
     start_W: Integers
@@ -44,7 +44,7 @@ class BatchWords:
 
     @classmethod
     def of(cls, samples: Samples, marks: WordMarks) -> BatchWords:
-        """Find them; what is fixed belongs to no word."""
+        """Find them; fixed tokens belong to no word."""
         fixed_T = samples.fixed_T
         behind_fixed_T = np.concatenate([[True], fixed_T[:-1]])[: fixed_T.size] | (samples.position_T == 0)
         begins_T = marks.begins_T(samples.ids_T, behind_fixed_T) & ~fixed_T
@@ -56,8 +56,8 @@ class BatchWords:
         return cls(start_W, length_W, samples.sequence_T[start_W], end_W, word_T)
 
 
-class WordUnits(Units):
-    """What ways of choosing share that never split a word."""
+class WholeWordMasking(MaskingStrategy):
+    """A strategy that never splits a word."""
 
     _marks: WordMarks | None = PrivateAttr(None)
 
@@ -67,12 +67,12 @@ class WordUnits(Units):
         return prepared
 
     def words(self, samples: Samples, vocabulary: Vocabulary) -> BatchWords:
-        """The words of a batch; before `prepared`, by the marks of pieces alone."""
+        """The words of a batch; before `prepared`, by the marks of subwords alone."""
         marks = WordMarks.plain(vocabulary.word_start_V) if self._marks is None else self._marks
         return BatchWords.of(samples, marks)
 
 
-class Words(WordUnits):
+class Words(WholeWordMasking):
     """Words in random order until the count is reached."""
 
     name: Literal["words"] = "words"

@@ -20,22 +20,26 @@ _NAMES = ("adamw", "adam", "lamb", "adafactor", "muon")
 
 def _name(value: Any) -> Any:
     """What says which kind it is; what is no mapping is left for adamw to refuse as such."""
+    if value is None:
+        return "none"
     return value.get("name", "adamw") if isinstance(value, dict) else getattr(value, "name", "adamw")
 
 
-AnyOptimizerConfig = Annotated[
+_Kinds = (
     Annotated[AdamWConfig, Tag("adamw")]
     | Annotated[AdamConfig, Tag("adam")]
     | Annotated[LambConfig, Tag("lamb")]
     | Annotated[AdafactorConfig, Tag("adafactor")]
-    | Annotated[MuonConfig, Tag("muon")],
-    # A discriminator that is a plain key would have to be given. The error is the one of such a key.
-    Discriminator(
-        _name,
-        custom_error_type="union_tag_invalid",
-        custom_error_context={"discriminator": "'name'", "tag": "", "expected_tags": ", ".join(map(repr, _NAMES))},
-    ),
-]
+    | Annotated[MuonConfig, Tag("muon")]
+)
+# A discriminator that is a plain key would have to be given. The error is the one of such a key.
+_by_name = Discriminator(
+    _name,
+    custom_error_type="union_tag_invalid",
+    custom_error_context={"discriminator": "'name'", "tag": "", "expected_tags": ", ".join(map(repr, _NAMES))},
+)
+AnyOptimizerConfig = Annotated[_Kinds, _by_name]
+OptimizerOrNone = Annotated[_Kinds | Annotated[None, Tag("none")], _by_name]
 
 __all__ = [
     "AdafactorConfig",
@@ -45,6 +49,7 @@ __all__ = [
     "LambConfig",
     "MuonConfig",
     "OptimizerConfig",
+    "OptimizerOrNone",
     "decay_groups",
     "optimizer_tensors",
     "restore_optimizer",

@@ -71,7 +71,7 @@ def test_shared_pieces_keep_their_rows_to_the_bit_and_all_else_its_weights(
 ) -> None:
     old, new = learnt(GENERAL), learnt(MEDICAL, 97)
     model = random_model(config, old)
-    remade, counts = with_vocabulary(model, old, new, new_pieces=new_pieces)
+    remade, counts = with_vocabulary(model, old, new, new_tokens=new_pieces)
     shared = [(vocabulary(new)[piece], vocabulary(old)[piece]) for piece in vocabulary(new) if piece in vocabulary(old)]
     assert counts is not None
     assert counts.shared == len(shared) > 20
@@ -149,7 +149,7 @@ def test_words_find_their_rows_across_kinds_of_vocabulary() -> None:
 def test_rows_that_are_drawn_anew_follow_the_familys_initialisation() -> None:
     old, new = learnt(GENERAL), learnt(MEDICAL, 97)
     model = random_model(BertConfig(**{**SIZES, "hidden_size": 99}), old)
-    remade, _ = with_vocabulary(model, old, new, new_pieces="random", seed=3)
+    remade, _ = with_vocabulary(model, old, new, new_tokens="random", seed=3)
     anew = [number for piece, number in vocabulary(new).items() if piece not in vocabulary(old)]
     values = rows(remade, "encoder.embeddings.word.weight")[anew]
     # A normal distribution cut at two standard deviations has 0.88 of its standard deviation.

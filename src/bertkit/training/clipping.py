@@ -1,6 +1,7 @@
-"""Clipping the gradient, that of the table of words by the few rows that a batch read.
+"""Clipping the gradient by its global norm; the word embeddings' gradient by the few rows that a batch read.
 
-Pascanu et al. 2013, arXiv:1211.5063, algorithm 1 (the global norm's bound). A batch of short sentences reads some
+Pascanu et al. 2013, arXiv:1211.5063, algorithm 1 (the global norm's bound), as torch has it. In
+`RowClipping`, for batches of short sentences: a batch of short sentences reads some
 hundred of thirty thousand words, yet torch's dense gradient of the table is a new tensor of its size in every step,
 whose pages the system must clear: on a CPU that costs more than the fused AdamW of a small model. Here one such tensor
 is kept, and only the rows that were read are measured, scaled, written and cleared. The optimiser sees the dense
@@ -11,6 +12,7 @@ Shapes: M tokens read, R different words, V vocabulary, E width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -22,33 +24,51 @@ _EPSILON = 1e-6
 """Added to the norm, as in torch.nn.utils.clip_grad_norm_."""
 
 
-class RowGradients:
-    """Clips the gradients of a model.
+class Clipping:
+    """Clips gradients by their global norm.
 
     Args:
-        model: its table of words is read by rows from here on, where it lies in a CPU's memory.
+        parameters: in the order in which their norms are summed.
+        max_norm: of all together; None to measure it alone.
     """
 
-    def __init__(self, model: HeadedModel) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> None:
+        self.parameters = list(parameters)
+        self.max_norm = math.inf if max_norm is None else max_norm
+
+    def clip(self) -> float:
+        """Scale all gradients so that their global norm is at most `max_norm`; returns the norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm))
+
+    def clear(self) -> None:
+        """Forget what was kept of the gradients; called after every update."""
+
+
+class RowClipping(Clipping):
+    """Clips the gradients of a model whose word embeddings have a sparse gradient.
+
+    Args:
+        model: its word embeddings' gradient is sparse from here on, where they lie in a CPU's memory.
+        max_norm: of all gradients together; None to measure it alone.
+    """
+
+    def __init__(self, model: HeadedModel, max_norm: float | None) -> None:
+        super().__init__(model.parameters(), max_norm)
         table = model.encoder.word_embedding
         table.sparse = table.weight.device.type == "cpu"
         self._table_VE = table.weight
         self._gradient_VE: Tensor | None = None
         self._word_R: Tensor | None = None
 
-    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-        """Scale all gradients so that their global norm is at most `max_norm`, and make the table's dense.
-
-        Returns:
-            The norm before.
-        """
-        found = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    def clip(self) -> float:
+        """Scale all gradients, and make that of the word embeddings dense; returns the norm before."""
+        found = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         gradients = [gradient for _, gradient in found if not gradient.is_sparse]
         rows = [_summed(gradient) for _, gradient in found if gradient.is_sparse]
         assert all(parameter is self._table_VE for parameter, gradient in found if gradient.is_sparse)
         gradients += [rows_RE for _, rows_RE in rows]
         norm = float(torch.nn.utils.get_total_norm(gradients))
-        factor = max_norm / (norm + _EPSILON)
+        factor = self.max_norm / (norm + _EPSILON)
         if factor < 1:
             torch._foreach_mul_(gradients, factor)
         for self._word_R, rows_RE in rows:
@@ -58,7 +78,6 @@ class RowGradients:
         return norm
 
     def clear(self) -> None:
-        """Forget the table's gradient; called behind every update."""
         if self._gradient_VE is not None and self._word_R is not None:
             self._gradient_VE.index_fill_(0, self._word_R, 0.0)
         self._table_VE.grad = self._word_R = None

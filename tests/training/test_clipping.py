@@ -11,8 +11,8 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.training.clipping import RowClipping
 from bertkit.training.optimizers import AdamWConfig
-from bertkit.training.row_gradients import RowGradients
 
 HEAD = "sequence_classification"
 STEPS: list[list[list[list[int]]]] = [
@@ -50,13 +50,13 @@ def test_updates_equal_those_of_dense_gradients(max_norm: float) -> None:
     # The bias of keys has no gradient but rounding, which a small eps would blow up.
     settings = AdamWConfig(weight_decay=0.1, eps=1e-3)
     left, right = settings.build(ours), settings.build(theirs)
-    rows = RowGradients(ours)
+    rows = RowClipping(ours, max_norm)
     for group in (*left.param_groups, *right.param_groups):
         group["lr"] = 0.01
     for parts in STEPS:
         gradient(ours, parts)
         gradient(theirs, parts)
-        norm = rows.clip(ours.parameters(), max_norm)
+        norm = rows.clip()
         expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
         assert norm == pytest.approx(float(expected), rel=1e-5)
         for (name, our), their in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -72,12 +72,12 @@ def test_updates_equal_those_of_dense_gradients(max_norm: float) -> None:
 
 def test_the_table_is_one_tensor_all_along_and_empty_between_updates() -> None:
     made = model()
-    rows = RowGradients(made)
+    rows = RowClipping(made, 1.0)
     table_VE = made.encoder.word_embedding.weight
     seen: list[Tensor] = []
     for parts in STEPS:
         gradient(made, parts)
-        rows.clip(made.parameters(), 1.0)
+        rows.clip()
         assert table_VE.grad is not None
         seen.append(table_VE.grad)
         words = sorted({word for part in parts for sequence in part for word in sequence})
@@ -91,18 +91,18 @@ def test_the_table_is_one_tensor_all_along_and_empty_between_updates() -> None:
 def test_a_table_that_is_not_trained_or_read_elsewhere_too_is_left_to_torch() -> None:
     frozen = model()
     frozen.encoder.word_embedding.weight.requires_grad_(False)
-    rows = RowGradients(frozen)
+    rows = RowClipping(frozen, 1.0)
     gradient(frozen, STEPS[0])
-    assert rows.clip(frozen.parameters(), 1.0) > 0
+    assert rows.clip() > 0
     assert frozen.encoder.word_embedding.weight.grad is None
     rows.clear()
 
     tied, plain = model(), model()
-    rows = RowGradients(tied)
+    rows = RowClipping(tied, 0.5)
     for made in (tied, plain):
         gradient(made, STEPS[0])
         made.encoder.word_embedding.weight.square().sum().backward()
-    norm = rows.clip(tied.parameters(), 0.5)
+    norm = rows.clip()
     assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)), rel=1e-5)
     table_VE = plain.encoder.word_embedding.weight
     torch.testing.assert_close(tied.encoder.word_embedding.weight.grad, table_VE.grad)

@@ -1,0 +1,65 @@
+"""The loss terms of fine-tuning: the task's own loss.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Distillation on a task (distillation/task_loss_terms.py) adds
+comparisons with a teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.models.recorder import Recorder
+from bertkit.tasks.base import Task, TaskBatch
+from bertkit.training.cost import spared_flops, step_flops
+from bertkit.training.loss_terms import LossTerms
+
+TASK = "task"
+"""The name of the task's own loss."""
+
+
+class TaskTerms(LossTerms[TaskBatch]):
+    """The task's own loss.
+
+    Args:
+        task: what is learnt.
+        companion: name of the run's model's companion that has the task's head; None where the model itself has it.
+    """
+
+    def __init__(self, task: Task, companion: str | None = None) -> None:
+        self.task = task
+        self.companion = companion
+        self.weights: Mapping[str, float] = {TASK: 1.0}
+
+    def owner(self, model: HeadedModel) -> HeadedModel:
+        """The model that has the task's head."""
+        return model if self.companion is None else model.named_companions()[self.companion]
+
+    def counts(self, batch: TaskBatch) -> Mapping[str, int]:
+        return {TASK: self.task.count(batch)}
+
+    def losses(
+        self, model: HeadedModel, batch: TaskBatch, recorder: Recorder | None = None, *, train_encoder: bool = True
+    ) -> Mapping[str, LossSum]:
+        owner = self.owner(model)
+        with torch.set_grad_enabled(train_encoder and torch.is_grad_enabled()):
+            hidden_TD = owner.states(self.task.head, batch.packed, recorder)
+        return {TASK: self.task.loss(owner, hidden_TD, batch)}
+
+    def flops(self, model: HeadedModel, batches: Sequence[TaskBatch]) -> float:
+        return task_flops(self.owner(model), self.task.head, batches)
+
+
+def task_flops(model: HeadedModel, head: str, batches: Sequence[TaskBatch]) -> float:
+    """Floating-point operations of one update over these micro-batches, as far as this head has them computed."""
+    flops = 0.0
+    for batch in batches:
+        squared_lengths = float((batch.packed.sequences.cu_seqlens_B1.diff().double() ** 2).sum())
+        sizes = {"tokens": batch.num_tokens, "squared_lengths": squared_lengths}
+        flops += step_flops(model, **sizes, predictions=0, sequences=batch.packed.num_sequences)
+        if model.reads_one_token(head):
+            flops -= spared_flops(model.encoder, **sizes, sequences=batch.packed.num_sequences)
+    return flops

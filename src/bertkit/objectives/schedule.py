@@ -1,0 +1,44 @@
+"""A rate that changes along the run: masking starts high and ends low, or the other way round.
+
+Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159; in the released pretraining/dataset.py the masking rate is
+`start + (end - start) * step / steps`, with 0.3 and 0.15. Learning rates have schedules of their own
+(training/schedules.py); this one belongs to an objective and depends on nothing but the progress of the run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from bertkit.settings import Settings
+
+
+class LinearRate(Settings):
+    """A rate that changes linearly along the run: `rate: {start: 0.3, end: 0.15}`."""
+
+    start: float = Field(gt=0, lt=1, description="Rate at the first step of the run.")
+    end: float = Field(gt=0, lt=1, description="Rate where the change is complete.")
+    until: float = Field(
+        1.0, gt=0, le=1, description="Share of the run's steps over which it changes; then it stays at `end`."
+    )
+
+    def at(self, progress: float) -> float:
+        """The rate where this share of the run's steps has been taken."""
+        return self.start + (self.end - self.start) * min(1.0, progress / self.until)
+
+
+def _form_of(value: Any) -> str:
+    return "changing" if isinstance(value, dict | LinearRate) else "constant"
+
+
+Rate = Annotated[
+    Annotated[float, Field(gt=0, lt=1), Tag("constant")] | Annotated[LinearRate, Tag("changing")],
+    Discriminator(_form_of),
+]
+"""A rate between 0 and 1: a number, or `LinearRate`."""
+
+
+def rate_at(rate: float | LinearRate, progress: float) -> float:
+    """The rate at a point of the run."""
+    return rate.at(progress) if isinstance(rate, LinearRate) else rate

@@ -1,0 +1,91 @@
+"""How the second segment of a pair stands to the first: the three sentence objectives.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1, task 2 (next or random); Lan et al. 2020, ALBERT,
+arXiv:1909.11942, section 3.1 (next or previous: both come from one document, so that topic alone does not solve it);
+Wang et al. 2019, StructBERT, arXiv:1908.04577, section 2 (next, previous or random, a third each; no code was released,
+the order of the classes is ours). Each predicts from the pooled [CLS] state.
+
+A pair layout makes the pairs and their labels (data/layouts/pairs.py), before truncation and segment types: these go by
+position in the sample, so that nothing but the text tells the order. Quirk left to the layout: ALBERT's released code
+gives a lone segment a random partner and label 1 (`lone_segment: random`); with `cut`, half of the labels are 1, as in
+the paper.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts.pairs import PairLayout, Relation
+from bertkit.models.encoder import EncoderConfig
+from bertkit.objectives.base import SequenceClassification
+
+
+class PairRelation(SequenceClassification):
+    """Classification of each pair by how its second segment stands to its first."""
+
+    told_apart_by: Literal["embeddings", "separator"] = Field(
+        "embeddings",
+        description="What tells the two segments apart: segment embeddings, as in the papers, or, in families that have"
+        " none, the separator alone.",
+    )
+
+    relations: ClassVar[tuple[Relation, ...]]
+    """Those that the pairs must have, or there is nothing to learn."""
+
+    layout_remedy: ClassVar[str]
+    """Settings of a pair layout that give the paper's pairs."""
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        errors, layout = [], data.layout
+        if self.term not in layout.labels:
+            errors.append(
+                f"objective.{self.term} needs a label that data.layout {layout.choice!r} does not make;"
+                " take another layout, such as segment-pair, or leave the objective out"
+            )
+        if self.told_apart_by == "embeddings" and not model.reads_token_types:
+            raises = "type_vocab_size" in type(model).model_fields
+            remedy = "set model.type_vocab_size to 2" if raises else "take a family that has them, such as bert"
+            errors.append(
+                f"objective.{self.term} needs segment embeddings, which tell the two segments apart, and"
+                f" model.family {model.model_type!r} has none{' here' if raises else ''}; {remedy}, or set"
+                f" objective.{self.term}.told_apart_by to separator"
+            )
+        if isinstance(layout, PairLayout):
+            missing = [relation.name.lower() for relation in self.relations if not layout.shares[relation]]
+            if missing:
+                errors.append(
+                    f"objective.{self.term} needs pairs whose second segment is {' and '.join(missing)}, and"
+                    f" data.layout makes none; set {self.layout_remedy} there"
+                )
+        return errors
+
+
+class NextSentence(PairRelation):
+    """Does the second segment follow the first, or does it come from another document? 1 is random, as in BERT's
+    released code."""
+
+    term: ClassVar[str] = "next_sentence"
+    label_names: ClassVar[tuple[str, ...]] = ("follows", "does not follow")
+    relations: ClassVar[tuple[Relation, ...]] = (Relation.NEXT, Relation.RANDOM)
+    layout_remedy: ClassVar[str] = "random_partner_probability: 0.5"
+
+
+class SentenceOrder(PairRelation):
+    """Are two consecutive segments in order, or swapped? 1 is swapped."""
+
+    term: ClassVar[str] = "sentence_order"
+    label_names: ClassVar[tuple[str, ...]] = ("in order", "not in order")
+    relations: ClassVar[tuple[Relation, ...]] = (Relation.NEXT, Relation.PREVIOUS)
+    layout_remedy: ClassVar[str] = "random_partner_probability: 0 and swap_probability: 0.5"
+
+
+class SentenceStructure(PairRelation):
+    """Is the second segment the next one, the previous one, or a random one?"""
+
+    term: ClassVar[str] = "sentence_structure"
+    label_names: ClassVar[tuple[str, ...]] = ("next", "previous", "random")
+    relations: ClassVar[tuple[Relation, ...]] = (Relation.NEXT, Relation.PREVIOUS, Relation.RANDOM)
+    layout_remedy: ClassVar[str] = "random_partner_probability: 0.3333 and swap_probability: 0.5"
