@@ -246,7 +246,7 @@ def test_a_full_disk_is_told_and_borne(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "add", full)
+    monkeypatch.setattr("bertkit.cache._write", full)
     fill(store, model, [features_of(rows())], ENGINE, max_bytes=1e9)
     assert "No space left on device" in caplog.text
     assert store.get(PackedBatch.from_ids(rows())) is None

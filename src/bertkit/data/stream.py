@@ -10,10 +10,7 @@ Shapes: N documents, B sequences of a batch.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import signal
-import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from bertkit.cache import identity_hash
 from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import Address, Layout
 from bertkit.data.layouts.base import Plan, Ranges
@@ -33,6 +31,7 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
+from bertkit.files import replacing
 
 _FEW_DOCUMENTS = 50
 
@@ -187,7 +186,9 @@ class SampleStream:
                 f" {spec.layout.choice!r} at sequence_length {spec.sequence_length}; give more text"
             )
         if path is not None:
-            _save_atomically(path, plan)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                np.save(file, plan)
         return plan
 
     def _address(self) -> str:
@@ -200,14 +201,7 @@ class SampleStream:
             "shards": self.shards.fingerprint,
             "documents": hashlib.sha256(self.documents_N2.tobytes()).hexdigest(),
         }
-        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _save_atomically(path: Path, plan: Plan) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        np.save(file, plan)
-    os.replace(file.name, path)
+        return identity_hash(decides)
 
 
 class StepBatches(Dataset[list[PackedBatch]]):

@@ -11,7 +11,6 @@ import hashlib
 import heapq
 import json
 import logging
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from bertkit.cache import cache_directory
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
@@ -299,11 +299,6 @@ def hub_commits(sources: Sequence[str], *, offline: bool = False) -> dict[str, s
     """
     repositories = {source.split(":")[1] for source in sources if source.startswith("hub:")}
     return {each: dataset_commit(each, offline=is_offline(offline)) for each in sorted(repositories - {""})}
-
-
-def cache_directory() -> Path:
-    """BERTKIT_CACHE, else ~/.cache/bertkit."""
-    return Path(os.environ.get("BERTKIT_CACHE") or "~/.cache/bertkit").expanduser()
 
 
 def _opened(

@@ -1,7 +1,7 @@
 """Features of a frozen encoder, computed once and kept on disk: what makes epochs of feature-based training cheap.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3. Sequences are known by their content, so that a text that
-stands in several splits is kept once. The file has no name and vanishes with the process; in memory there are only the
+stands in several splits is kept once. The files have no name and vanish with the process; in memory there are only the
 places of the sequences, the rest is the system's page cache. Before the first update all splits are read in a fixed
 order, so a resumed run has the same features to the bit.
 
@@ -11,15 +11,15 @@ Shapes: T tokens, W width of the features.
 from __future__ import annotations
 
 import logging
-import tempfile
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.cache import RecordCache
 from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.finetuning.prediction import prediction_batches
 from bertkit.models.feature_lstm import FeatureLstm
@@ -41,50 +41,35 @@ class FeatureStore:
     """
 
     def __init__(self, directory: Path, width: int) -> None:
-        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  # lives as long as the store
+        self._cache = RecordCache.temporary(directory, what="features", max_bytes=math.inf)
         self._width = width
-        self._first_row: dict[bytes, int] = {}
-        self._rows = 0
-        self._table_TW: NDArray[np.float32] | None = None
 
     @property
     def size_bytes(self) -> int:
-        """What is kept."""
-        return self._rows * self._width * _BYTES
+        return self._cache.size_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether features were not kept for lack of room."""
+        return self._cache.is_full
 
     def add(self, batch: PackedBatch, features_TW: Tensor) -> None:
-        """Keep what is not there yet.
-
-        Raises:
-            OSError: the disk is full.
-        """
-        table_TW = features_TW.detach().cpu().numpy()
+        """Keep the features of sequences that are not there yet, as far as the disk takes them."""
+        table_TW = np.ascontiguousarray(features_TW.detach().cpu().numpy(), dtype=np.float32)
         ends = batch.sequences.cu_seqlens_B1.cpu().tolist()
         for key, start, end in zip(sequence_keys(batch), ends[:-1], ends[1:], strict=True):
-            if key not in self._first_row:
-                self._file.write(np.ascontiguousarray(table_TW[start:end], dtype=np.float32).tobytes())
-                self._first_row[key] = self._rows
-                self._rows += end - start
-        self._file.flush()
-        self._table_TW = None
+            self._cache.add(key, table_TW[start:end].tobytes())
 
     def get(self, batch: PackedBatch) -> Tensor | None:
         """(T, W), in float32; None where a sequence is not there."""
-        first = [self._first_row.get(key) for key in sequence_keys(batch)]
-        if self._table_TW is None:
-            if not self._rows:
-                return None
-            self._table_TW = np.memmap(self._file, np.float32, mode="r", shape=(self._rows, self._width))
-        lengths = batch.sequences.cu_seqlens_B1.diff().cpu().tolist()
-        parts = [
-            self._table_TW[row : row + length] for row, length in zip(first, lengths, strict=True) if row is not None
-        ]
-        return torch.from_numpy(np.concatenate(parts)) if len(parts) == len(lengths) else None
+        found = self._cache.get(sequence_keys(batch))
+        if found is None:
+            return None
+        return torch.frombuffer(bytearray().join(found), dtype=torch.float32).view(-1, self._width)
 
     def close(self) -> None:
-        """Give the disk back."""
-        self._table_TW = None
-        self._file.close()
+        """Free the disk."""
+        self._cache.close()
 
 
 @torch.no_grad()
@@ -114,12 +99,10 @@ def fill(
                 *(f"{features.ids_T.size:,}", (store.size_bytes + wanted - max_bytes) / 1e9, max_bytes / 1e9),
             )
             continue
-        try:
-            for items in prediction_batches(features, engine.micro_batch_tokens):
-                batch = reader.with_global_tokens(features.batch(items).packed, model.head_names).to(engine.device)
-                with engine.autocast():
-                    store.add(batch, reader.features(batch))
-        except OSError as error:
-            log.warning("no room for more features (%s); the rest are computed anew in every pass", error.strerror)
-            break
+        for items in prediction_batches(features, engine.micro_batch_tokens):
+            batch = reader.with_global_tokens(features.batch(items).packed, model.head_names).to(engine.device)
+            with engine.autocast():
+                store.add(batch, reader.features(batch))
+            if store.is_full:
+                return
     log.info("features of %.2f GB are kept on disk while the run lasts", store.size_bytes / 1e9)
