@@ -123,7 +123,7 @@ class AlbertConfig(BertLikeConfig):
 
 
 class _SubLayer(nn.Module):
-    """norm(x + dropout(f(x))); the norm goes with the function that it stands behind when that is shared."""
+    """norm(x + dropout(f(x))); the norm is shared with f."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()

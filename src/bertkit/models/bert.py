@@ -1,11 +1,11 @@
-"""BERT, and its pre-norm twin.
+"""BERT, and its pre-norm variant.
 
 Devlin et al. 2019, arXiv:1810.04805, section 3; details as in the released modeling.py. Megatron's BERT (Shoeybi et al.
 2019, arXiv:1909.08053, section 5.3) is the same model with the norm before each sub-layer, none on the embeddings, and
-one behind the last layer.
+one after the last layer.
 
-Quirk: the released code computes GELU by its tanh approximation (`gelu_new`), while the Hub's BERT checkpoints say
-`gelu`, the exact form. The default is the code's; a loaded checkpoint keeps what its config.json says.
+Quirk: the released code computes GELU by its tanh approximation (`gelu_new`), the Hub's BERT checkpoints name the exact
+form, `gelu`. The default is the code's; a loaded checkpoint keeps its config.json's.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """
@@ -107,11 +107,11 @@ class MegatronBertConfig(BertLikeConfig):
 
 
 def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) -> dict[str, HeadPlan]:
-    """The heads of BERT and of all who kept them.
+    """The heads of BERT and of the families that kept them.
 
     Args:
         config: the family's.
-        classes: what the names of the Hub's classes begin with.
+        classes: prefix of the names of the Hub's classes.
         classifier_dropout: rate before a task's classifier.
     """
     return {
@@ -145,13 +145,7 @@ def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) 
 
 
 class WordEmbeddings(nn.Module, ABC):
-    """A table of words and one of positions.
-
-    Args:
-        config: sizes of the tables.
-        vocab_size: V.
-        width: of the embeddings; the hidden states' where None.
-    """
+    """A table of words and one of positions, of the width of the hidden states unless another is given."""
 
     def __init__(self, config: TransformerConfig, vocab_size: int, *, width: int | None = None) -> None:
         super().__init__()
@@ -253,7 +247,7 @@ class BertStack(Encoder):
         return last if isinstance(last, PostNormLayer | PreNormLayer) else None
 
     def _through(self, layers: int, batch: PackedBatch, scope: Scope) -> Tensor:
-        """The states behind so many layers, (T, D)."""
+        """The states after so many layers, (T, D)."""
         hidden_TD = self.embed(batch, scope)
         for number, layer in enumerate(self.layers[:layers]):
             hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."))

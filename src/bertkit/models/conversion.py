@@ -32,14 +32,14 @@ _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 
 
 def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
-    """A model of this configuration whose layers are the given model's, over and over.
+    """A deeper model whose layers repeat the given model's.
 
     Args:
-        model: the shallow one; stays as it is.
+        model: the shallow one; it is not changed.
         config: the same but for `num_hidden_layers`.
 
     Raises:
-        UsageError: if more than the number of layers differs, the number shrinks, or the layers are not alike.
+        UsageError: another setting differs, the depth shrinks, or the family's layers differ in shape.
     """
     old = model.encoder.config
     before, after = _depth(old), _depth(config)
@@ -82,12 +82,12 @@ _POSITIONS = f"encoder.{_TABLE}"
 
 @dataclass(frozen=True)
 class VocabularyChange:
-    """What became of a model's vocabulary.
+    """How the tokens of a new vocabulary were initialised.
 
     Attributes:
-        shared: pieces of the new vocabulary whose rows were copied.
-        cut: pieces whose rows are the mean of others.
-        drawn: pieces that were drawn anew.
+        shared: tokens whose rows were copied.
+        split: tokens whose rows are the mean of others.
+        drawn: tokens that were drawn anew.
     """
 
     shared: int
@@ -102,11 +102,11 @@ class VocabularyChange:
 
 
 def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConfig:
-    """The configuration with which a recipe goes on from a model that its user gives.
+    """The configuration with which a recipe continues training a given model.
 
     Args:
         found: the model's.
-        wanted: the recipe's; where both are of one family, its sizes give way to the model's.
+        wanted: the recipe's; within one family its sizes give way to the model's.
 
     Raises:
         UsageError: the families differ, and no conversion is known.
@@ -119,10 +119,10 @@ def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConf
 
 
 def converted(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
-    """The model under this configuration: as it is, with other rates and the like, or converted.
+    """The model under this configuration, converted if the family differs.
 
     Args:
-        model: the trained one; stays as it is.
+        model: the trained one; it is not changed.
         config: the recipe's.
 
     Raises:
@@ -142,16 +142,15 @@ def converted(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
 def with_vocabulary(
     model: HeadedModel, old: Tokenizer, new: Tokenizer, *, new_tokens: NewTokens = "mean", seed: int = 0
 ) -> tuple[HeadedModel, VocabularyChange | None]:
-    """The model with the embeddings and the head's bias of another vocabulary, and what became of its pieces.
+    """The model with the embeddings and the head's bias of another vocabulary, and how its tokens were initialised.
 
-    With the same pieces under the same ids the model itself is returned, and None.
+    If both vocabularies have the same ids, the model itself is returned, and None.
 
     Args:
-        model: the trained one; stays as it is.
-        old: its tokenizer.
-        new: the one that it is to have.
-        new_tokens: how pieces begin that the old vocabulary lacks.
-        seed: of what is drawn anew.
+        model: the trained one; it is not changed.
+        old, new: its tokenizer and the one to take.
+        new_tokens: how tokens are initialised that the old vocabulary lacks.
+        seed: of the weights that are drawn.
     """
     if new.backend.get_vocab() == old.backend.get_vocab() and new.roles == old.roles:
         return model, None
@@ -178,7 +177,7 @@ def with_vocabulary(
 
 
 def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, int]:
-    """The parameters that have a row or column a piece, and along which axis."""
+    """The parameters that have a row or column per token, and along which axis."""
     with torch.device("meta"):
         few, more = (dict(HeadedModel(config.build(size), heads).named_parameters()) for size in (11, 12))
     return {
@@ -189,7 +188,7 @@ def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, in
 
 
 def _copy_pieces(rows: Tensor, old_rows: Tensor, found: VocabularyMapping) -> None:
-    """Fill the rows of pieces that the old vocabulary has, or can put together."""
+    """Fill the rows of tokens that the old vocabulary has, or can compose."""
     if found.same:
         rows[list(found.same)] = old_rows[list(found.same.values())]
     for number, parts in found.parts.items():
@@ -232,7 +231,7 @@ def _does_not_fit(found: EncoderConfig, wanted: EncoderConfig) -> UsageError:
 
 
 def _longformer_of_roberta(model: HeadedModel, new: HeadedModel) -> None:
-    """Section 5: what global tokens project with begins as the ordinary projections, positions are repeated."""
+    """Section 5: global projections are initialised as the ordinary ones, positions are repeated."""
     source = dict(model.named_parameters())
     for name, parameter in new.named_parameters():
         origin = source.get(name.replace("_global.", "."))  # attention.query_global.weight is attention.query.weight
@@ -265,7 +264,7 @@ def _pad_id(encoder: Encoder) -> int:
 
 
 def _with_separator(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
-    """A Longformer knows its separator by the id."""
+    """A Longformer identifies its separator by the id."""
     if isinstance(config, LongformerConfig) and "sep" in tokenizer.roles:
         return config.model_copy(update={"sep_token_id": tokenizer.sep_id})
     return config
@@ -281,11 +280,7 @@ _CONVERSIONS: dict[tuple[str, str], _Conversion] = {
 
 
 def _conversion(found: EncoderConfig, wanted: EncoderConfig) -> _Conversion:
-    """How a family becomes another.
-
-    Raises:
-        UsageError: if that is not known.
-    """
+    """The function that fills one family's model from another's; UsageError if there is none."""
     pair = found.model_type, wanted.model_type
     if pair not in _CONVERSIONS:
         known = ", ".join(f"{first} to {second}" for first, second in _CONVERSIONS)

@@ -1,10 +1,10 @@
 """DeBERTa: attention between content and relative position, in both directions.
 
-He et al. 2021, arXiv:2006.03654, section 3.1; details as in the Hub's class. Layers are BERT's but for the attention,
-which is disentangled.py's; version 2 and 3 are in deberta_v2.py.
+He et al. 2021, arXiv:2006.03654, section 3.1; details as in the Hub's class. Layers are BERT's with the attention of
+disentangled.py; versions 2 and 3 are in deberta_v2.py.
 
-Quirks: the score's scale counts the kinds of scores that are summed; the pooler's dropout stands before its dense
-layer; `legacy` says which of two language-model heads a checkpoint has.
+Quirks: the score's scale counts the kinds of scores that are summed; the pooler's dropout comes before its dense layer;
+`legacy` selects one of two language-model heads.
 
 Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary, B sequences, R rows of the table of
 distances.
@@ -87,7 +87,7 @@ class DebertaLikeConfig(TransformerConfig):
         return self.furthest
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The bucket of each distance (query minus key), negative for keys behind the query."""
+        """The bucket of each distance (query minus key), negative for keys after the query."""
         return distance
 
     def rows(self, longest: int) -> Tensor:
@@ -133,7 +133,7 @@ class DebertaLikeConfig(TransformerConfig):
         """The settings in a config.json, where kinds of scores may be one string: `p2c|c2p`.
 
         Raises:
-            ValueError: if a key says that it is a model that is not supported, or a value is faulty.
+            ValueError: an unsupported model, or an invalid value.
         """
         found = dict(contents)
         kinds = found.get("pos_att_type")

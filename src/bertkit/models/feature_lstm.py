@@ -1,15 +1,14 @@
-"""A bidirectional LSTM that reads a frozen encoder: BERT as a source of features.
+"""A bidirectional LSTM on a frozen encoder: BERT as a source of features.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7: the states of one or several layers, without
-fine-tuning, go into a randomly initialised two-layer BiLSTM of width 768 before the classifier. A weighted sum of
-layers is that of ELMo (Peters et al. 2018, arXiv:1802.05365, equation 1), for the paper gives no formula of its own.
+fine-tuning, are the input of a randomly initialised two-layer BiLSTM of width 768 before the classifier. The weighted
+sum of layers is ELMo's (Peters et al. 2018, arXiv:1802.05365, equation 1), since the paper gives no formula.
 
-To the rest of bertkit this is a family like any other, except that it holds another family's encoder and that no recipe
-pretrains it: its config.json has that encoder's settings under `base`, its weight file that encoder's weights under
-`features.`. The Hub has no class for it.
+A family that holds another family's encoder and that no recipe pretrains: its config.json has that encoder's settings
+under `base`, its weight file that encoder's weights under `features.`. The Hub has no class for it.
 
-Quirks: dropout (before, inside and behind the LSTM) is ours, the paper names none; a whole sequence is judged by the
-mean of the LSTM's states.
+Quirks: dropout (before, inside and after the LSTM) is ours, the paper names none; sequence heads read the mean of the
+LSTM's states.
 
 Shapes: T packed tokens, B sequences, S longest sequence, D width of the encoder, N layers read, H width of the LSTM.
 """
@@ -63,7 +62,7 @@ assert set(_READINGS) == set(get_args(LayerChoice))
 
 
 class FeatureSource(Protocol):
-    """Somewhere that features of sequences may be kept."""
+    """Precomputed features of sequences."""
 
     def get(self, batch: PackedBatch) -> Tensor | None:
         """Those of a batch, (T, N * D); None where they are not all there."""
@@ -170,11 +169,11 @@ class LayerMix(nn.Module):
 
 
 class FeatureLstm(Encoder):
-    """An encoder that is only read, and the LSTM that reads it.
+    """A frozen encoder and the LSTM that reads it.
 
     Attributes:
-        base: the encoder; never in training mode, so that it has no dropout.
-        store: where features may lie ready; None where they are computed each time.
+        base: the encoder; always in evaluation mode, so without dropout.
+        store: precomputed features; None: they are computed each time.
     """
 
     def __init__(self, config: FeatureLstmConfig, base: Encoder) -> None:
@@ -228,7 +227,7 @@ class FeatureLstm(Encoder):
     def features(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The states that are read, side by side, (T, N * D), in float32.
 
-        They carry a gradient only where somebody records: nothing of the encoder is trained.
+        They carry a gradient only under a recorder: the encoder is not trained.
         """
         kept = self.store.get(batch) if self.store is not None and recorder is None else None
         if kept is not None:

@@ -2,11 +2,11 @@
 
 Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", sections 3.1, 3.3 and 4.1; details
 as in openai/finetune-transformer-lm. There are no segment types and no pooler: a classifier reads the last token, the
-first one that has seen all others. Sibling gpt2.py has the norms before the sub-layers.
+only one that attends to all others. Sibling gpt2.py has the norms before the sub-layers.
 
-Quirk: config.json says `gelu` for what the released code computes, the tanh approximation (`gelu_new` elsewhere).
+Quirk: config.json writes `gelu` for what the released code computes, the tanh approximation (`gelu_new` elsewhere).
 
-Shapes: T packed tokens, M tokens asked for, D width, V vocabulary.
+Shapes: T packed tokens, M selected tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -163,14 +163,8 @@ class GptEmbeddings(WordEmbeddings):
 
 
 class CausalSelfAttention(SelfAttention):
-    """A token attends to itself and what stands before it.
-
-    Args:
-        width: D, a multiple of `heads`.
-        heads: N.
-        dropout_rate: on the attention probabilities.
-        scale: factor of the scores; one over the root of the head width where None.
-    """
+    """A token attends to itself and to those before it; `scale` is the factor of the scores (None: one over the root of
+    the head width)."""
 
     def __init__(self, width: int, heads: int, *, dropout_rate: float, scale: float | None = None) -> None:
         super().__init__(width, heads, dropout_rate=dropout_rate)
@@ -193,7 +187,7 @@ class CausalSelfAttention(SelfAttention):
 
 
 class GptStack(BertStack):
-    """Embeddings, dropout and layers with tensors in the form of GPT's files: queries, keys and values in one, all
+    """Embeddings, dropout and layers, with tensors in the form of GPT's files: queries, keys and values in one, all
     matrices as (inputs, outputs)."""
 
     def __init__(self, config: GptLikeConfig, vocab_size: int) -> None:

@@ -1,12 +1,12 @@
 """An encoder with heads: the one model class, for pretraining and for tasks alike.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4. Which heads there can be, how they pool and what the Hub
-calls them is the family's to say; here they are put on the encoder and asked.
+Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4. The family's `HeadPlan`s define which heads there are, how
+they pool, and their names on the Hub.
 
 A companion is a second model that trains beside the first and may share parameters with it: the generator of ELECTRA
 (Clark et al. 2020, arXiv:2003.10555, section 3.2). Its parameters are the model's, its files are its own.
 
-Shapes: T packed tokens, B sequences, M tokens asked for, D width, V vocabulary, K labels.
+Shapes: T packed tokens, B sequences, M selected tokens, D width, V vocabulary, K labels.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class HeadedModel(nn.Module):
     """An encoder and its heads.
 
     Args:
-        encoder: any family's.
-        heads: names out of `bertkit.models.heads.HEAD_KINDS`; `pooler` for a pooler without a head.
+        encoder: of any family.
+        heads: names in `bertkit.models.heads.HEAD_KINDS`; `pooler` for a pooler without a head.
         labels: of the classification heads.
 
     Attributes:
         head_names: the heads, in the family's order.
-        extras: keys of the config.json that the model was read from and that nothing here interprets; saved again.
+        extras: keys of the config.json that are not interpreted here; they are saved again.
         companions: models that train beside this one, by name.
 
     Raises:
-        UsageError: if the family has no such head.
+        UsageError: the family has no such head.
     """
 
     def __init__(self, encoder: Encoder, heads: Collection[str] = (), *, labels: Labels | None = None) -> None:
@@ -98,19 +98,14 @@ class HeadedModel(nn.Module):
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(_COMPANIONS)}
 
     def initialise(self, seed: int, *, only: Collection[str] | None = None) -> None:
-        """Draw weights anew, by the family's initialisation.
-
-        Args:
-            seed: of the draws.
-            only: names of parameters; all of them where None.
-        """
+        """Draw weights by the family's rules; `only` names the parameters, None: all."""
         initialise(self, self.encoder.config, seed=seed, only=set(self.own_state()) if only is None else only)
         if only is None:
             self.encoder.finish_initialisation()
             self.initialise_companions(seed)
 
     def initialise_companions(self, seed: int) -> None:
-        """Draw anew what companions do not share with the model, each by its own family's rules."""
+        """Draw what companions do not share with the model, by their own families' rules."""
         for name, companion in self.named_companions().items():
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             companion.initialise(int.from_bytes(digest[:8], "little"), only=set(self.unshared(name)))
@@ -123,8 +118,7 @@ class HeadedModel(nn.Module):
         return hidden_TD
 
     def states(self, head: str, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """The hidden states that a head reads: of all tokens, (T, D), or of one token a sequence, (B, D), where it
-        reads no other."""
+        """The hidden states that a head reads: of all tokens, (T, D), or of one token per sequence, (B, D)."""
         summary = self.plans[head].summary
         if summary == "mean" or not self.reads_one_token(head):
             hidden_TD: Tensor = self(batch, recorder)
@@ -139,7 +133,7 @@ class HeadedModel(nn.Module):
         return HEAD_KINDS[head] == "sequences" and self.plans[head].summary != "mean"
 
     def token_logits(self, head: str, hidden_MD: Tensor) -> Tensor:
-        """States of the tokens asked for, (M, D), to (M, V) of a vocabulary head or (M, K) of another token head."""
+        """States of selected tokens, (M, D), to (M, V) of a vocabulary head or (M, K) of another token head."""
         module = self.get_submodule(head)
         logits: Tensor = (
             module(hidden_MD, self.encoder.word_embedding.weight)
@@ -156,7 +150,7 @@ class HeadedModel(nn.Module):
         return logits_BK
 
     def summary(self, head: str, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """What a sequence head reads, (B, D): the state of the first or last token, the mean, or what the family makes
+        """The input of a sequence head, (B, D): the first or last token's state, the mean, or the family's own function
         of all states."""
         plan = self.plans[head]
         return summarise(plan.summary, hidden_TD, batch) if plan.read is None else plan.read(hidden_TD, batch)
@@ -196,7 +190,7 @@ class HeadedModel(nn.Module):
         return list(known.values()) or [config.base_architecture]
 
     def hub_form(self) -> HubForm:
-        """How the weights stand in a file of the Hub."""
+        """The form of the weights in a file of the Hub."""
         config, prefix = self.encoder.config, f"{self.encoder.config.hub_prefix}."
         names = prefixed(self.encoder.hub_names, "encoder.", prefix)
         if config.pooler_hub_name is not None:
@@ -227,12 +221,11 @@ class HeadedModel(nn.Module):
 
 
 def share_embeddings(encoder: Encoder, source: Encoder) -> None:
-    """Put the embeddings of one encoder in the place of another's: the part that holds the words, with all it has.
-
-    For BERT and its relations these are the tables of words, positions and segments with their norm.
+    """Replace an encoder's embedding module by another's: for BERT and its relations the tables of words, positions and
+    segments with their norm.
 
     Raises:
-        UsageError: if the two have other parameters or shapes.
+        UsageError: the two have other parameters or shapes.
     """
     name, part = _embedding_part(source)
     shapes, wanted = (
@@ -257,7 +250,7 @@ def _embedding_part(encoder: Encoder) -> tuple[str, nn.Module]:
 
 
 def summarised_token(kind: Literal["first", "last"], batch: PackedBatch) -> Tensor:
-    """Where each sequence's token stands, (B,)."""
+    """The position of each sequence's first or last token, (B,)."""
     return batch.first_token_B if kind == "first" else batch.sequences.cu_seqlens_B1[1:].long() - 1
 
 

@@ -1,7 +1,7 @@
 """Model directories in the Hugging Face format: `AutoModel.from_pretrained` loads what is written here.
 
-File formats of `transformers` and `safetensors`; no class of theirs is needed. Sibling find.py looks models up by name,
-weight_files.py reads the files.
+File formats of `transformers` and `safetensors`; no class of `transformers` is needed. Sibling model_files.py finds
+models by name and reads their files.
 """
 
 from __future__ import annotations
@@ -104,17 +104,17 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
 
 
 def write_tokenizer(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -> None:
-    """Write the tokenizer's files, which say how long a text the model reads, and whether it tells segments apart."""
+    """Write the tokenizer's files, with the model's longest text and whether it distinguishes segments."""
     save_tokenizer(
         tokenizer, directory, max_tokens=model.encoder.max_tokens, token_types=model.encoder.config.reads_token_types
     )
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """The family's settings and the whole of config.json.
+    """The family's settings and all of config.json.
 
     Raises:
-        DataError: if the file is damaged, its model type unknown or a setting faulty.
+        DataError: the file is damaged, its model type unknown or a setting invalid.
     """
     path = directory / CONFIG_FILE
     try:
@@ -141,19 +141,19 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
 def load_model(
     directory: Path, *, heads: Collection[str] | None = None, labels: Labels | None = None, new: Collection[str] = ()
 ) -> tuple[HeadedModel, WeightReport]:
-    """A model with its heads.
+    """A model with its heads, in evaluation mode.
 
     Args:
         directory: as found by `find_model`.
-        heads: which heads to build; the ones that the checkpoint has where None. A head that it lacks is drawn anew: a
-            warning names its weights, and they are in the report's `missing`.
-        labels: of the classification heads; the ones that config.json names where None. A classifier of the checkpoint
-            with another number of labels is drawn anew.
-        new: heads that are expected to be drawn anew, for which there is no warning.
+        heads: which heads to build; None: those of the checkpoint. One that it lacks is initialised: a warning names
+            its weights, and they are in the report's `missing`.
+        labels: of the classification heads; None: config.json's. A classifier with another number of labels is
+            initialised.
+        new: heads that are expected to be initialised, without a warning.
 
     Raises:
-        DataError: if a file is damaged, a weight of the encoder is missing, or a shape disagrees.
-        UsageError: if the family has no such head.
+        DataError: a file is damaged, a weight of the encoder is missing, or a shape disagrees.
+        UsageError: the family has no such head.
     """
     directory = encoder_directory(directory)
     config, contents = read_config(directory)
@@ -193,7 +193,7 @@ def load_model(
 
 
 def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[str]) -> Mapping[str, Any] | None:
-    """What config.json says of quantised weights; None where they are floats.
+    """The settings of quantised weights in config.json; None if the weights are floats.
 
     Raises:
         DataError: they are quantised by other software, or a head is to be trained on them.
@@ -214,15 +214,7 @@ def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[
 
 
 def refuse_quantised(directory: Path, contents: Mapping[str, Any]) -> None:
-    """Of a model that is to be trained.
-
-    Args:
-        directory: where it lies.
-        contents: of its config.json.
-
-    Raises:
-        DataError: its weights are quantised.
-    """
+    """Raise DataError if the model in this directory, of which `contents` is config.json, cannot be trained."""
     if QUANTISATION in contents:
         raise DataError(f"{directory}: {TRAINING_REFUSED}")
 
@@ -232,14 +224,12 @@ load_pretraining_model = load_model
 
 
 def load_companions(model: HeadedModel, directory: Path) -> None:
-    """Fill a model's companions with what an earlier run wrote: RUN/generator beside RUN/model.
+    """Fill a model's companions from an earlier run's directory: RUN/generator beside RUN/model.
 
-    Args:
-        model: what it shares with a companion stays as it is, and so does a companion that has no directory there.
-        directory: where the model was read from.
+    What a companion shares with the model is not changed, nor is a companion without a directory there.
 
     Raises:
-        DataError: if a companion there has other settings.
+        DataError: a companion there has other settings.
     """
     for name, companion in model.named_companions().items():
         beside = directory.parent / name
@@ -259,11 +249,8 @@ def load_companions(model: HeadedModel, directory: Path) -> None:
 
 
 def check_vocabulary(model: HeadedModel, tokenizer: Tokenizer, *, source: str) -> None:
-    """Compare a tokenizer with the embedding table.
-
-    Raises:
-        DataError: if the tokenizer has ids beyond the table. A table with rows to spare is common, and only logged.
-    """
+    """Raise DataError if the tokenizer has ids beyond the embedding table; a table with more rows is common, and
+    logged."""
     rows = model.encoder.vocab_size
     if tokenizer.vocab_size > rows:
         raise DataError(
@@ -275,10 +262,10 @@ def check_vocabulary(model: HeadedModel, tokenizer: Tokenizer, *, source: str) -
 
 
 def heads_in(config: EncoderConfig, contents: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The heads that a checkpoint has, `pooler` where it has that alone.
+    """The heads of a checkpoint; `pooler` if it has that alone.
 
-    Several heads can have the same names on the Hub (`classifier.weight`), and some have no weights of their own: which
-    one it is, `architectures` says.
+    Several heads can have the same names on the Hub (`classifier.weight`), and some have no weights of their own: then
+    `architectures` decides.
     """
     plans = config.all_heads()
     found_names = {head: _present(plan.hub_names.values(), tensors) for head, plan in plans.items()}

@@ -1,20 +1,19 @@
-"""Weights and activations in eight bits: linear maps and tables that compute in whole numbers.
+"""int8 linear maps and tables: weights and activations in eight bits, multiplied as integers.
 
-Two kinds. `QuantisedLinear` quantises its input as it comes, each row from its own smallest number to its largest, so
-that what a text gives does not depend on the texts beside it. `StaticLinear` has thresholds that training found, and is
-symmetric (Zafrir et al. 2019, Q8BERT, arXiv:1910.06188; training/methods/q8bert.py). Weights are symmetric in both:
-q = round(w L / threshold), L = 127. Sibling low_bit.py has weights of fewer bits, which are read back into floats.
+Two kinds. `QuantisedLinear` quantises each row of its input between the row's minimum and maximum, so that a text's
+output does not depend on the texts beside it. `StaticLinear` has thresholds found in training, and is symmetric (Zafrir
+et al. 2019, Q8BERT, arXiv:1910.06188; compression/q8bert.py). Weights are symmetric in both: q = round(w L /
+threshold), L = 127. Sibling low_bit.py has weights of fewer bits, which are dequantised to floats.
 
-The instruction that AVX2 has for bytes adds two products in 16 bits, which 2 * 255 * 127 would be cut off by. So a row
-has 200 steps in place of 255, with which a weight and its neighbour may have 163 together: most rows of weights have
-that by themselves, and the others a scale that is a little coarser. (255 steps and 128 for two weights, which makes
-most scales a third coarser, was up to one and a half times as far from the floats.) Where two weights have more than
-their activations allow, as in Q8BERT's matrices with one scale, the outputs concerned are computed in two parts. The
-whole numbers are then exact on every processor.
+AVX2's instruction for bytes adds two products in 16 bits, which 2 * 255 * 127 overflows. So a row has 200 steps, not
+255, with which two neighbouring weights may sum to 163: most rows of weights do by themselves, and the others get a
+slightly coarser scale. (255 steps and sums of 128, which makes most scales a third coarser, was up to one and a half
+times as far from the floats.) Outputs whose weights exceed the limit, as in Q8BERT's matrices with one scale, are
+computed in two parts. The integers are then exact on every processor.
 
-The products are those of FBGEMM, by torch's operators (measured against torch._int_mm, oneDNN and QNNPACK: the fastest
-on AVX2 by 1.1 to 50 times). Where torch has no FBGEMM, off the CPU, and where gradients are asked for, the same numbers
-are multiplied as floats.
+The products are FBGEMM's, by torch's operators (measured against torch._int_mm, oneDNN and QNNPACK: the fastest on AVX2
+by 1.1 to 50 times). Without FBGEMM, off the CPU, and where gradients are needed, the same numbers are multiplied as
+floats.
 
 Shapes: T rows, D inputs, F outputs, V rows of a table, E its width.
 """
@@ -40,7 +39,7 @@ TRAINING_REFUSED = (
 
 
 class WeightCache:
-    """What is made of weights when it is first asked for; copies of its owner and files do not have it."""
+    """What is derived from weights on first use; it is neither copied with its owner nor saved."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
@@ -54,7 +53,6 @@ class WeightCache:
         return self._made[what]
 
     def clear(self) -> None:
-        """Have everything made anew."""
         self._made.clear()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> WeightCache:
@@ -65,10 +63,10 @@ class WeightCache:
 
 
 class QuantisedModule(nn.Module, ABC):
-    """A part of a model whose weights are whole numbers, which have no gradient.
+    """A module with integer weights, which have no gradient.
 
     Attributes:
-        kept: what was made of them, for as long as they stay where they are.
+        cached: what was derived from them, until they move to another device.
     """
 
     cached: WeightCache
@@ -76,18 +74,17 @@ class QuantisedModule(nn.Module, ABC):
     @property
     @abstractmethod
     def num_weights(self) -> int:
-        """How many weights it has, however they are kept; biases, which are floats, are not among them."""
+        """The number of weights, without biases, which are floats."""
 
     def train(self, mode: bool = True) -> Self:
         """Raises:
-        DataError: for training.
-        """
+        DataError: for training."""
         if mode:
             raise DataError(TRAINING_REFUSED)
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """To another device, say."""
+        """As nn.Module, for moves to another device."""
         self.cached.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
@@ -131,20 +128,15 @@ class _Int8(QuantisedModule):
 
     @property
     def weight(self) -> Tensor:
-        """The weights as floats, (F, D) or (V, E); kept from the first time on: a vocabulary head compares with all of
-        a table."""
+        """The weights as floats, (F, D) or (V, E), kept from the first use on: a vocabulary head multiplies by a whole
+        table."""
         found: Tensor = self.cached.get("weight", lambda: self.weight_int8 * self.weight_scale[:, None])
         return found
 
 
 class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weight is a parameter, and here a copy in floats
-    """A linear map of int8 weights with a scale an output; its input is quantised row by row.
-
-    Args:
-        inputs, outputs: D and F.
-        bias: whether it has one; a float.
-        scales: F, or 1 where all outputs have the same.
-    """
+    """A linear map of int8 weights with a scale per output (or one for all: `scales` 1); its input is quantised row by
+    row."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, scales: int) -> None:
         nn.Module.__init__(self)
@@ -190,13 +182,7 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weig
 
 
 class StaticLinear(QuantisedLinear):
-    """A linear map whose input, and output where it has a threshold, are quantised by thresholds that stay.
-
-    Args:
-        inputs, outputs, bias, scales: as of `QuantisedLinear`.
-        bits: of input and output.
-        requantised: whether there is a threshold of the output.
-    """
+    """A linear map whose input, and output if it is requantised, are quantised by fixed thresholds of `bits` bits."""
 
     def __init__(
         self, inputs: int, outputs: int, *, bias: bool, scales: int, bits: int = 8, requantised: bool = False
@@ -237,12 +223,7 @@ class StaticLinear(QuantisedLinear):
 
 
 class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # likewise
-    """A table of int8 with a scale a row.
-
-    Args:
-        rows, width: V and E.
-        scales: V, or 1 where all rows have the same.
-    """
+    """A table of int8 with a scale per row (or one for all: `scales` 1)."""
 
     def __init__(self, rows: int, width: int, *, scales: int) -> None:
         nn.Module.__init__(self)
@@ -300,8 +281,8 @@ def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> t
 
     Args:
         weight_FD: any matrix.
-        by_row: whether each row has a scale of its own, or all have one.
-        paired: whether neighbours are kept to what `STEPS` allow them together.
+        by_row: whether each row has a scale of its own.
+        paired: whether sums of neighbours are limited to what `STEPS` allows.
     """
     limit_F = weight_FD.abs().amax(dim=1) / LEVELS
     if paired:
@@ -311,24 +292,24 @@ def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> t
 
 
 def pair_sums(weight_FD: Tensor) -> Tensor:
-    """The absolute values of neighbours together, (F, D / 2); one that has no neighbour stands alone."""
+    """Sums of the absolute values of neighbours, (F, D / 2); the last of an odd number stands alone."""
     even_FD = functional.pad(weight_FD.abs(), (0, weight_FD.shape[1] % 2))
     return even_FD.view(even_FD.shape[0], -1, 2).sum(dim=2)
 
 
 def pair_limit(largest: int) -> int:
-    """What two weights may have together whose activations are whole numbers up to `largest`: 128 for 255."""
+    """The largest sum of two weights for activations up to `largest`: 128 for 255."""
     return _LARGEST_SUM // largest
 
 
 class Int8Matrix:
-    """A matrix of whole numbers as FBGEMM wants it.
+    """A matrix packed for FBGEMM.
 
     Args:
         weight_int8: (F, D).
         scale: (F,) or (1,).
-        bias: (F,); none where None.
-        largest: whole number of an activation.
+        bias: (F,), or None.
+        largest: integer of an activation.
 
     Attributes:
         sum_F: of an output's weights.

@@ -35,11 +35,7 @@ _OLD_NORM_NAME = re.compile(r"(.*LayerNorm\.)(gamma|beta)")
 
 
 def find_weights(directory: Path) -> Path:
-    """The file, or the index of the shards.
-
-    Raises:
-        DataError: if there is none.
-    """
+    """The file of the weights, or the index of its shards; DataError if there is none."""
     for name in WEIGHT_FILES:
         if (directory / name).is_file():
             return directory / name
@@ -47,7 +43,7 @@ def find_weights(directory: Path) -> Path:
 
 
 def weights_hash(directory: Path) -> str:
-    """sha256 (hex) of the weights: of their file, or of the hashes of all shards, for an index names no value.
+    """sha256 (hex) of the weights: of their file, or of the hashes of all shards, since an index holds no values.
 
     Raises:
         DataError: there are none, or a shard is missing.
@@ -63,10 +59,10 @@ def read_weights(path: Path, *, ignored: Iterable[str] = ()) -> dict[str, Tensor
 
     Args:
         path: as found by `find_weights`.
-        ignored: endings of names that are left out.
+        ignored: suffixes of names to leave out.
 
     Raises:
-        DataError: if a file is missing, damaged, or holds more than tensors.
+        DataError: a file is missing, damaged, or holds more than tensors.
     """
     files = [path] if path.suffix != ".json" else _shards(path)
     endings = tuple(ignored)
@@ -126,7 +122,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def _remedy(path: Path) -> str:
-    """The Hub's cache links to files elsewhere, and fetches anew only what is gone there."""
+    """The Hub's cache links to files elsewhere, and fetches again only what is missing there."""
     return f"delete {path.resolve()} and fetch the model again"
 
 
@@ -145,11 +141,11 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
 
     Args:
         model: a model directory, a run directory, or a Hub id, which may name a revision: `ORG/NAME@main`.
-        revision: a branch, tag or commit of the Hub's; goes before the one that `model` names.
-        offline: take what the local cache has and ask nobody.
+        revision: a branch, tag or commit of the Hub's; overrides the one that `model` names.
+        offline: use the local cache alone.
 
     Raises:
-        DataError: if there is no such directory and the Hub has no such model, or cannot be asked.
+        DataError: there is no such directory, and the Hub has no such model or cannot be reached.
     """
     path = Path(model).expanduser()
     for directory in (path, path / "model"):
@@ -162,8 +158,8 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
 
 
 def is_model(directory: Path) -> bool:
-    """Whether a directory holds a model: an encoder's, or a sentence encoder's whose parts have their own
-    directories."""
+    """Whether a directory holds a model: an encoder's, or a sentence encoder's with its modules in directories of their
+    own."""
     return (directory / CONFIG_FILE).is_file() or (directory / MODULES_FILE).is_file()
 
 

@@ -1,8 +1,8 @@
-"""Sentence encoders: an encoder, a pooling of its states, and what stands behind it.
+"""Sentence encoders: an encoder, a pooling of its states, and modules after it.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. Directories are those of `sentence-transformers`:
-modules.json lists the steps, the encoder lies in the root or in 0_Transformer. Differs from a pooler in headed.py: all
-states can take part, and nothing here is trained for a task.
+modules.json lists the modules, the encoder lies in the root or in 0_Transformer. Differs from a pooler in headed.py:
+all states can take part, and nothing here is trained for a task.
 
 Shapes: T packed tokens, B sequences, D width, E width of the vectors.
 """
@@ -46,10 +46,10 @@ _DENSE_ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def pool(mode: PoolingMode, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-    """One vector a sequence out of its states, (B, D).
+    """One vector per sequence from its states, (B, D).
 
-    `mean_sqrt_len_tokens` divides the sum by the root of the length, `weightedmean` weighs a token by its position from
-    1.
+    `mean_sqrt_len_tokens` divides the sum by the root of the length, `weightedmean` weights a token by its position
+    from 1.
     """
     if mode in ("cls", "lasttoken", "mean"):
         return summarise({"cls": "first", "lasttoken": "last", "mean": "mean"}[mode], hidden_TD, batch)  # type: ignore[arg-type]  # values of a dict lose their Literal
@@ -74,7 +74,7 @@ class Normalise(nn.Module):
 
 
 class Dense(nn.Module):
-    """A linear map and an activation behind the pooling."""
+    """A linear map and an activation after the pooling."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, activation: nn.Module) -> None:
         super().__init__()
@@ -91,10 +91,10 @@ class SentenceModel(nn.Module):
 
     Args:
         model: the encoder.
-        pooling: modes, whose vectors are joined end to end.
+        pooling: modes, whose vectors are concatenated.
         behind: what is applied to the pooled vectors, in order.
-        max_tokens: texts are cut to this length before they get here; the encoder's own limit where None.
-        lowercases: whether texts are lower-cased before the tokenizer sees them.
+        max_tokens: the caller truncates texts to this length; None: the encoder's limit.
+        lowercases: whether texts are lower-cased before they are tokenised.
     """
 
     def __init__(
@@ -125,11 +125,8 @@ class SentenceModel(nn.Module):
 def load_sentence_model(directory: Path) -> SentenceModel:
     """Read a directory of `sentence-transformers`; any other model directory is pooled by the mean.
 
-    Args:
-        directory: as found by `find_model`.
-
     Raises:
-        DataError: if a file is damaged, or a step is none that is known.
+        DataError: a file is damaged, or a module is unknown.
     """
     if not (directory / MODULES_FILE).is_file():
         model, _ = load_model(directory, heads=())
