@@ -1,14 +1,14 @@
-"""The faults that a command can end with, each with its exit code.
+"""The errors that end a command, each with its exit code.
 
-A fault's message is what the user reads: it names the file, line or dotted key, the value, what was expected, and the
-remedy. Anything raised that is not one of these is a bug (exit code 1).
+An error's message is written for the user: it names the file, line or dotted key, the value, what was expected, and the
+remedy. Any other exception is a bug (exit code 1).
 """
 
 from __future__ import annotations
 
 
 class BertkitError(Exception):
-    """A fault that a user can understand and mend; never shown with a traceback."""
+    """An error that a user can understand and correct; never shown with a traceback."""
 
     exit_code = 1
 
@@ -20,7 +20,7 @@ class UsageError(BertkitError, ValueError):
 
 
 class DataError(BertkitError):
-    """A data set, model or file at fault: missing, truncated, altered, of the wrong kind."""
+    """A data set, model or file is missing, truncated, altered, or of the wrong kind."""
 
     exit_code = 3
 
@@ -32,13 +32,13 @@ class DivergedError(BertkitError):
 
 
 class CheckError(BertkitError):
-    """A check was run and said no."""
+    """A check failed."""
 
     exit_code = 5
 
 
 class StoppedError(BertkitError):
-    """Stopped early by a signal or a time limit, with a checkpoint saved; `--resume` goes on."""
+    """Stopped early by a signal or a time limit, with a checkpoint saved; `--resume` continues."""
 
     exit_code = 75
 

@@ -1,8 +1,8 @@
-"""What all that reads from the Hugging Face Hub shares: when the Hub may be asked, and what it means where it refuses.
+"""Access to the Hugging Face Hub: when the network may be used, and what its client's errors mean.
 
-Protocol and cache are those of `huggingface_hub`: files that are cached are not fetched again, a fetch that was cut off
-goes on, and HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN keep their usual meaning. The client is imported where it is
-needed, for it takes a third of a second.
+Protocol and cache are those of `huggingface_hub`: cached files are not fetched again, an interrupted fetch continues,
+and HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN keep their usual meaning. The client is imported where it is needed, since
+that takes a third of a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bertkit.errors import DataError, first_line
 
 
 def is_offline(asked: bool = False) -> bool:
-    """Whether nobody is to be asked: because of `--offline`, or of the environment."""
+    """Whether the network may not be used: by `--offline`, or by the environment."""
     return asked or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
@@ -32,11 +32,11 @@ def hub_faults() -> tuple[type[Exception], ...]:
 
 
 def refusal(fault: BaseException, what: str) -> str:
-    """Why the Hub did not give it, and what to do.
+    """Why the Hub's client failed, and what to do.
 
     Args:
         fault: one of `hub_faults`.
-        what: was asked for, in words: model, tokenizer, data set.
+        what: was requested: model, tokenizer, data set.
     """
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -63,14 +63,14 @@ def refusal(fault: BaseException, what: str) -> str:
 
 @cache
 def dataset_commit(repository: str, *, offline: bool = False) -> str:
-    """The commit that a data set is at, the same for the whole process.
+    """The current commit of a data set, the same for the whole process.
 
     Args:
-        repository: `ORG/NAME` or `ORG/NAME@REVISION`; a commit is taken at its word.
-        offline: ask nobody; the commit that was seen last is in the cache.
+        repository: `ORG/NAME` or `ORG/NAME@REVISION`; a commit hash is returned unchecked.
+        offline: without the network; the last known commit is in the cache.
 
     Raises:
-        DataError: there is none, or it cannot be asked for.
+        DataError: there is none, or the Hub cannot be reached.
     """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
@@ -94,7 +94,7 @@ def dataset_commit(repository: str, *, offline: bool = False) -> str:
 
 @contextmanager
 def asking_nobody(offline: bool = True) -> Iterator[None]:
-    """Make `datasets` and the Hub's client use their caches alone, if so; both read their environment once, on
+    """Restrict `datasets` and the Hub's client to their caches, if `offline`; both read their environment only on
     import."""
     import datasets
     import huggingface_hub.constants

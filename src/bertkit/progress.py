@@ -1,6 +1,6 @@
-"""How long work shows how far it is: what the command line's display has to offer.
+"""The interface of progress displays.
 
-Own design: no layer below the command line knows of terminals; it hands in a display of this shape, tests a silent one.
+Own design: no layer below the command line knows of terminals; it passes in a display, tests a silent one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ Item = TypeVar("Item")
 
 
 class ProgressMeter(Protocol):
-    """One piece of work on display."""
+    """A task on display."""
 
     def update(self, completed: int, note: str | None = None) -> None:
         """So many units are done in all; `note` is a short text beside the bar."""
 
 
 class Progress(Protocol):
-    """Opens a display for a piece of work."""
+    """Opens a display for a task."""
 
     def __call__(
         self, label: str, total: int | None = None, unit: str = "steps"
@@ -39,7 +39,7 @@ def silent_progress(label: str, total: int | None = None, unit: str = "steps") -
 
 
 def counted(items: Collection[Item], progress: Progress, label: str, *, unit: str) -> Iterator[Item]:
-    """The items, each counted on a display when the next one is asked for."""
+    """The items, each counted on a display when the next one is requested."""
     with progress(label, total=len(items), unit=unit) as meter:
         for done, item in enumerate(items, start=1):
             yield item

@@ -1,7 +1,4 @@
-"""The data noun of a recipe: which text, cut into which samples.
-
-Shared by every pretraining recipe; what a sample looks like is its layout's business (see layouts/).
-"""
+"""The `data` section of a pretraining recipe: which text, cut into which samples (see layouts/)."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Devlin et al. 2019, multilingual BERT (google-research/bert, multilingual.md, "Data Source and Sampling"): a language
 with the share P of the text is drawn with a probability in proportion to P^S, S = 0.7, for the vocabulary and for
-training alike; no token says which language a text is in.
+training alike; no token marks a text's language.
 
-The languages stand one after another in the same shards, and the manifest says which documents are whose. Sibling
+The languages lie one after another in the same shards, and the manifest lists the documents of each. Sibling
 language_stream.py draws from them; it needs torch, which preparing text does not.
 
 Shapes: L languages.
@@ -48,7 +48,7 @@ class LanguageCorpus(Corpus):
 
     Attributes:
         names: of the languages.
-        ends: the reader behind each language's last.
+        ends: the reader after each language's last.
         smoothing: S.
     """
 
@@ -76,7 +76,7 @@ class LanguageCorpus(Corpus):
     def sample_text(self, megabytes: float, progress: Progress = silent_progress) -> Iterator[str]:
         """Lines of documents drawn evenly from every language, of about so many megabytes in the smoothed shares.
 
-        One pass. A language that has less text than its share asks for is repeated.
+        One pass. A language with less text than its share is repeated.
 
         Raises:
             DataError: a language has no text.
@@ -113,7 +113,7 @@ class LanguageCorpus(Corpus):
                 )
 
     def _rooms(self, samples: Sequence[TextSample], room: int) -> list[int]:
-        """Characters wanted of each language, of the languages that were read so far."""
+        """Characters to keep of each language that was read so far."""
         read = [sample.read for sample in samples]
         self.check_texts({**dict.fromkeys(self.names, 1), **dict(zip(self.names, read, strict=False))})
         return [int(part) for part in smoothed(read, self.smoothing) * min(room, sum(read))]

@@ -1,7 +1,7 @@
-"""From a corpus to token shards: learn or load the tokenizer, tokenise on all cores, write, and find again by hash.
+"""From a corpus to token shards: learn or load the tokenizer, tokenise on all cores, and write.
 
 No paper. A directory of shards is addressed by its identity, the hash of source, tokenizer and options; it is never
-changed once finished. Sibling shard_writer.py makes an interrupted run go on; this file decides what is made and where.
+changed once finished. Sibling shard_writer.py continues an interrupted run; this file decides what is made and where.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def prepare_shards(
     offline: bool = False,
     shard_tokens: int = SHARD_TOKENS,
 ) -> TokenShards:
-    """Token shards of a corpus; finished ones are found again, interrupted ones continued.
+    """Token shards of a corpus; finished ones are reused, interrupted ones continued.
 
-    The files do not depend on `workers`, nor on whether the run was interrupted. Memory is flat.
+    The files depend neither on `workers` nor on interruptions. Memory does not grow with the corpus.
 
     Args:
         config: the vocabulary to learn, or the tokenizer to use.
-        out: the directory; where left out, one under `cache` that the identity names.
-        workers: processes that tokenise; all cores where left out.
+        out: the directory; None: one under `cache` named by the identity.
+        workers: processes that tokenise; None: all cores.
         progress: shows how many characters are read and tokenised.
         shard_tokens: a shard is closed when it has so many tokens.
 
@@ -122,7 +122,7 @@ _FATES_IN_WORDS = {
 
 
 def _resumed_at(position: Any) -> tuple[Position | None, dict[str, int]]:
-    """Where reading goes on, and the number of documents up to the end of each language that was read."""
+    """Where reading continues, and the number of documents up to the end of each language that was read."""
     if not position:
         return None, {}
     reader, parts, *more = position
@@ -132,7 +132,7 @@ def _resumed_at(position: Any) -> tuple[Position | None, dict[str, int]]:
 def shards_identity(
     corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None, shard_tokens: int = SHARD_TOKENS
 ) -> str:
-    """sha256 of all that decides the shards' content: source, tokenizer (or how it is learnt), options, format."""
+    """sha256 of all that determines the shards' content: source, tokenizer (or how it is learnt), options, format."""
     tokenizer = given.fingerprint if given is not None else config.model_dump(exclude={"path"})
     record = {
         "version": VERSION,
@@ -166,10 +166,11 @@ def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards
 
 
 def _claim(directory: Path, identity: str) -> None:
-    """Mark the directory as the place where these shards are being made; what another identity left unfinished goes.
+    """Mark the directory as the place where these shards are being made; unfinished ones of another identity are
+    removed.
 
     Raises:
-        UsageError: the directory holds something that is not ours.
+        UsageError: the directory holds other files.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; expected a directory")

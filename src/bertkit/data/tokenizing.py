@@ -1,10 +1,10 @@
-"""A block of text becomes a block of tokens; done in many processes at once, given back in order.
+"""Blocks of text to blocks of tokens, in many processes at once, returned in order.
 
-No paper. A block's tokens depend on nothing but the block and the tokenizer, so neither the number of processes nor
-their speed shows in the result. prepare.py feeds the blocks and writes the tokens. Spans that lines carry become marks
-of tokens here (text/annotated.py).
+No paper. A block's tokens depend on nothing but the block and the tokenizer, so the number of processes changes no
+result. prepare.py feeds the blocks and writes the tokens. Annotated spans become marks of tokens here
+(text/annotated.py).
 
-Shapes: T tokens of a block, K segments of it, F fields with spans, C fates of a span.
+Shapes: T tokens of a block, K segments of it, F fields with spans, C outcomes of a span.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_ENCODED_CHARACTERS = 1 << 18
 
 
 def tokenize_block(tokenizer: Tokenizer, segments: str, parts: list[Part], span_fields: int = 0) -> TokenBlock:
-    """Tokens of the segments of some documents. A segment without tokens is left out, and so is a document without any.
+    """Tokens of the segments of some documents. Segments and documents without tokens are left out.
 
     Args:
         segments: "sentence" or "line", see SourceOptions.
@@ -95,7 +95,7 @@ def _marked(
 
 
 def _offsets(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.int64]]:
-    """Where each token of `_encode` stands in its text."""
+    """The characters of each token of `_encode` in its text."""
     if max(map(len, texts), default=0) <= MAX_ENCODED_CHARACTERS:
         return tokenizer.offsets_plain(texts)
     return [
@@ -137,7 +137,7 @@ def tokenize_blocks(
 
     Args:
         options: how the blocks were read.
-        workers: processes; with 1, or for a small corpus, the work is done in this one.
+        workers: processes; with 1, or for a small corpus, this process does the work.
 
     Raises:
         DataError: a worker process was killed from outside.

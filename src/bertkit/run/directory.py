@@ -1,4 +1,4 @@
-"""The run directory: what a command was asked, what happened, and the proof of what it made.
+"""The run directory: a command and its settings, its progress, and hashes of what it wrote.
 
 Own design (contract: the run directory). `run.json` is the record; metrics.py and checkpoint.py write the streams
 beside it. Imports neither torch, pydantic nor yaml, so that listing runs is quick.
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run is, before anything has happened.
+    """What defines a run before it starts.
 
     Attributes:
         kind: `pretrain`, `finetune`, ...
         recipe: the recipe's name.
         recipe_yaml: the resolved recipe; rerunning it reproduces the run.
         what_hash: hash of the result-deciding half of the recipe; names the directory.
-        seed: the seed of all randomness.
+        seed: of all randomness.
         command: the command line, word by word.
         fingerprints: of `data`, `tokenizer` and starting `model`, as far as there are any.
     """
@@ -67,8 +67,8 @@ class RunIdentity:
         command: Sequence[str],
         fingerprints: Mapping[str, str | None],
     ) -> RunIdentity:
-        """Of a run that measures and has no recipe file: `recipe` says what was asked, `deciding` all that decides
-        the result, which is hashed."""
+        """Of a run that measures and has no recipe file: `recipe` holds the arguments, `deciding` all that decides the
+        result, which is hashed."""
         import yaml  # here, for listing runs need not wait for it
 
         canonical = json.dumps(deciding, sort_keys=True)
@@ -100,7 +100,7 @@ class RunDirectory:
     def create(cls, root: Path, identity: RunIdentity, path: Path | None = None) -> RunDirectory:
         """Make a new run `root/<recipe>-<what_hash[:8]>`, with `-2`, `-3` for repeats; or exactly `path`.
 
-        This process holds the new run's lock from here on; `recording` gives it back.
+        This process holds the new run's lock until the end of `recording`.
 
         Raises:
             UsageError: `path` holds a run or other files already.
@@ -227,7 +227,7 @@ class RunDirectory:
 
     @contextmanager
     def recording(self, command: Sequence[str] | None = None) -> Iterator[None]:
-        """Hold the lock, log to log.txt and keep the status while the body runs; what the body raises is passed on.
+        """Hold the lock, log to log.txt and keep the status while the body runs; exceptions are passed on.
 
         The status ends as done, as stopped after StoppedError or an interrupt, else as failed, each with its reason.
         `command` is the command line of a resumed attempt.

@@ -1,7 +1,7 @@
-"""Does a run directory still hold what the run wrote? Every file is compared with the hash recorded for it.
+"""Verifying a run directory: every file is compared with the hash recorded for it.
 
-Own design (contract: `bertkit runs verify`). checkpoint.py and metrics.py know their own faults; this file puts them
-together with the recipe, the results, the model and the token shards.
+Own design (contract: `bertkit runs verify`). checkpoint.py and metrics.py check their own files; this file adds the
+recipe, the results, the model and the token shards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertkit.run.metrics import metrics_faults
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one part of a run; `detail` names the files at fault, or why nothing was checked."""
+    """The verdict on one part of a run; `detail` names the damaged files, or why nothing was checked."""
 
     name: str
     verdict: Literal["ok", "fault", "not checked"]
@@ -35,15 +35,11 @@ class RunReport:
 
     @property
     def faults(self) -> list[str]:
-        """Details of the parts at fault."""
+        """Details of the damaged parts."""
         return [check.detail for check in self.checks if check.verdict == "fault"]
 
     def raise_for_faults(self) -> None:
-        """End with a fault where a part is at fault.
-
-        Raises:
-            CheckError: names every file at fault.
-        """
+        """Raise CheckError, with every damaged file, if there is one."""
         if self.faults:
             raise CheckError(f"{self.path}: not as the run wrote it: " + "; ".join(self.faults))
 

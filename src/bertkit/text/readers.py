@@ -1,10 +1,10 @@
 """Readers: one class for each kind of source, all giving documents as lines of text.
 
-No paper. Text and JSON Lines are read here, so that a fault is located to the byte or line; CSV, Parquet and the Hub
-are read by `datasets`. Which reader a SOURCE gets is decided in sources.py.
+No paper. Text and JSON Lines are read here, to locate an error to the byte or line; CSV, Parquet and the Hub are read
+by `datasets`. sources.py chooses the reader of a SOURCE.
 
-A document comes as one part, or as several where it is large: (begins, lines), where only the first part begins. Where
-records have annotated spans, their lines carry them (annotated.py).
+A document is one part, or several if it is large: (begins, lines), where only the first part begins. Lines of records
+with annotated spans carry them (annotated.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reader(ABC):
     """One file or stream of documents.
 
     Attributes:
-        name: how messages and manifests call it.
+        name: in messages and manifests.
         kind: the way of reading, part of the corpus's fingerprint.
     """
 
@@ -42,7 +42,7 @@ class Reader(ABC):
 
     @abstractmethod
     def parts(self) -> Iterator[Part]:
-        """Documents in order; no line is blank, and every call begins anew."""
+        """Documents in order, without blank lines; every call starts from the beginning."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class HubReader(Reader):
     """A data set of the Hub, streamed at one commit; offline, the copy that `datasets` has cached.
 
     Attributes:
-        repository: `ORG/NAME`, or `ORG/NAME@REVISION` where one is asked for.
+        repository: `ORG/NAME` or `ORG/NAME@REVISION`.
         commit: of that revision.
     """
 
@@ -198,11 +198,7 @@ class HubReader(Reader):
         return dataset_parts(rows, self.text_field, self.span_fields, self.name)
 
     def _cached(self) -> Any:
-        """The copy that `datasets` has.
-
-        Raises:
-            DataError: it has none of this commit.
-        """
+        """The cached copy of `datasets`; DataError if it has none of this commit."""
         import datasets
 
         with asking_nobody():
@@ -223,10 +219,10 @@ class HubReader(Reader):
 
 
 def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: str) -> Iterator[Part]:
-    """Parts of the records that `rows()` opens; the faults of `datasets` and the libraries under it are named.
+    """Parts of the records that `rows()` opens; errors of `datasets` and the libraries under it become DataError.
 
     Raises:
-        DataError: the data cannot be opened or read, or a record lacks a field or has a faulty one.
+        DataError: the data cannot be opened or read, or a record lacks a field or has an invalid one.
     """
     import datasets.exceptions
     import pyarrow
@@ -255,7 +251,7 @@ def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: 
 
 
 def text_of(record: dict[str, Any], field: str, where: str) -> str:
-    """The record's text; a record whose field is null has none.
+    """The record's text, empty if the field is null.
 
     Raises:
         DataError: no such field (the nearest ones are named), not a string, or not encodable.

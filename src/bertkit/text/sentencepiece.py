@@ -43,7 +43,7 @@ _CAMEMBERT_UNUSED = -100.0
 
 @dataclass(frozen=True)
 class PieceModel:
-    """What a SentencePiece file says.
+    """The content of a SentencePiece file.
 
     Attributes:
         pieces: text, score and type of each, in the order of their ids.
@@ -58,14 +58,15 @@ class PieceModel:
 
 @dataclass(frozen=True)
 class Style:
-    """What a family does around SentencePiece.
+    """A family's rules around SentencePiece.
 
     Attributes:
         roles: its special tokens.
         single, pair: templates of one text and of two.
-        lowercases: whether it lower-cases, where the tokenizer's configuration does not say.
-        rewrites: whether quotes are made plain and accents stripped, and `9,` is split into two pieces.
-        before, dropped, behind: what stands before the file's pieces, how many of them are left out, what is behind.
+        lowercases: whether it lower-cases, unless the tokenizer's configuration overrides it.
+        rewrites: whether quotes are made plain and accents stripped, and `9,` is split into two tokens.
+        before, dropped, behind: tokens before the file's, the number of the file's that are left out, tokens after
+            them.
         composes: whether Unicode is composed, in place of the file's own table.
     """
 
@@ -124,7 +125,7 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
         config: tokenizer_config.json and, under `model_type`, config.json's; may be empty.
 
     Raises:
-        DataError: if the file is damaged, no Unigram model, or of no family that is known.
+        DataError: the file is damaged, no Unigram model, or of an unknown family.
     """
     model = read_sentencepiece(path)
     if model.algorithm != _UNIGRAM:
@@ -175,7 +176,7 @@ def _style(path: Path, model: PieceModel, config: Mapping[str, Any]) -> Style:
 
 
 def _scores(model: PieceModel, style: Style) -> list[tuple[str, float]]:
-    """A piece that ends in digit and comma is taken only where nothing else fits: ALBERT and XLNet part the two."""
+    """A token that ends in digit and comma is used only if nothing else fits: ALBERT and XLNet separate the two."""
 
     def score(piece: str, value: float) -> float:
         parted = style.rewrites and len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()
@@ -198,11 +199,7 @@ def _normalizer(model: PieceModel, style: Style, lowercases: bool, *, keeps_acce
 
 
 def read_sentencepiece(path: Path) -> PieceModel:
-    """Read a file.
-
-    Raises:
-        DataError: if it is no SentencePiece model.
-    """
+    """Read a file; DataError if it is no SentencePiece model."""
     try:
         proto = _model_proto().FromString(path.read_bytes())
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A corpus: SOURCE words of the command line or a recipe, opened as one stream of documents.
+"""A corpus: SOURCE arguments of the command line or a recipe, opened as one stream of documents.
 
-No paper; the grammar of SOURCE is the command-line contract's. How each kind is read is in readers.py, how documents
-are cut into segments in sentences.py.
+No paper; the grammar of SOURCE is the command-line contract's. readers.py reads each kind, sentences.py cuts documents
+into segments.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SourceOptions(Settings):
 
 @dataclass(frozen=True)
 class Position:
-    """Where reading goes on: so many parts of this reader are done."""
+    """Where reading continues: after so many parts of this reader."""
 
     reader: int = 0
     parts: int = 0
@@ -82,7 +82,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of the corpus of bounded size: whole documents, or part of a large one.
+    """A part of the corpus of bounded size: whole documents, or part of a large one.
 
     Attributes:
         parts: documents as (begins, lines); a part that does not begin one continues the last.
@@ -102,9 +102,9 @@ class Corpus:
     """Documents of all sources in order.
 
     Attributes:
-        readers: what is read, in order.
-        options: how.
-        contents: for each reader the hash of what it reads.
+        readers: of the sources, in order.
+        options: how they are read.
+        contents: for each reader the hash of its content.
     """
 
     readers: Sequence[Reader]
@@ -129,7 +129,7 @@ class Corpus:
     def blocks(self, start: Position | None = None) -> Iterator[Block]:
         """The corpus in blocks of about half a million characters, from a position that an earlier block ended at.
 
-        The blocks from there on are the same as those of a reading from the start.
+        The blocks are the same as those of a reading from the start.
         """
         at = start or Position()
         parts: list[Part] = []
@@ -259,16 +259,16 @@ def open_corpus(
     offline: bool = False,
     commits: Mapping[str, str] | None = None,
 ) -> Corpus:
-    """Open SOURCE words: files, directories, globs, `hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]`, `builtin:pydocs`.
+    """Open sources: files, directories, globs, `hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]`, `builtin:pydocs`.
 
     Args:
-        cache: where hashes of files and harvested text are kept; BERTKIT_CACHE or ~/.cache/bertkit where left out.
-        offline: use the network for nothing.
-        commits: of the Hub's data sets, as `hub_commits` gives them, for which the Hub is not asked.
+        cache: directory of file hashes and harvested text; None: BERTKIT_CACHE or ~/.cache/bertkit.
+        offline: do not use the network.
+        commits: of the Hub's data sets, as from `hub_commits`, which are then not looked up.
 
     Raises:
         UsageError: no source, an unknown scheme or kind of file.
-        DataError: something named is not there, or cannot be read.
+        DataError: a source does not exist, or cannot be read.
     """
     options = options or SourceOptions()
     cache = cache or cache_directory()
@@ -292,10 +292,10 @@ def open_corpus(
 
 
 def hub_commits(sources: Sequence[str], *, offline: bool = False) -> dict[str, str]:
-    """At which commits the Hub's data sets among these are now, by `ORG/NAME` or `ORG/NAME@REVISION`.
+    """The current commits of the Hub's data sets among these, by `ORG/NAME` or `ORG/NAME@REVISION`.
 
     Raises:
-        DataError: one of them is not there, or cannot be asked for.
+        DataError: one does not exist, or the Hub cannot be reached.
     """
     repositories = {source.split(":")[1] for source in sources if source.startswith("hub:")}
     return {each: dataset_commit(each, offline=is_offline(offline)) for each in sorted(repositories - {""})}
@@ -376,7 +376,7 @@ def _file_reader(path: Path, options: SourceOptions) -> Reader:
 
 
 def _check_spans(source: str, options: SourceOptions) -> None:
-    """Raise UsageError if spans are asked of what cannot have any."""
+    """Raise UsageError if spans are requested of a source that cannot have any."""
     if options.span_fields:
         raise UsageError(
             f"data.reading.span_fields: {source} has no field that holds spans; annotated text is JSONL, Parquet or"

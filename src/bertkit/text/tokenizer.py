@@ -1,8 +1,7 @@
-"""A tokenizer: text to ids and back, whatever the vocabulary's kind.
+"""A tokenizer: text to ids and back, of any kind of vocabulary.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece, [CLS], [SEP], [MASK]); `tokenizers` does the work.
-Here is what a model and its objectives ask of one; a vocabulary is learnt in vocabulary.py, the files are those of
-tokenizer_files.py.
+This class is what models and objectives need of it; vocabulary.py learns one, tokenizer_files.py reads and writes it.
 
 Shapes: V vocabulary.
 """
@@ -72,8 +71,8 @@ class Tokenizer:
     """A vocabulary with its rules.
 
     Attributes:
-        backend: the `tokenizers.Tokenizer`, with no truncation and no padding.
-        roles: name of the token that plays each role ("pad", "unk", "cls", "sep", "mask"); a role may be missing.
+        backend: the `tokenizers.Tokenizer`, without truncation and padding.
+        roles: the token of each role ("pad", "unk", "cls", "sep", "mask"); a role may be missing.
         lowercases: the value of `do_lower_case` in tokenizer_config.json.
     """
 
@@ -129,7 +128,7 @@ class Tokenizer:
 
     @cached_property
     def word_start_V(self) -> NDArray[np.bool_]:
-        """Does this piece begin a word? Special tokens count as words of their own.
+        """Whether each token begins a word. Special tokens count as words of their own.
 
         WordPiece marks what continues a word (`##`), byte-level BPE (`Ġ`) and SentencePiece-like vocabularies (`▁`)
         what begins one.
@@ -153,18 +152,15 @@ class Tokenizer:
     def encode_plain(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ids of all texts end to end, and the number of ids of each; `[MASK]` in a text is just text.
 
-        This is the way to encode a corpus: several times faster than `encode_batch`, and no text can forge a special
-        token.
+        For corpora: several times faster than `encode_batch`, and no text can forge a special token.
         """
         if self._encoder is None:
             self._encoder = PlainEncoder(self.backend)
         return self._encoder.encode(texts)
 
     def offsets_plain(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """Where each of a text's ids of `encode_plain` stands: its first character and the one behind its last, (T, 2).
-
-        Much slower than `encode_plain`.
-        """
+        """The characters of each id of `encode_plain` in its text, (T, 2), the end not included; much slower than
+        `encode_plain`."""
         encodings = self._plain_backend.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) for encoding in encodings]
 
@@ -173,18 +169,14 @@ class Tokenizer:
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def token(self, token_id: int) -> str:
-        """The piece with this id.
-
-        Raises:
-            DataError: no piece has it.
-        """
+        """The token with this id; DataError if there is none."""
         piece = self.backend.id_to_token(int(token_id))
         if piece is None:
             raise DataError(f"id {token_id} is not in the vocabulary of {self.vocab_size} entries")
         return str(piece)
 
     def id(self, token: str) -> int | None:
-        """The id of a piece, None where the vocabulary lacks it."""
+        """The id of a token, None if the vocabulary lacks it."""
         found = self.backend.token_to_id(token)
         return None if found is None else int(found)
 
@@ -207,7 +199,7 @@ class Tokenizer:
         return int(self._vocabulary[self.roles[role]])
 
     def word_marker(self) -> tuple[str, bool]:
-        """The prefix that marks pieces, and whether it marks those that begin a word or those that continue one.
+        """The prefix that marks tokens, and whether it marks those that begin a word or those that continue one.
 
         Raises:
             DataError: the vocabulary marks the ends of words only.

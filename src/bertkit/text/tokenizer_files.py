@@ -1,8 +1,7 @@
-"""A tokenizer's files: the Hugging Face directory that is written, and everything that can be read.
+"""A tokenizer's files: the Hugging Face directory that is written, and all formats that can be read.
 
 File formats of `transformers` (tokenizer.json, tokenizer_config.json, special_tokens_map.json, vocab.txt, vocab.json
-with merges.txt); its Python classes are not needed here. Sibling of tokenizer.py, which knows nothing of files;
-SentencePiece's own format is in sentencepiece.py.
+with merges.txt); its Python classes are not needed. sentencepiece.py reads SentencePiece's own format.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def save_tokenizer(
     They are tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece, vocab.txt.
 
     Args:
-        directory: made where it is not there.
+        directory: made if missing.
         max_tokens: of the longest text that the model reads, special tokens included.
-        token_types: whether the model tells segments apart.
+        token_types: whether the model distinguishes segments.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -161,7 +160,7 @@ def _companion(path: Path, name: str) -> dict[str, Any]:
 
 
 def _roles(backend: Backend, names: dict[str, Any]) -> dict[str, str]:
-    """Which token plays which role: as the files say, else by the names that the known families use."""
+    """The token of each role: by the files, else by the names of known families."""
     roles = {}
     for role in ROLES:
         named = names.get(f"{role}_token")
@@ -174,7 +173,7 @@ def _roles(backend: Backend, names: dict[str, Any]) -> dict[str, str]:
 
 
 def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
-    """A vocab.txt of google-research/bert: one piece a line, its id the line's number from 0."""
+    """A vocab.txt of google-research/bert: one token a line, its id the line's number from 0."""
     lines = _read(path, lambda: path.read_text(encoding="utf-8")).split("\n")
     pieces = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}

@@ -1,9 +1,9 @@
-"""Learning a vocabulary from text: WordPiece, BPE, byte-level BPE or Unigram.
+"""Learning a vocabulary from text: WordPiece, BPE, byte-level BPE, Unigram, or whole words.
 
 Devlin et al. 2019, arXiv:1810.04805 (WordPiece); Sennrich et al. 2016, arXiv:1508.07909 (BPE); Radford et al. 2019,
-GPT-2 (byte-level BPE); Kudo 2018, arXiv:1804.10959 (Unigram). `tokenizers` learns; this file sees to it that the same
-text gives the same bytes: the alphabet is fixed before learning, and Unigram's scores are rounded, since both depend on
-hashing there.
+GPT-2 (byte-level BPE); Kudo 2018, arXiv:1804.10959 (Unigram). `tokenizers` learns; this file makes it reproducible to
+the byte: the alphabet is fixed before learning, and Unigram's scores are rounded, since both depend on hashing there.
+Whole words are for word vectors and the BiLSTM of Tang et al. 2019, arXiv:1903.12136, section 4.2.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Learn a vocabulary; the same texts in the same order give the same tokenizer.json, byte for byte.
 
     Args:
-        config: kind and size; `path` is not used here.
-        texts: read once, and held in memory: pass a sample of a large corpus.
+        config: kind and size; `path` is ignored.
+        texts: held in memory: pass a sample of a large corpus.
 
     Raises:
-        UsageError: `vocab_size` holds less than the special tokens and the alphabet.
+        UsageError: `vocab_size` is too small for the special tokens and the alphabet.
         DataError: no text.
     """
     texts = list(texts)
@@ -130,7 +130,7 @@ def _alphabet(backend: Backend, texts: list[str], coverage: float) -> list[str]:
 
 
 def _continues_words(backend: Backend, character: str) -> bool:
-    """Can this character stand inside a word? Punctuation and ideographs always stand alone."""
+    """Whether this character can be inside a word; punctuation and ideographs never are."""
     normal = backend.normalizer.normalize_str(f"a{character}a")
     return len(backend.pre_tokenizer.pre_tokenize_str(normal)) == 1
 
@@ -191,10 +191,10 @@ def _without_rare_characters(backend: Backend, texts: list[str], alphabet: list[
 
 
 def _settled(pieces: list[list[Any]], room: int) -> list[list[Any]]:
-    """Unigram's pieces by score, at most `room` (the trainer may give more), without what varies from run to run.
+    """Unigram's tokens by score, at most `room` (the trainer may give more), without what varies from run to run.
 
-    Sums of floats come out in another order each time, so scores are rounded. Characters that were pruned are put back
-    by the trainer at the lowest score plus a ten-thousandth for each, in the order of a hash table: all get the lowest.
+    Sums of floats are computed in another order each time, so scores are rounded. The trainer restores characters that
+    it pruned at the lowest score plus a ten-thousandth for each, in the order of a hash table: all get the lowest.
     """
     lowest = round(min(score for _, score in pieces), SCORE_DECIMALS)
     put_back = lowest + 10**-SCORE_DECIMALS * (1 + sum(len(piece) == 1 for piece, _ in pieces))
@@ -208,7 +208,7 @@ def _settled(pieces: list[list[Any]], room: int) -> list[list[Any]]:
 
 
 def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
-    """A tokenizer of the learnt model in which the five special tokens alone are special."""
+    """A tokenizer of the learnt model in which only the five special tokens are special."""
     settings = json.loads(backend.to_str())
     settings["added_tokens"] = []
     if config.type == "unigram":
@@ -223,16 +223,18 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
 
 
 def word_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
-    """A tokenizer of the commonest words; of equally common ones the first by code points.
+    """A tokenizer of the most frequent words, equally frequent ones by code points; any other word is [UNK].
+
+    Words are split as BERT does, and the tokenizer is a WordPiece one without continuing tokens.
 
     Args:
-        texts: read once.
-        vocab_size: entries, special tokens included; fewer where the texts have fewer words.
-        lowercase: of all words; accents go, too.
+        texts: of the words.
+        vocab_size: entries, special tokens included; fewer if the texts have fewer words.
+        lowercase: of all words; accents are removed, too.
 
     Raises:
         UsageError: `vocab_size` leaves no room for a word.
-        DataError: the texts hold no word.
+        DataError: the texts have no word.
     """
     if vocab_size <= len(SPECIAL_TOKENS):
         raise UsageError(
