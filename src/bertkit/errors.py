@@ -43,8 +43,8 @@ class StoppedError(BertkitError):
     exit_code = 75
 
 
-def first_line(fault: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of a library's message, or of the message that caused it, without a trace."""
-    cause = fault.__cause__ or fault
-    text = str(cause).strip() or str(fault).strip() or type(cause).__name__
+    cause = error.__cause__ or error
+    text = str(cause).strip() or str(error).strip() or type(cause).__name__
     return text.splitlines()[0]

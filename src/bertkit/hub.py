@@ -17,25 +17,25 @@ from pathlib import Path
 from bertkit.errors import DataError, first_line
 
 
-def is_offline(asked: bool = False) -> bool:
+def is_offline(offline: bool = False) -> bool:
     """Whether the network may not be used: by `--offline`, or by the environment."""
-    return asked or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    return offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
-def hub_faults() -> tuple[type[Exception], ...]:
+def hub_errors() -> tuple[type[Exception], ...]:
     """What the client raises where something cannot be had: refusals, wrong names, and a network that fails."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    # Refusals derive from OSError and from the faults of the HTTP library, which is another from release to release;
+    # Refusals derive from OSError and from the errors of the HTTP library, which is another from release to release;
     # where the network fails that library's own are raised.
     return (*HfHubHTTPError.__bases__, HFValidationError)
 
 
-def refusal(fault: BaseException, what: str) -> str:
+def refusal(error: BaseException, what: str) -> str:
     """Why the Hub's client failed, and what to do.
 
     Args:
-        fault: one of `hub_faults`.
+        error: one of `hub_errors`.
         what: was requested: model, tokenizer, data set.
     """
     from huggingface_hub.errors import (
@@ -46,19 +46,19 @@ def refusal(fault: BaseException, what: str) -> str:
         RevisionNotFoundError,
     )
 
-    if isinstance(fault, LocalEntryNotFoundError):
+    if isinstance(error, LocalEntryNotFoundError):
         return "not in the local Hub cache while the Hub cannot be reached; go online once"
-    if isinstance(fault, HFValidationError):
-        return f"no {what} of the Hub can have this name: {first_line(fault)}"
-    if isinstance(fault, GatedRepoError):
+    if isinstance(error, HFValidationError):
+        return f"no {what} of the Hub can have this name: {first_line(error)}"
+    if isinstance(error, GatedRepoError):
         return (
             f"the Hub gives this {what} only to those who accepted its terms; accept them on its page and set HF_TOKEN"
         )
-    if isinstance(fault, RevisionNotFoundError):
+    if isinstance(error, RevisionNotFoundError):
         return f"the Hub's {what} has no branch, tag or commit of this name"
-    if isinstance(fault, RepositoryNotFoundError):
+    if isinstance(error, RepositoryNotFoundError):
         return f"the Hub has no {what} of this name; check it, and set HF_TOKEN if the {what} is private"
-    return f"cannot be fetched from the Hub: {first_line(fault)}; run again to go on"
+    return f"cannot be fetched from the Hub: {first_line(error)}; run again to go on"
 
 
 @cache
@@ -87,13 +87,13 @@ def dataset_commit(repository: str, *, offline: bool = False) -> str:
             )
         except RemoteEntryNotFoundError:
             return str(HfApi().dataset_info(name, revision=revision).sha)
-    except hub_faults() as fault:
-        raise DataError(f"hub:{repository}: {refusal(fault, 'data set')}") from fault
+    except hub_errors() as error:
+        raise DataError(f"hub:{repository}: {refusal(error, 'data set')}") from error
     return Path(card).parent.name
 
 
 @contextmanager
-def asking_nobody(offline: bool = True) -> Iterator[None]:
+def without_network(offline: bool = True) -> Iterator[None]:
     """Restrict `datasets` and the Hub's client to their caches, if `offline`; both read their environment only on
     import."""
     import datasets

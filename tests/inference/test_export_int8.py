@@ -137,7 +137,7 @@ def test_a_sentence_encoder_keeps_its_steps(tmp_path: Path) -> None:
     export_model(str(source), tmp_path / "out", kind="int8")
     again = load_sentence_model(tmp_path / "out")
     assert is_quantised(again.model)
-    assert len(again.behind) == len(load_sentence_model(source).behind)
+    assert len(again.after_pooling) == len(load_sentence_model(source).after_pooling)
 
 
 def test_a_graph_of_int8_stands_where_the_hub_has_it_and_is_near(

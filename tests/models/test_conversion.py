@@ -62,21 +62,21 @@ def test_the_same_vocabulary_changes_nothing() -> None:
     assert remade is None
 
 
-@pytest.mark.parametrize("new_pieces", ["mean", "random"])
+@pytest.mark.parametrize("new_tokens", ["mean", "random"])
 @pytest.mark.parametrize(
     "config", [BertConfig(**SIZES), MobileBertConfig(**SIZES, embedding_size=9, intra_bottleneck_size=9)]
 )
 def test_shared_pieces_keep_their_rows_to_the_bit_and_all_else_its_weights(
-    config: EncoderConfig, new_pieces: Any
+    config: EncoderConfig, new_tokens: Any
 ) -> None:
     old, new = learnt(GENERAL), learnt(MEDICAL, 97)
     model = random_model(config, old)
-    remade, counts = with_vocabulary(model, old, new, new_tokens=new_pieces)
+    remade, counts = with_vocabulary(model, old, new, new_tokens=new_tokens)
     shared = [(vocabulary(new)[piece], vocabulary(old)[piece]) for piece in vocabulary(new) if piece in vocabulary(old)]
     assert counts is not None
     assert counts.shared == len(shared) > 20
-    assert counts.shared + counts.cut + counts.drawn == remade.encoder.vocab_size == new.vocab_size
-    assert (counts.cut > 10) == (new_pieces == "mean")
+    assert counts.shared + counts.split + counts.drawn == remade.encoder.vocab_size == new.vocab_size
+    assert (counts.split > 10) == (new_tokens == "mean")
     new_ids, old_ids = zip(*shared, strict=True)
     axes = vocabulary_axes(config, model.head_names)
     assert {"masked_lm.bias", "masked_lm.rest.weight"} & set(axes)

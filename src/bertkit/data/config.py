@@ -36,7 +36,7 @@ class DataConfig(Settings):
         None,
         ge=1,
         description="How many fixed copies of the corpus are made, each with its own pairs and masks, used in turn,"
-        " one an epoch; null draws them anew in every epoch (dynamic masking).",
+        " one an epoch; null draws new ones in every epoch (dynamic masking).",
     )
     max_epochs: float | None = Field(
         None,

@@ -81,8 +81,8 @@ def _split_language(
 ) -> tuple[Ranges, Ranges]:
     try:
         return split_documents(shards, held_out, seed, documents)
-    except DataError as fault:
-        raise DataError(f"data.languages.{name}: {fault}") from fault
+    except DataError as error:
+        raise DataError(f"data.languages.{name}: {error}") from error
 
 
 def quotas(shares_L: NDArray[np.float64], size: int) -> Integers:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bertkit.data.config import DataConfig
 
 LANGUAGES = "languages"
-"""The manifest's entry: name, first document and the one behind the last, of each language."""
+"""The manifest's entry: name, first document and the one after the last, of each language."""
 Integers = NDArray[np.int64]
 
 

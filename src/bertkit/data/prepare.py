@@ -103,18 +103,18 @@ def prepare_shards(
 
 def _report_spans(shards: TokenShards) -> None:
     """Tell what became of the corpus's annotated spans."""
-    for field, fates in shards.manifest.get(SPANS, {}).items():
-        lost = {fate: number for fate, number in fates.items() if fate != "kept" and number}
-        told = ", ".join(f"{number:,} {_FATES_IN_WORDS[fate]}" for fate, number in lost.items())
-        total = sum(fates.values())
+    for field, outcomes in shards.manifest.get(SPANS, {}).items():
+        lost = {outcome: number for outcome, number in outcomes.items() if outcome != "kept" and number}
+        reasons = ", ".join(f"{number:,} {_OUTCOMES_IN_WORDS[outcome]}" for outcome, number in lost.items())
+        total = sum(outcomes.values())
         if lost or not total:
-            reasons = f"; left out: {told}" if told else "; is it the right field?"
-            log.warning("%s: %s of %s annotated spans are kept%s", field, f"{fates['kept']:,}", f"{total:,}", reasons)
+            hint = f"; left out: {reasons}" if reasons else "; is it the right field?"
+            log.warning("%s: %s of %s annotated spans are kept%s", field, f"{outcomes['kept']:,}", f"{total:,}", hint)
         else:
             log.info("%s: all %s annotated spans are kept", field, f"{total:,}")
 
 
-_FATES_IN_WORDS = {
+_OUTCOMES_IN_WORDS = {
     "without_token": "match no token",
     "across_segments": "reach over the end of a segment",
     "overlapping": "overlap a longer one",
@@ -149,10 +149,10 @@ def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards
         return None
     try:
         shards = TokenShards.open(directory, verify=True)
-    except DataError as fault:
+    except DataError as error:
         if not is_cached:
             raise
-        log.warning("%s; the cached shards are made again", fault)
+        log.warning("%s; the cached shards are made again", error)
         write_json(directory / PROGRESS, {"identity": "", "stage": "tokenizer"})
         return None
     found = shards.manifest.get("identity")
@@ -204,7 +204,7 @@ def _tokenizer(
         tokenizer = train_tokenizer(config, text)
         if tokenizer.vocab_size < config.vocab_size:
             log.warning(
-                "tokenizer.vocab_size: the text gives a vocabulary of %s entries, not the %s asked for",
+                "tokenizer.vocab_size: the text gives a vocabulary of %s entries, not of %s",
                 f"{tokenizer.vocab_size:,}",
                 f"{config.vocab_size:,}",
             )

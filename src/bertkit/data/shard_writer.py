@@ -37,7 +37,7 @@ from bertkit.data.shards import (
 )
 from bertkit.errors import DataError
 from bertkit.files import fsync_path, read_json, sha256_of, write_json
-from bertkit.text.annotated import FATES
+from bertkit.text.annotated import OUTCOMES
 
 SHARD_TOKENS = 1 << 26
 _STATE = ("tokens", "segments", "documents", "shards", "spans", "position")
@@ -54,7 +54,7 @@ class SpanMarks:
     """
 
     marks_T: NDArray[np.uint8]
-    fates_FC: NDArray[np.int64]
+    outcomes_FC: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class ShardWriter:
         self.shards: list[dict[str, Any]] = []
         self.tokens = self.segments = self.documents = 0
         self.span_fields = tuple(span_fields)
-        self.spans = [[0] * len(FATES) for _ in self.span_fields]
+        self.spans = [[0] * len(OUTCOMES) for _ in self.span_fields]
         self._opens = True
         self._counts_V = np.zeros(vocab_size, np.int64)
         directory.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class ShardWriter:
         else:
             self._opens |= block.opens
         if block.spans is not None:
-            self.spans = (np.array(self.spans) + block.spans.fates_FC).tolist()
+            self.spans = (np.array(self.spans) + block.spans.outcomes_FC).tolist()
         self._latest = position
         if self._shard_size >= self.shard_tokens:
             self._close_shard()
@@ -193,11 +193,11 @@ class ShardWriter:
     def _span_description(self) -> dict[str, Any]:
         if not self.span_fields:
             return {}
-        fates = {
-            field: dict(zip(FATES, numbers, strict=True))
+        outcomes = {
+            field: dict(zip(OUTCOMES, numbers, strict=True))
             for field, numbers in zip(self.span_fields, self.spans, strict=True)
         }
-        return {SPAN_FIELDS: list(self.span_fields), SPANS: fates}
+        return {SPAN_FIELDS: list(self.span_fields), SPANS: outcomes}
 
     def close(self) -> None:
         """Give up the open files; what is not in a finished shard is written again by the next run."""
@@ -254,7 +254,7 @@ class ShardWriter:
         log.info("going on after %s shards (%s tokens) of an interrupted run", len(self.shards), f"{self.tokens:,}")
 
     def _missing(self, state: dict[str, Any]) -> bool:
-        """Whether a file of an interrupted run is incomplete; then all is written anew."""
+        """Whether a file of an interrupted run is incomplete; then all is written again."""
         expected = {shard["file"]: shard["tokens"] * self.dtype.itemsize for shard in state["shards"]}
         if self.span_fields:
             expected |= {spans_file(number): shard["tokens"] for number, shard in enumerate(state["shards"])}
@@ -262,7 +262,7 @@ class ShardWriter:
         sizes = {name: os.path.getsize(p) if (p := self.directory / name).is_file() else -1 for name in expected}
         short = [name for name, size in expected.items() if sizes[name] < size]
         if short:
-            log.warning("%s: %s truncated since the interruption; starting anew", self.directory, ", ".join(short))
+            log.warning("%s: %s truncated since the interruption; starting over", self.directory, ", ".join(short))
         return bool(short)
 
     def _opened(self, name: str, entries: int) -> BinaryIO:

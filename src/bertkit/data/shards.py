@@ -148,7 +148,7 @@ class TokenShards:
         stop = min(end + 1, self.tokens)
         parts = self._between(self._marks, start, stop)
         marks_T = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-        behind = int(marks_T[end - start]) if stop > end else 0
+        next_mark = int(marks_T[end - start]) if stop > end else 0
         marks_T = marks_T[: end - start].copy()
         for field in range(len(self.span_fields)):
             begins, inside = BEGINS << 2 * field, INSIDE << 2 * field
@@ -156,7 +156,7 @@ class TokenShards:
             goes_on_T = marks_T & (begins | inside) == inside
             cut_in_front = int(np.argmin(goes_on_T)) if not goes_on_T.all() else marks_T.size
             marks_T[:cut_in_front] &= ~np.uint8(inside)
-            if behind & (begins | inside) == inside and marks_T.size:
+            if next_mark & (begins | inside) == inside and marks_T.size:
                 begin_P = np.flatnonzero(marks_T & begins)
                 last = int(begin_P[-1]) if begin_P.size else 0
                 marks_T[last:] &= ~np.uint8(begins | inside)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bertkit.data.shard_writer import SpanMarks, TokenBlock
 from bertkit.data.shards import token_type
 from bertkit.errors import DataError
-from bertkit.text.annotated import FATES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked
+from bertkit.text.annotated import OUTCOMES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked
 from bertkit.text.readers import Part
 from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import Block, Position, SourceOptions
@@ -83,15 +83,15 @@ def _marked(
 ) -> SpanMarks:
     """Marks of all tokens; `annotated` are those segments in which spans begin, with their numbers."""
     marks_T = np.zeros(int(length_K.sum()), dtype=np.uint8)
-    fates_FC = np.zeros((span_fields, len(FATES)), dtype=np.int64)
+    outcomes_FC = np.zeros((span_fields, len(OUTCOMES)), dtype=np.int64)
     start_K = np.cumsum(length_K) - length_K
     offsets = _offsets(tokenizer, [segment.text for _, segment in annotated])
     for (number, segment), offset_T2 in zip(annotated, offsets, strict=True):
         assert len(offset_T2) == length_K[number], "a segment has the same tokens whether or not it has spans"
         own_T, own_FC = marked(segment, offset_T2)
         marks_T[start_K[number] : start_K[number] + own_T.size] = own_T
-        fates_FC += own_FC
-    return SpanMarks(marks_T, fates_FC)
+        outcomes_FC += own_FC
+    return SpanMarks(marks_T, outcomes_FC)
 
 
 def _offsets(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.int64]]:
@@ -157,11 +157,11 @@ def tokenize_blocks(
     )
     try:
         yield from _in_order(pool, blocks, workers * BLOCKS_IN_FLIGHT)
-    except BrokenProcessPool as fault:
+    except BrokenProcessPool as error:
         raise DataError(
             "a worker process ended unexpectedly, perhaps for lack of memory; run again (it goes on where it stopped), "
             "with fewer workers if memory is short"
-        ) from fault
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

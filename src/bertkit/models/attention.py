@@ -337,8 +337,8 @@ class SelfAttention(nn.Module):
         key_TNH = scope.tap("hook_k", key_TD.view(heads_TNH))
         value_TNH = scope.tap("hook_v", value_TD.view(heads_TNH))
         mixed_TNH = scope.tap("hook_z", mix(query_TNH, key_TNH, value_TNH))
-        asked = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
-        output: Tensor = self.output(asked.flatten(1))
+        selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
+        output: Tensor = self.output(selected_TNH.flatten(1))
         return output
 
     def mix(

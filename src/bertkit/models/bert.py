@@ -216,7 +216,7 @@ class BertStack(Encoder):
     def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
         """As in `Encoder`; the last layer computes keys and values of all tokens, and all else of these alone."""
         last = self.summary_token_layer
-        # A layer that somebody looks into is asked for all tokens.
+        # A recorded layer computes all tokens.
         seen = recorder is not None and recorder.needs_within(f"blocks.{len(self.layers) - 1}.")
         if last is None or seen or batch.sequences.causal_B is not None:
             return super().forward_summary_token(batch, token_B, recorder)
@@ -226,7 +226,7 @@ class BertStack(Encoder):
 
     @property
     def summary_token_layer(self) -> PostNormLayer | PreNormLayer | None:
-        # An attention that mixes in its own way is asked for all tokens.
+        # An attention with a `mix` of its own computes all tokens.
         return self._last if self._last is not None and type(self._last.attention) is SelfAttention else None
 
     def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:

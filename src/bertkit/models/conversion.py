@@ -6,7 +6,7 @@ Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 5: RoBERTa becomes a 
 into the global ones and repeating its 512 positions. Lee et al. 2020, BioBERT, arXiv:1901.08746, keeps BERT's
 vocabulary; Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2, has its own, but trains from scratch. A new
 vocabulary on a trained model is this package's own: tokens of both vocabularies keep their rows, the others are
-initialised as the mean of the tokens that the old tokenizer splits them into, or drawn anew.
+initialised as the mean of the tokens that the old tokenizer splits them into, or drawn.
 
 Shapes: V vocabulary, E width of the embeddings, P rows of the position table.
 """
@@ -87,17 +87,17 @@ class VocabularyChange:
     Attributes:
         shared: tokens whose rows were copied.
         split: tokens whose rows are the mean of others.
-        drawn: tokens that were drawn anew.
+        drawn: tokens that were drawn at random.
     """
 
     shared: int
-    cut: int
+    split: int
     drawn: int
 
     def __str__(self) -> str:
         return (
-            f"{self.shared + self.cut + self.drawn:,} pieces: {self.shared:,} are the old vocabulary's, {self.cut:,}"
-            f" begin as the mean of the pieces that it cuts them into, {self.drawn:,} are drawn anew"
+            f"{self.shared + self.split + self.drawn:,} tokens: {self.shared:,} are the old vocabulary's,"
+            f" {self.split:,} are initialised as the mean of the tokens that it splits them into, {self.drawn:,} drawn"
         )
 
 
@@ -168,7 +168,7 @@ def with_vocabulary(
         for name, parameter in remade.named_parameters():
             if name in axes:
                 rows, old_rows = parameter.movedim(axes[name], 0), source[name].movedim(axes[name], 0)
-                _copy_pieces(rows, old_rows, found)
+                _copy_rows(rows, old_rows, found)
             else:
                 parameter.copy_(source[name])
         _move_positions(remade.encoder, model.encoder)
@@ -187,7 +187,7 @@ def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, in
     }
 
 
-def _copy_pieces(rows: Tensor, old_rows: Tensor, found: VocabularyMapping) -> None:
+def _copy_rows(rows: Tensor, old_rows: Tensor, found: VocabularyMapping) -> None:
     """Fill the rows of tokens that the old vocabulary has, or can compose."""
     if found.same:
         rows[list(found.same)] = old_rows[list(found.same.values())]

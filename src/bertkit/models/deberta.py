@@ -36,7 +36,7 @@ SELF = _LAYER + "attention.self."
 class DebertaLikeConfig(TransformerConfig):
     """What the versions have in common; defaults are version 1's base model's."""
 
-    type_vocab_size: int = Field(0, ge=0, description="Segment types; 0: none are told apart.")
+    type_vocab_size: int = Field(0, ge=0, description="Segment types; 0: segments are not distinguished.")
     layer_norm_eps: float = Field(1e-7, gt=0, description="Added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
     embedding_size: int | None = Field(None, ge=1, description="Width of the embeddings; null: hidden_size.")
@@ -46,7 +46,7 @@ class DebertaLikeConfig(TransformerConfig):
         description="Scores beside content to content: content to position, position to content.",
     )
     max_relative_positions: int = Field(
-        -1, description="Distances told apart to either side; less than 1: max_position_embeddings."
+        -1, description="Distances distinguished to either side; less than 1: max_position_embeddings."
     )
     position_biased_input: bool = Field(False, description="Whether position embeddings are added to the input.")
     pooler_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the pooler's dense layer.")

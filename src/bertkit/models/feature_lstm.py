@@ -42,7 +42,7 @@ _BASE = "base"
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _LayerSelection:
     """Which states are read, counted from 0, the embeddings, to L, the last layer's, given L; and whether they are
     summed."""
 
@@ -50,15 +50,15 @@ class _Reading:
     summed: bool = False
 
 
-_READINGS: dict[LayerChoice, _Reading] = {
-    "embeddings": _Reading(lambda last: range(1)),
-    "second-to-last": _Reading(lambda last: range(last - 1, last)),
-    "last": _Reading(lambda last: range(last, last + 1)),
-    "weighted-sum-last-four": _Reading(lambda last: range(last + 1 - _LAST_FOUR, last + 1), summed=True),
-    "concat-last-four": _Reading(lambda last: range(last + 1 - _LAST_FOUR, last + 1)),
-    "weighted-sum-all": _Reading(lambda last: range(1, last + 1), summed=True),
+_LAYER_SELECTIONS: dict[LayerChoice, _LayerSelection] = {
+    "embeddings": _LayerSelection(lambda last: range(1)),
+    "second-to-last": _LayerSelection(lambda last: range(last - 1, last)),
+    "last": _LayerSelection(lambda last: range(last, last + 1)),
+    "weighted-sum-last-four": _LayerSelection(lambda last: range(last + 1 - _LAST_FOUR, last + 1), summed=True),
+    "concat-last-four": _LayerSelection(lambda last: range(last + 1 - _LAST_FOUR, last + 1)),
+    "weighted-sum-all": _LayerSelection(lambda last: range(1, last + 1), summed=True),
 }
-assert set(_READINGS) == set(get_args(LayerChoice))
+assert set(_LAYER_SELECTIONS) == set(get_args(LayerChoice))
 
 
 class FeatureSource(Protocol):
@@ -98,12 +98,12 @@ class FeatureLstmConfig(EncoderConfig):
     @property
     def states(self) -> range:
         """The states that are read: 0 are the embeddings, L the last layer's."""
-        return _READINGS[self.layers].states(self.base_layers)
+        return _LAYER_SELECTIONS[self.layers].states(self.base_layers)
 
     @property
     def is_sum(self) -> bool:
         """Whether they are summed, not laid side by side."""
-        return _READINGS[self.layers].summed
+        return _LAYER_SELECTIONS[self.layers].summed
 
     @property
     def max_tokens(self) -> int:
@@ -262,7 +262,7 @@ class FeatureLstm(Encoder):
 
 
 class _Relay(Recorder):
-    """Keeps some points for itself, and hands all of them to somebody else's recorder first."""
+    """Keeps some points, after another recorder has had all of them."""
 
     def __init__(self, wanted: Collection[str], outer: Recorder | None) -> None:
         super().__init__(wanted)

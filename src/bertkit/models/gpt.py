@@ -121,7 +121,7 @@ class GptConfig(GptLikeConfig):
         if self.intermediate_size != _FEED_FORWARD_FACTOR * self.hidden_size:
             raise ValueError(
                 f"intermediate_size ({self.intermediate_size}) must be {_FEED_FORWARD_FACTOR} times hidden_size"
-                f" ({self.hidden_size}) in this family, whose config.json cannot say otherwise"
+                f" ({self.hidden_size}) in this family, whose config.json has no key for it"
             )
 
     @classmethod

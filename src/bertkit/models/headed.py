@@ -30,8 +30,8 @@ from bertkit.models.weights import HubForm, prefixed, to_hub_names
 
 POOLER = "pooler"
 SCORING_RULE = "scoring_rule"
-"""Key of config.json: the rule of `bertkit.models.pseudo_likelihood` that asks the vocabulary head as it was trained,
-where that cannot be told from the heads. It is one of a model's `extras`."""
+"""Key of config.json: the rule of `bertkit.models.pseudo_likelihood` that uses the vocabulary head as it was trained,
+if the heads do not determine it. It is one of a model's `extras`."""
 _COMPANIONS = "companions."
 
 
@@ -66,7 +66,7 @@ class HeadedModel(nn.Module):
         self.encoder = encoder
         self.head_names = tuple(name for name in self.plans if name in heads)
         shape = HeadShape(encoder.width, encoder.embedding_width, encoder.vocab_size, self.labels.count)
-        # The pooler stands before the first head that reads it: the order of parameters is the order of their sums.
+        # The pooler comes before the first head that reads it: the order of parameters is the order of their sums.
         for name in self.head_names:
             if self.plans[name].pooled and not self.has_pooler:
                 self.add_module(POOLER, encoder.config.build_pooler(encoder.width))
@@ -216,7 +216,7 @@ class HeadedModel(nn.Module):
             present = {kind: name for kind, name in sources.items() if name in self.state_dict()}
             hub = to_hub_names(present.values(), names)
             tied |= {f"{decoder}.{kind}": hub[name] for kind, name in present.items()}
-        # A head whose own bias stands in the decoder on the Hub is not a copy of anything.
+        # A head whose own bias is the decoder's on the Hub is no copy.
         return {name: source for name, source in tied.items() if name != source}
 
 

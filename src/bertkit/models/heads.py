@@ -46,7 +46,7 @@ LABELLED = frozenset({"sequence_classification", "token_classification"})
 """Heads with as many outputs as there are labels."""
 
 SPAN_POSITIONS = 20
-"""Tokens of a span that the span-boundary head tells apart."""
+"""Tokens of a span that the span-boundary head distinguishes."""
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
         for name, tensor in form.to_hub(state).items()
     }
     save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
-    # safetensors lets nobody else read what it writes; the other files follow the user's umask.
+    # safetensors writes files that only the user can read; the other files follow the umask.
     (directory / WEIGHTS_FILE).chmod((directory / CONFIG_FILE).stat().st_mode)
     if tokenizer is not None:
         write_tokenizer(model, tokenizer, directory)
@@ -131,9 +131,9 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     try:
         return kind.from_hub(contents), contents
     except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"])) or "settings"
-        raise DataError(f"{path}: {key}: {fault['msg']} (found {fault['input']!r})") from error
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "settings"
+        raise DataError(f"{path}: {key}: {first['msg']} (found {first['input']!r})") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -184,9 +184,9 @@ def load_model(
     lacking = [name for name in report.missing if name in set(backbone)]
     if lacking:
         raise DataError(f"{path}: the encoder lacks {len(lacking)} weights, such as {', '.join(lacking[:3])}")
-    anew = set(report.drawn_anew)
-    model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in anew})
-    unexpected = anew - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
+    initialised = set(report.drawn_anew)
+    model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
+    unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
     if unexpected:
         log.warning("%s: newly initialised: %s", path, ", ".join(sorted(unexpected)))
     return model.eval(), report
@@ -219,10 +219,6 @@ def refuse_quantised(directory: Path, contents: Mapping[str, Any]) -> None:
         raise DataError(f"{directory}: {TRAINING_REFUSED}")
 
 
-load_pretraining_model = load_model
-"""The name by which pretraining knows it."""
-
-
 def load_companions(model: HeadedModel, directory: Path) -> None:
     """Fill a model's companions from an earlier run's directory: RUN/generator beside RUN/model.
 
@@ -241,7 +237,7 @@ def load_companions(model: HeadedModel, directory: Path) -> None:
             differing = [
                 f"{key} is {found.get(key)}, wanted {wanted[key]}" for key in wanted if found.get(key) != wanted[key]
             ]
-            raise DataError(f"{beside}: not the {name} that the recipe asks for: {', '.join(differing)}")
+            raise DataError(f"{beside}: not the {name} of the recipe: {', '.join(differing)}")
         state = loaded.state_dict()
         with torch.no_grad():
             for key, parameter in model.unshared(name).items():
@@ -322,6 +318,5 @@ __all__ = [
     "find_model",
     "load_companions",
     "load_model",
-    "load_pretraining_model",
     "save_model",
 ]

@@ -47,7 +47,7 @@ class WeightCache:
     def get(self, what: Hashable, make: Callable[[], Any]) -> Any:
         """What was made under this key."""
         if what not in self._made:
-            # It outlives the pass that asks for it, and a later one may want gradients of other things.
+            # It outlives this pass, and a later one may need gradients of other tensors.
             with torch.inference_mode(mode=False), torch.no_grad():
                 self._made[what] = make()
         return self._made[what]
@@ -107,7 +107,7 @@ WEIGHT = "weight_int8"
 SCALE = "weight_scale"
 INPUT_THRESHOLD = "input_threshold"
 OUTPUT_THRESHOLD = "output_threshold"
-"""What the tensors are called in a file, behind the map's own name."""
+"""Names of the tensors in a file, below the module's."""
 
 STEPS = 200
 """Steps between the smallest and the largest number of a row."""
@@ -362,7 +362,7 @@ def _on_grid(input: Tensor) -> Tensor:
 def _pack(weight_int8: Tensor, scale_F: Tensor, bias: Tensor | None) -> Any:
     engine = torch.backends.quantized.engine
     with warnings.catch_warnings():
-        # torch asks to go over to torchao, whose int8 products on a CPU are torch._int_mm's.
+        # torch recommends torchao, whose int8 products on a CPU are torch._int_mm's.
         warnings.simplefilter("ignore")
         torch.backends.quantized.engine = "fbgemm"
         try:
@@ -374,7 +374,7 @@ def _pack(weight_int8: Tensor, scale_F: Tensor, bias: Tensor | None) -> Any:
             torch.backends.quantized.engine = engine
 
 
-# The operator itself: what torch puts around it looks at each argument for objects that are none of ours, which at
+# The operator itself: torch's wrapper checks each argument for foreign objects, which at
 # one sentence takes one part in a hundred of the whole forward pass.
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
 """Floats, their scale, their zero point, packed weights: quantises into 8 unsigned bits, multiplies, gives floats."""

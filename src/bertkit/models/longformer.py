@@ -44,7 +44,7 @@ class LongformerConfig(RobertaLikeConfig):
         512, description="Window in tokens, half of it on either side: of all layers, or of each."
     )
     sep_token_id: int | None = Field(
-        2, description="The separator's id, by which questions and choices are told; null: there are none."
+        2, description="The separator's id, which bounds questions and choices; null: there are none."
     )
 
     model_type: ClassVar[str] = "longformer"

@@ -216,8 +216,8 @@ class BottleneckAttention(SelfAttention):
         key_TNH = scope.tap("hook_k", self.key(shared).view(heads_TNH))
         value_TNH = scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
         mixed_TNH = scope.tap("hook_z", self.mix(query_TNH, key_TNH, value_TNH, sequences, scope))
-        asked = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
-        output: Tensor = self.output(asked.flatten(1))
+        selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
+        output: Tensor = self.output(selected_TNH.flatten(1))
         return output
 
 
@@ -307,5 +307,5 @@ class MobileBert(BertStack):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """The padding's row is zero, for the Hub's class reads it behind a padded sequence's end."""
+        """The padding's row is zero, since the Hub's class reads it after the end of a padded sequence."""
         self.embeddings.word.weight[self.pad_id].zero_()

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from bertkit.errors import DataError, first_line
 from bertkit.files import sha256_of
-from bertkit.hub import hub_faults, is_offline, refusal
+from bertkit.hub import hub_errors, is_offline, refusal
 
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
 WEIGHT_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", PICKLE, f"{PICKLE}.index.json")
-"""What is looked for in a model directory, in this order."""
+"""Weights in a model directory, in order of preference."""
 
 _OLD_NORM = {"gamma": "weight", "beta": "bias"}
 _OLD_NORM_NAME = re.compile(r"(.*LayerNorm\.)(gamma|beta)")
@@ -175,8 +175,8 @@ def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
         directory = _snapshot(name, revision, [*_SMALL_FILES, *_SAFE_WEIGHTS], offline=offline)
         if not any(directory.rglob("*.safetensors")):
             directory = _snapshot(name, revision, [*_SMALL_FILES, *_PICKLED_WEIGHTS], offline=offline)
-    except hub_faults() as fault:
-        raise DataError(f"{shown}: no directory of this name, and {refusal(fault, 'model')}") from fault
+    except hub_errors() as error:
+        raise DataError(f"{shown}: no directory of this name, and {refusal(error, 'model')}") from error
     if not is_model(directory):
         raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}")
     return directory

@@ -242,7 +242,7 @@ def _take_out(attentions: Sequence[SelfAttention], chosen: HeadChoice) -> None:
         if strange:
             raise ValueError(f"layer {layer} has no head {strange[0]}; its heads are counted from 0 to {every - 1}")
         if gone & set(heads):
-            raise ValueError(f"layer {layer}: head {min(gone & set(heads))} is gone already")
+            raise ValueError(f"layer {layer}: head {min(gone & set(heads))} is pruned already")
         if len(gone) + len(set(heads)) == every:
             raise ValueError(
                 f"layer {layer} would have none of its {every} heads left; keep one, or take out the whole layer"

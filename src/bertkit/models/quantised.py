@@ -34,7 +34,7 @@ from bertkit.models.weights import Names, to_hub_names
 QUANTISATION = "quantization_config"
 """Key of config.json, one of a model's `extras`: that and how its weights are quantised."""
 METHOD = "bertkit"
-"""What it says under `quant_method`."""
+"""Its `quant_method`."""
 _LEAVES = (WEIGHT, SCALE, INPUT_THRESHOLD, OUTPUT_THRESHOLD, *LowBitLinear.LEAVES)
 
 
@@ -105,7 +105,7 @@ def restructure(model: nn.Module, tensors: Mapping[str, Tensor], names: Names, s
     if bits not in range(2, 9) or not isinstance(bits_by_map, Mapping):
         raise DataError(
             f"{QUANTISATION}: activation_bits is {bits!r} and bits {bits_by_map!r}; expected a number from 2 to 8, and"
-            " numbers by the names of linear maps; write the model anew"
+            " numbers by the names of linear maps; export the model again"
         )
 
     def made(name: str, part: nn.Module) -> nn.Module | None:

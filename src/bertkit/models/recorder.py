@@ -109,7 +109,7 @@ def point_shapes(model: HeadedModel, batch: PackedBatch) -> dict[str, tuple[int,
 def layer_points(model: HeadedModel) -> tuple[str, ...]:
     """The point of each layer's hidden states, found by a forward pass, as `hidden_states` of `transformers` has them.
 
-    The first is the input of the first layer, the sum of all embeddings; of a family with a norm behind the last layer,
+    The first is the input of the first layer, the sum of all embeddings; of a family with a norm after the last layer,
     the last is its output.
 
     Raises:

@@ -92,7 +92,7 @@ class SentenceModel(nn.Module):
     Args:
         model: the encoder.
         pooling: modes, whose vectors are concatenated.
-        behind: what is applied to the pooled vectors, in order.
+        modules: what is applied to the pooled vectors, in order.
         max_tokens: the caller truncates texts to this length; None: the encoder's limit.
         lowercases: whether texts are lower-cased before they are tokenised.
     """
@@ -101,7 +101,7 @@ class SentenceModel(nn.Module):
         self,
         model: HeadedModel,
         pooling: Sequence[PoolingMode] = ("mean",),
-        behind: Sequence[nn.Module] = (),
+        modules: Sequence[nn.Module] = (),
         *,
         max_tokens: int | None = None,
         lowercases: bool = False,
@@ -109,7 +109,7 @@ class SentenceModel(nn.Module):
         super().__init__()
         self.model = model
         self.pooling = tuple(pooling)
-        self.behind = nn.Sequential(*behind)
+        self.after_pooling = nn.Sequential(*modules)
         limit = model.encoder.max_tokens
         self.max_tokens = limit if max_tokens is None else min(max_tokens, limit)
         self.lowercases = lowercases
@@ -118,7 +118,7 @@ class SentenceModel(nn.Module):
         """(B, E)."""
         hidden_TD = self.model(batch)
         pooled_BE = torch.cat([pool(mode, hidden_TD, batch) for mode in self.pooling], dim=-1)
-        vectors_BE: Tensor = self.behind(pooled_BE)
+        vectors_BE: Tensor = self.after_pooling(pooled_BE)
         return vectors_BE
 
 
@@ -137,13 +137,13 @@ def load_sentence_model(directory: Path) -> SentenceModel:
             f"{directory / MODULES_FILE}: expected a Transformer and a Pooling first, found"
             f" {', '.join(kind for kind, _ in steps) or 'nothing'}"
         )
-    (_, root), (_, pooling), *behind = steps
+    (_, root), (_, pooling), *modules = steps
     model, _ = load_model(root, heads=())
     settings = _optional(root / "sentence_bert_config.json")
     return SentenceModel(
         model,
         _pooling_modes(pooling / CONFIG_FILE),
-        [_step(kind, path) for kind, path in behind],
+        [_step(kind, path) for kind, path in modules],
         max_tokens=settings.get("max_seq_length"),
         lowercases=bool(settings.get("do_lower_case", False)),
     ).eval()

@@ -209,7 +209,7 @@ def load_weights(
     report = WeightReport(tied=_checked_copies(tensors, form, source))
     report.unexpected = sorted(set(tensors) - set(shapes) - set(report.tied))
     open_names = {hub_names[name] for name in may_differ}
-    faults = []
+    errors = []
     for hub_name in dict.fromkeys(hub_names.values()):
         if hub_name not in tensors:
             report.missing.append(hub_name)
@@ -219,9 +219,9 @@ def load_weights(
             report.reinitialised.append(hub_name)
         else:
             shape, wanted = tuple(tensors[hub_name].shape), tuple(shapes[hub_name])
-            faults.append(f"{hub_name} has shape {shape}, the configuration wants {wanted}")
-    if faults:
-        raise DataError(f"{source}: " + "; ".join(faults))
+            errors.append(f"{hub_name} has shape {shape}, the configuration wants {wanted}")
+    if errors:
+        raise DataError(f"{source}: " + "; ".join(errors))
     fitting = {name: tensors[name] for name in report.loaded}
     for name, tensor in form.from_hub(fitting, state).items():
         state[name].copy_(tensor)

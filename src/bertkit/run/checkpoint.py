@@ -133,12 +133,12 @@ def load_newest_checkpoint(directory: Path) -> Checkpoint | None:
 
 def verify_checkpoint(directory: Path) -> None:
     """Check a checkpoint's files against its manifest, by size and sha256; DataError names every damaged one."""
-    faults = checkpoint_faults(directory)
-    if faults:
-        raise DataError(f"checkpoint {directory} is damaged: " + "; ".join(faults))
+    errors = checkpoint_errors(directory)
+    if errors:
+        raise DataError(f"checkpoint {directory} is damaged: " + "; ".join(errors))
 
 
-def checkpoint_faults(directory: Path) -> list[str]:
+def checkpoint_errors(directory: Path) -> list[str]:
     """What is wrong with a checkpoint, one line per file; empty when it is whole."""
     try:
         manifest = read_json(directory / MANIFEST)
@@ -153,7 +153,7 @@ def checkpoint_faults(directory: Path) -> list[str]:
     strange = [name for name in files if Path(name).name != name]
     if strange:
         return [f"{directory / MANIFEST}: names files outside of the checkpoint: {', '.join(strange)}"]
-    return [fault for name, entry in sorted(files.items()) if (fault := _file_fault(directory / name, entry))]
+    return [problem for name, entry in sorted(files.items()) if (problem := _file_problem(directory / name, entry))]
 
 
 def newest_valid_checkpoint(directory: Path) -> Path | None:
@@ -168,17 +168,17 @@ def newest_valid_checkpoint(directory: Path) -> Path | None:
         DataError: there are checkpoints and all of them are damaged.
     """
     _restore_replaced(directory)
-    faults: list[str] = []
+    errors: list[str] = []
     for path in _candidates(directory):
-        found = checkpoint_faults(path)
+        found = checkpoint_errors(path)
         if not found:
-            if faults:
-                log.warning("resuming from the older checkpoint %s, because %s", path, "; ".join(faults))
+            if errors:
+                log.warning("resuming from the older checkpoint %s, because %s", path, "; ".join(errors))
             return path
-        faults.extend(found)
-    if faults:
+        errors.extend(found)
+    if errors:
         raise DataError(
-            f"no checkpoint in {directory} can be used: {'; '.join(faults)}. Restore the files from a copy, "
+            f"no checkpoint in {directory} can be used: {'; '.join(errors)}. Restore the files from a copy, "
             "or start a new run without --resume"
         )
     return None
@@ -210,7 +210,7 @@ def _candidates(directory: Path) -> list[Path]:
     return [path for path in paths if _step_of(path) <= step] + [path for path in paths if _step_of(path) > step]
 
 
-def _file_fault(path: Path, entry: Any) -> str | None:
+def _file_problem(path: Path, entry: Any) -> str | None:
     """Compare one file with its line of the manifest; the size first, since it costs nothing."""
     try:
         size = path.stat().st_size
@@ -274,7 +274,7 @@ def _independent(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _put_in_place(writing: Path, final: Path) -> None:
     """Rename the finished directory; one of that name steps aside first, and is restored if we are killed between."""
     if final.exists():
-        if (writing / MANIFEST).read_bytes() == _bytes_or_none(final / MANIFEST) and not checkpoint_faults(final):
+        if (writing / MANIFEST).read_bytes() == _bytes_or_none(final / MANIFEST) and not checkpoint_errors(final):
             return
         replaced = final.with_name(f"{_REPLACED}{final.name}")
         os.rename(final, replaced)
@@ -305,7 +305,7 @@ def _restore_replaced(directory: Path) -> None:
 
 
 def _clean(directory: Path) -> None:
-    """Remove what killed writers left behind."""
+    """Remove leftovers of killed writers."""
     _restore_replaced(directory)
     for leftover in directory.glob(f"{_WRITING}*"):
         log.warning("removing %s, which a killed writer left unfinished", leftover)
@@ -329,7 +329,7 @@ def _prune(directory: Path, step: int, keep: int) -> None:
 
 
 def _write_failure(directory: Path, final: Path, error: Exception) -> str:
-    valid = [path for path in list_checkpoints(directory)[::-1] if path != final and not checkpoint_faults(path)]
+    valid = [path for path in list_checkpoints(directory)[::-1] if path != final and not checkpoint_errors(path)]
     previous = f"the previous checkpoint {valid[0]} stays valid" if valid else "no earlier checkpoint exists"
     try:
         free = f"{shutil.disk_usage(directory).free // 2**20} MiB are free there; "

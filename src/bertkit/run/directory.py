@@ -129,9 +129,9 @@ class RunDirectory:
         if not (path / RECORD).is_file():
             raise DataError(f"{path}: not a run directory ({'it has no ' + RECORD if path.is_dir() else 'missing'})")
         record = read_json(path / RECORD)
-        faults = record_faults(record)
-        if faults:
-            raise DataError(f"{path / RECORD}: {'; '.join(faults)}; the file is damaged or of a newer version")
+        errors = record_errors(record)
+        if errors:
+            raise DataError(f"{path / RECORD}: {'; '.join(errors)}; the file is damaged or of a newer version")
         return cls(path, record)
 
     @property
@@ -280,7 +280,7 @@ class RunDirectory:
             log.warning("the end of the run could not be recorded in %s (%s)", self.path / RECORD, refused)
 
 
-def record_faults(record: Mapping[str, Any]) -> list[str]:
+def record_errors(record: Mapping[str, Any]) -> list[str]:
     """What keeps a run.json from being understood, one line per field."""
     if record.get("format") != FORMAT:
         return [f"format is {record.get('format')!r}, expected {FORMAT}"]

@@ -98,7 +98,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The processor's name; Linux keeps it in /proc/cpuinfo, elsewhere platform knows."""
+    """The processor's name; Linux keeps it in /proc/cpuinfo, elsewhere it is platform's."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -18,7 +18,7 @@ from bertkit.run.directory import RECORD, RunDirectory
 log = logging.getLogger(__name__)
 
 Choice = Callable[[Sequence[RunDirectory]], Iterable[RunDirectory]]
-"""Which of some runs may be gone on with."""
+"""Which of some runs may be continued."""
 
 
 def find_runs(root: Path) -> list[RunDirectory]:

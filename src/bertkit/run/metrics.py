@@ -107,23 +107,23 @@ def last_metrics(path: Path) -> dict[str, Any] | None:
     return next((value for line in reversed(lines) if (value := _parse(line)) is not None), None)
 
 
-def metrics_faults(path: Path) -> list[str]:
+def metrics_errors(path: Path) -> list[str]:
     """What is wrong with a metrics.jsonl: an unreadable line, a step that goes down, a figure logged twice."""
-    faults: list[str] = []
+    errors: list[str] = []
     newest, logged = 0, set[str]()
     for number, line, value in _lines(path):
         if value is None:
             if line.endswith(b"\n"):
-                faults.append(f"{path}, line {number}: not a JSON object with an integer `step`")
+                errors.append(f"{path}, line {number}: not a JSON object with an integer `step`")
             continue
         step, names = value["step"], value.keys() - {"step", "tokens"}
         if step < newest:
-            faults.append(f"{path}, line {number}: step {step} after step {newest}")
+            errors.append(f"{path}, line {number}: step {step} after step {newest}")
         elif step == newest and (twice := names & logged):
-            faults.append(f"{path}, line {number}: step {step} logs {', '.join(sorted(twice))} a second time")
+            errors.append(f"{path}, line {number}: step {step} logs {', '.join(sorted(twice))} a second time")
         logged = names | (logged if step == newest else set())
         newest = max(newest, step)
-    return faults
+    return errors
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from bertkit.errors import BertkitError, CheckError, DataError
 from bertkit.files import read_json, sha256_of
 from bertkit.run.directory import ENVIRONMENT, RECIPE, RESULTS, RunDirectory
-from bertkit.run.metrics import metrics_faults
+from bertkit.run.metrics import metrics_errors
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class RunReport:
     checks: tuple[Check, ...]
 
     @property
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Details of the damaged parts."""
         return [check.detail for check in self.checks if check.verdict == "fault"]
 
-    def raise_for_faults(self) -> None:
+    def raise_for_errors(self) -> None:
         """Raise CheckError, with every damaged file, if there is one."""
-        if self.faults:
-            raise CheckError(f"{self.path}: not as the run wrote it: " + "; ".join(self.faults))
+        if self.errors:
+            raise CheckError(f"{self.path}: not as the run wrote it: " + "; ".join(self.errors))
 
 
 def verify_run(path: Path) -> RunReport:
@@ -54,7 +54,7 @@ def verify_run(path: Path) -> RunReport:
     parts: dict[str, Callable[[RunDirectory], Iterator[str]]] = {
         "recipe": _recipe,
         "environment": _environment,
-        "metrics": lambda run: iter(metrics_faults(run.metrics)),
+        "metrics": lambda run: iter(metrics_errors(run.metrics)),
         "checkpoints": _checkpoints,
         "results": _results,
         "model": _model,
@@ -69,14 +69,14 @@ class _NotChecked(Exception):  # noqa: N818 (no error: it says why there is noth
 
 def _check(name: str, part: Callable[[RunDirectory], Iterator[str]], run: RunDirectory) -> Check:
     try:
-        faults = list(part(run))
+        errors = list(part(run))
     except _NotChecked as reason:
         return Check(name, "not checked", str(reason))
-    return Check(name, "fault", "; ".join(faults)) if faults else Check(name, "ok", "")
+    return Check(name, "fault", "; ".join(errors)) if errors else Check(name, "ok", "")
 
 
 def _recipe(run: RunDirectory) -> Iterator[str]:
-    yield from _hash_faults(run.path / RECIPE, run.record.get("recipe_sha256"))
+    yield from _hash_errors(run.path / RECIPE, run.record.get("recipe_sha256"))
 
 
 def _environment(run: RunDirectory) -> Iterator[str]:
@@ -90,15 +90,15 @@ def _environment(run: RunDirectory) -> Iterator[str]:
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[str]:
-    from bertkit.run.checkpoint import LATEST, checkpoint_faults, list_checkpoints
+    from bertkit.run.checkpoint import LATEST, checkpoint_errors, list_checkpoints
 
     paths = list_checkpoints(run.checkpoints)
     if not paths:
         raise _NotChecked("there are none")
     for path in paths:
-        faults = checkpoint_faults(path)
+        errors = checkpoint_errors(path)
         if path.is_dir():  # else the run, still going, has removed it by now
-            yield from faults
+            yield from errors
     latest = run.checkpoints / LATEST
     named = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.exists() else ""
     if not named or not (run.checkpoints / named).is_dir():
@@ -110,7 +110,7 @@ def _results(run: RunDirectory) -> Iterator[str]:
         raise _NotChecked(f"the run is {run.status}")
     if "results_sha256" not in run.record:
         raise _NotChecked("the run recorded none")
-    yield from _hash_faults(run.path / RESULTS, run.record["results_sha256"])
+    yield from _hash_errors(run.path / RESULTS, run.record["results_sha256"])
 
 
 def _model(run: RunDirectory) -> Iterator[str]:
@@ -118,7 +118,7 @@ def _model(run: RunDirectory) -> Iterator[str]:
     if not isinstance(recorded, dict):
         raise _NotChecked("the run recorded none")
     for name, digest in sorted(recorded.items()):
-        yield from _hash_faults(run.model / name, digest)
+        yield from _hash_errors(run.model / name, digest)
 
 
 def _shards(run: RunDirectory) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _shards(run: RunDirectory) -> Iterator[str]:
             yield f"{where}: its fingerprint is {found}, the run read {fingerprint}"
 
 
-def _hash_faults(path: Path, recorded: Any) -> Iterator[str]:
+def _hash_errors(path: Path, recorded: Any) -> Iterator[str]:
     try:
         if sha256_of(path) != recorded:
             yield f"{path}: its sha256 is not the recorded one (altered)"

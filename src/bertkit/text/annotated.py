@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from bertkit.errors import DataError
 
 Span = tuple[int, int]
-"""The first character and the one behind the last."""
+"""The first character, and the end, not included."""
 
 MOST_FIELDS = 4
 """Two bits of a byte mark the spans of one field."""
 
-FATES = ("kept", "without_token", "across_segments", "overlapping")
-"""What becomes of an annotated span: it is kept; no token stands in it; it reaches out of its segment; a longer one, or
-one further left, stands in its way."""
-_KEPT, _WITHOUT_TOKEN, _ACROSS, _OVERLAPPING = range(len(FATES))
+OUTCOMES = ("kept", "without_token", "across_segments", "overlapping")
+"""Outcomes of an annotated span: it is kept; it has no token; it reaches out of its segment; it overlaps a longer one,
+or one further left."""
+_KEPT, _WITHOUT_TOKEN, _ACROSS, _OVERLAPPING = range(len(OUTCOMES))
 BEGINS, INSIDE = 1, 2
 """Marks of a token: the first of a span; one of its tokens, the first included."""
 
@@ -101,7 +101,7 @@ def annotated_lines(text: str, spans: Sequence[Sequence[Span]]) -> list[str]:
     for field, listed in enumerate(spans):
         for start, end in listed:
             start, end = _without_blanks(text, start, end)
-            # What is empty may stand between two lines, or before the first.
+            # An empty span may be between two lines, or before the first.
             number = max(0, int(np.searchsorted(starts, start, side="right")) - 1)
             if places:
                 offset = places[number].start()
@@ -154,22 +154,22 @@ def marked(segment: AnnotatedSegment, offset_T2: NDArray[np.int64]) -> tuple[NDA
     further left. `offset_T2`: the characters of each token in the segment.
     """
     marks_T = np.zeros(len(offset_T2), dtype=np.uint8)
-    fates_FC = np.zeros((len(segment.spans), len(FATES)), dtype=np.int64)
+    outcomes_FC = np.zeros((len(segment.spans), len(OUTCOMES)), dtype=np.int64)
     for field, spans in enumerate(segment.spans):
         ranges = []
         for start, end in spans:
             overlapping = np.flatnonzero((offset_T2[:, 0] < end) & (offset_T2[:, 1] > start))
             if start == end or (end <= len(segment.text) and not overlapping.size):
-                fates_FC[field, _WITHOUT_TOKEN] += 1
+                outcomes_FC[field, _WITHOUT_TOKEN] += 1
             elif end > len(segment.text):
-                fates_FC[field, _ACROSS] += 1
+                outcomes_FC[field, _ACROSS] += 1
             else:
                 ranges.append((int(overlapping[0]), int(overlapping[-1]) + 1))
         for first, last in sorted(ranges, key=lambda each: (each[0] - each[1], each[0])):
             if (marks_T[first:last] >> 2 * field & INSIDE).any():
-                fates_FC[field, _OVERLAPPING] += 1
+                outcomes_FC[field, _OVERLAPPING] += 1
                 continue
             marks_T[first:last] |= INSIDE << 2 * field
             marks_T[first] |= BEGINS << 2 * field
-            fates_FC[field, _KEPT] += 1
-    return marks_T, fates_FC
+            outcomes_FC[field, _KEPT] += 1
+    return marks_T, outcomes_FC

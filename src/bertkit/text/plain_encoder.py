@@ -1,7 +1,9 @@
 """Encoding a corpus fast: each distinct word goes through the tokenizer once.
 
-No paper. A space is a border that no piece of a BERT, GPT-2 or SentencePiece-like vocabulary crosses, so the ids of a
-text are the ids of its words end to end; `tokenizers` itself encodes every occurrence anew, at a tenth of the speed.
+No paper. No token of a BERT, GPT-2 or SentencePiece-like vocabulary crosses a space, so the ids of a text are the ids
+of its words end to end; `tokenizers` itself encodes every occurrence again, at a tenth of the speed. A word of up to 15
+bytes is two machine words, so numpy looks up tens of thousands of them at once in a table with one place for each hash;
+the rest (new or long words, or those whose place is taken) are looked up in a dict, at three times the cost.
 
 Shapes: K texts, W words of a call, T tokens, U distinct words known so far.
 """
@@ -24,7 +26,7 @@ Int64s = NDArray[np.int64]
 Cutting = Literal["bert", "single-space", "before-space"]
 
 MAX_WORDS = 1 << 18
-MAX_PIECES = 1 << 22
+MAX_TOKENS = 1 << 22
 # BERT parts a word from its punctuation itself; parted beforehand, half as many distinct words remain.
 # Where a mark usually has a space on one side, it is parted on the other only.
 _PARTED = [
@@ -42,7 +44,7 @@ class PlainEncoder:
     """Encodes text as text: special tokens written out in it are not recognised, and none are added.
 
     Ids are those of the tokenizer itself: where its rules do not stop at spaces, it encodes every text whole. Memory is
-    bounded: the table of known words starts anew when it is full.
+    bounded: the table of known words is emptied when it is full.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -54,7 +56,7 @@ class PlainEncoder:
         self._is_bert = _is_bert(settings)
         self._lowercases = self._is_bert and bool(settings["normalizer"]["lowercase"])
         self._index = self._new_index()
-        self._pieces: Int64s = np.zeros(1 << 12, np.int64)
+        self._tokens: Int64s = np.zeros(1 << 12, np.int64)
         self._start_U: Int64s = np.zeros(1 << 12, np.int64)
         self._used = 0
 
@@ -103,7 +105,7 @@ class PlainEncoder:
         return _flattened([ids_K[k] for k in range(len(texts))])
 
     def _encode_words(self, content: bytes) -> tuple[Int64s, Int64s]:
-        if len(self._index) > MAX_WORDS or self._used > MAX_PIECES:
+        if len(self._index) > MAX_WORDS or self._used > MAX_TOKENS:
             self._index, self._used = self._new_index(), 0
         index_W = self._index.numbers(content)
         self._learn(self._index.take_new())
@@ -113,10 +115,10 @@ class PlainEncoder:
         # Token t of a word lies in the table at the word's start + (t - the word's first t): one shift for each word.
         source_T = np.arange(int(end_W[-1])) + np.repeat(start_W - (end_W - length_W), length_W)
         text_end_K = end_W[np.append(np.flatnonzero(index_W == 0), len(index_W) - 1)]
-        return self._pieces[source_T], np.diff(text_end_K, prepend=0)
+        return self._tokens[source_T], np.diff(text_end_K, prepend=0)
 
     def _learn(self, new: list[bytes]) -> None:
-        """Append the last words of the index to the table: word u has the pieces start_U[u] to start_U[u + 1]."""
+        """Append the last words of the index to the table: word u has the tokens start_U[u] to start_U[u + 1]."""
         if not new:
             return
         words = [word.decode() for word in new]
@@ -127,8 +129,8 @@ class PlainEncoder:
         rows |= zip(others, self._ids(others), strict=True)
         ids, lengths = _flattened([rows[word] for word in words])
         last = len(self._index)
-        self._pieces = with_room(self._pieces, self._used + len(ids))
-        self._pieces[self._used : self._used + len(ids)] = ids
+        self._tokens = with_room(self._tokens, self._used + len(ids))
+        self._tokens[self._used : self._used + len(ids)] = ids
         self._start_U = with_room(self._start_U, last + 1)
         self._start_U[last + 1 - len(words) : last + 1] = self._used + np.cumsum(lengths)
         self._used += len(ids)
@@ -136,16 +138,16 @@ class PlainEncoder:
     def _bert_rows(self, words: list[str]) -> dict[str, list[int]]:
         """Ids of the words that BERT's normaliser makes printable ASCII, where its cutting is a pattern of a line.
 
-        The model is asked directly: the tokenizer would need thrice the time, for offsets and the like.
+        By the model directly: the tokenizer takes three times as long, for offsets and the like.
         """
         normalize, tokenize = self._backend.normalizer.normalize_str, self._backend.model.tokenize
         rows = {}
         for word in words:
             normal = word if word.isascii() else normalize(word)
             if normal.isalnum() and normal.isascii():
-                rows[word] = [piece.id for piece in tokenize(normal)]
+                rows[word] = [token.id for token in tokenize(normal)]
             elif normal.isascii() and normal.isprintable():
-                rows[word] = [piece.id for part in _BERT_PARTS.findall(normal) for piece in tokenize(part)]
+                rows[word] = [token.id for part in _BERT_PARTS.findall(normal) for token in tokenize(part)]
         return rows
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -206,7 +208,7 @@ _Number = TypeVar("_Number", bound=np.generic)
 BORDER = b"\n"
 CHUNK_WORDS = 1 << 16
 PLACE_BITS = 19
-# The key of a word of at most 15 bytes is the word with the separator behind it, filled up with zeros; of a longer word
+# The key of a word of at most 15 bytes is the word with the separator after it, padded with zeros; of a longer word
 # the first 16 bytes, among which there is no separator. So no two words have the same key, but for long ones.
 KEY_BYTES = 16
 _KEPT_1 = np.array([(1 << 8 * min(length + 1, 8)) - 1 for length in range(KEY_BYTES)], np.uint64)
@@ -298,7 +300,7 @@ class _Numbers(dict[bytes, int]):
 
 
 def with_room(array: NDArray[_Number], size: int) -> NDArray[_Number]:
-    """The array itself, or a copy of at least twice the length, zeros behind, where `size` entries do not fit."""
+    """The array itself, or a copy of at least twice the length, padded with zeros, if `size` entries do not fit."""
     if size <= len(array):
         return array
     grown = np.zeros(max(size, 2 * len(array)), array.dtype)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, first_line
-from bertkit.hub import asking_nobody, hub_faults
+from bertkit.hub import hub_errors, without_network
 from bertkit.text.annotated import annotated_lines, spans_of
 from bertkit.text.lines import read_lines
 
@@ -103,8 +103,8 @@ class JsonLinesReader(Reader):
     def _record(self, line: str, where: str) -> dict[str, Any]:
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as fault:
-            raise DataError(f"{where}, column {fault.colno}: not valid JSON: {fault.msg}") from fault
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where}, column {error.colno}: not valid JSON: {error.msg}") from error
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
         return record
@@ -126,7 +126,7 @@ class TableReader(Reader):
     def parts(self) -> Iterator[Part]:
         import datasets
 
-        # Only the columns asked for are read, where the format allows it.
+        # Only these columns are read, if the format allows it.
         columns = [self.text_field, *self.span_fields]
         options = {"columns": columns} if self.kind == "parquet" else {"keep_default_na": False}
         self._check_columns()
@@ -146,8 +146,8 @@ class TableReader(Reader):
 
             try:
                 columns = pyarrow.parquet.read_schema(self.path).names
-            except (pyarrow.ArrowException, OSError) as fault:
-                raise DataError(f"{self.name}: not a readable Parquet file: {first_line(fault)}") from fault
+            except (pyarrow.ArrowException, OSError) as error:
+                raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
         else:
             import csv
 
@@ -201,13 +201,13 @@ class HubReader(Reader):
         """The cached copy of `datasets`; DataError if it has none of this commit."""
         import datasets
 
-        with asking_nobody():
+        with without_network():
             try:
                 builder = datasets.load_dataset_builder(self.dataset, self.config)
                 if builder.hash == self.commit:
                     return datasets.load_dataset(self.dataset, self.config, split=self.split)
-            except (datasets.exceptions.DatasetsError, OSError, ValueError) as fault:
-                raise DataError(self._out_of_reach) from fault
+            except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+                raise DataError(self._out_of_reach) from error
         raise DataError(self._out_of_reach)
 
     @property
@@ -228,14 +228,14 @@ def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: 
     import pyarrow
     from pandas.errors import ParserError  # type: ignore[import-untyped]  # no stubs among the dependencies
 
-    faults = (
+    errors = (
         datasets.exceptions.DatasetsError,
         pyarrow.ArrowException,
         ParserError,
         UnicodeDecodeError,
         EOFError,
         ValueError,
-        *hub_faults(),
+        *hub_errors(),
     )
     number = 0
     try:
@@ -246,8 +246,8 @@ def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: 
                 return
             number += 1
             yield from record_parts(record, text_field, span_fields, f"{name}, record {number}")
-    except faults as fault:
-        raise DataError(f"{name}: cannot be read after record {number}: {first_line(fault)}") from fault
+    except errors as error:
+        raise DataError(f"{name}: cannot be read after record {number}: {first_line(error)}") from error
 
 
 def text_of(record: dict[str, Any], field: str, where: str) -> str:
@@ -268,8 +268,8 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
         raise DataError(f"{where}: field {field!r} is {type(text).__name__}, expected a string")
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as fault:
-        raise DataError(f"{where}: field {field!r} has half a surrogate pair at character {fault.start}") from fault
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: field {field!r} has half a surrogate pair at character {error.start}") from error
     return text
 
 

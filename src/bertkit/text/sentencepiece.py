@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]  # no stubs
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # among the dependencies
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
@@ -42,7 +42,7 @@ _CAMEMBERT_UNUSED = -100.0
 
 
 @dataclass(frozen=True)
-class PieceModel:
+class SentencePieceModel:
     """The content of a SentencePiece file.
 
     Attributes:
@@ -156,7 +156,7 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer(backend, dict(style.roles), lowercases=lowercases)
 
 
-def _style(path: Path, model: PieceModel, config: Mapping[str, Any]) -> Style:
+def _style(path: Path, model: SentencePieceModel, config: Mapping[str, Any]) -> Style:
     kind = str(config.get("model_type", ""))
     named = str(config.get("tokenizer_class", "")).removesuffix("Fast").removesuffix("Tokenizer")
     for name, style in STYLES.items():
@@ -175,7 +175,7 @@ def _style(path: Path, model: PieceModel, config: Mapping[str, Any]) -> Style:
     )
 
 
-def _scores(model: PieceModel, style: Style) -> list[tuple[str, float]]:
+def _scores(model: SentencePieceModel, style: Style) -> list[tuple[str, float]]:
     """A token that ends in digit and comma is used only if nothing else fits: ALBERT and XLNet separate the two."""
 
     def score(piece: str, value: float) -> float:
@@ -185,7 +185,9 @@ def _scores(model: PieceModel, style: Style) -> list[tuple[str, float]]:
     return [(piece, score(piece, value)) for piece, value, _ in model.pieces]
 
 
-def _normalizer(model: PieceModel, style: Style, lowercases: bool, *, keeps_accents: bool) -> normalizers.Normalizer:
+def _normalizer(
+    model: SentencePieceModel, style: Style, lowercases: bool, *, keeps_accents: bool
+) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if style.rewrites:
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -198,7 +200,7 @@ def _normalizer(model: PieceModel, style: Style, lowercases: bool, *, keeps_acce
     return normalizers.Sequence(steps)
 
 
-def read_sentencepiece(path: Path) -> PieceModel:
+def read_sentencepiece(path: Path) -> SentencePieceModel:
     """Read a file; DataError if it is no SentencePiece model."""
     try:
         proto = _model_proto().FromString(path.read_bytes())
@@ -207,13 +209,13 @@ def read_sentencepiece(path: Path) -> PieceModel:
     except DecodeError as error:
         raise DataError(f"{path}: not a SentencePiece model, or damaged: {error}") from error
     pieces = tuple((piece.piece, piece.score, piece.type) for piece in proto.pieces)
-    model = PieceModel(pieces, proto.normalizer_spec.precompiled_charsmap, proto.trainer_spec.model_type)
+    model = SentencePieceModel(pieces, proto.normalizer_spec.precompiled_charsmap, proto.trainer_spec.model_type)
     if not any(kind == _UNKNOWN for _, _, kind in model.pieces):
         raise DataError(f"{path}: not a SentencePiece model: none of its {len(model.pieces)} pieces is the unknown one")
     return model
 
 
-def _model_proto() -> type[Any]:
+def _model_proto() -> Any:
     """sentencepiece_model.proto, as far as it is needed; other fields of a file are skipped."""
     file = descriptor_pb2.FileDescriptorProto(name="sentencepiece_model.proto", package="bertkit", syntax="proto2")
     for message, fields in _PROTO.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 # A candidate: a final mark, closing quotes or brackets, space, then something that can begin a sentence.
-# The mark stands first in the pattern, so that the search leaps from one to the next.
+# The pattern begins with the mark, so that the search jumps from one to the next.
 _AROUND = r"""\s?["”’')\]]*\s+      # closing signs; WikiText and treebanks put spaces between
         (?=["“‘'(\[]{0,2}\s?[A-ZÀ-ÖØ-ÞĀ-ŽΑ-ΩА-Я0-9])"""
 _BOUNDARY = re.compile("[.!?…]" + _AROUND, re.VERBOSE)

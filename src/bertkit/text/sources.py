@@ -225,7 +225,7 @@ class FileHashes:
             try:
                 self._known = dict(json.loads(path.read_text(encoding="utf-8")))
             except (ValueError, TypeError):
-                log.warning("%s is damaged; the hashes are computed anew", path)
+                log.warning("%s is damaged; the hashes are computed again", path)
 
     def sha256(self, path: Path) -> str:
         """The sha256 of a file's content.

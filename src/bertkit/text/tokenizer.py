@@ -40,12 +40,12 @@ class TokenizerConfig(Settings):
     strip_accents: bool | None = Field(
         None, description="Remove accents; left out: where the text is lowercased, as BERT does."
     )
-    min_frequency: int = Field(2, gt=0, description="A merge of two pieces must occur this often (all but unigram).")
+    min_frequency: int = Field(2, gt=0, description="A merge of two tokens must occur this often (all but unigram).")
     character_coverage: float = Field(
         0.9999,
         gt=0,
         le=1,
-        description="Share of the text's characters that get a piece of their own; the rarest rest become [UNK].",
+        description="Share of the text's characters that get an entry of their own; the rest become [UNK].",
     )
     sample_megabytes: float = Field(
         64.0, gt=0, description="The vocabulary is learnt from at most this much text, drawn from the whole corpus."
@@ -138,8 +138,8 @@ class Tokenizer:
         """
         marker, marks_start = self.word_marker()
         starts_V = np.zeros(self.vocab_size, dtype=np.bool_)
-        for piece, i in self._vocabulary.items():
-            starts_V[i] = piece.startswith(marker) == marks_start
+        for token, i in self._vocabulary.items():
+            starts_V[i] = token.startswith(marker) == marks_start
         starts_V[list(self.special_ids)] = True
         starts_V.flags.writeable = False
         return starts_V
@@ -170,10 +170,10 @@ class Tokenizer:
 
     def token(self, token_id: int) -> str:
         """The token with this id; DataError if there is none."""
-        piece = self.backend.id_to_token(int(token_id))
-        if piece is None:
+        token = self.backend.id_to_token(int(token_id))
+        if token is None:
             raise DataError(f"id {token_id} is not in the vocabulary of {self.vocab_size} entries")
-        return str(piece)
+        return str(token)
 
     def id(self, token: str) -> int | None:
         """The id of a token, None if the vocabulary lacks it."""
@@ -212,7 +212,7 @@ class Tokenizer:
         for name, marker in (("ByteLevel", "Ġ"), ("Metaspace", "▁")):
             if f'"{name}"' in rules:
                 return marker, True
-        raise DataError("the tokenizer does not mark where words begin, so whole words cannot be found in its pieces")
+        raise DataError("the tokenizer does not mark where words begin, so whole words cannot be found in its tokens")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"json": self.backend.to_str(), "roles": self.roles, "lowercases": self.lowercases}

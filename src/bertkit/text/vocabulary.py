@@ -82,7 +82,7 @@ def _untrained(config: TokenizerConfig) -> Backend:
         steps = [normalizers.NFD(), normalizers.StripAccents(), *steps] if config.strips_accents else steps
         if steps:
             backend.normalizer = normalizers.Sequence(steps)
-        # RoBERTa leaves the first word of a text without a space; here a word has the same pieces wherever it stands.
+        # RoBERTa leaves the first word of a text without a space; here a word has the same tokens wherever it is.
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.ByteLevel()
     else:
@@ -202,7 +202,7 @@ def _settled(pieces: list[list[Any]], room: int) -> list[list[Any]]:
         [piece, lowest if len(piece) == 1 and score <= put_back else round(score, SCORE_DECIMALS)]
         for piece, score in pieces
     ]
-    # Every character keeps its piece; of the longer pieces the likeliest stay.
+    # Every character keeps its entry; of the longer tokens the likeliest stay.
     rounded.sort(key=lambda entry: (len(entry[0]) > 1, -entry[1], entry[0]))
     return sorted(rounded[:room], key=lambda entry: (-entry[1], entry[0]))
 

@@ -1,7 +1,7 @@
 """Word vectors from a text file, as GloVe and word2vec write them.
 
 Pennington et al. 2014, "GloVe: Global Vectors for Word Representation" (a word and its numbers a line, spaces between);
-Mikolov et al. 2013, word2vec (the same behind a line of two numbers: how many words, how wide).
+Mikolov et al. 2013, word2vec (the same after a line of two numbers: words and width).
 
 Shapes: N words, E width.
 """

@@ -47,13 +47,13 @@ class WordMarks:
         """The marks of a tokenizer; UsageError if its tokens do not show where words begin."""
         try:
             start_V = tokenizer.word_start_V
-        except DataError as fault:
-            raise UsageError(_no_words(str(fault))) from fault
+        except DataError as error:
+            raise UsageError(_no_words(str(error))) from error
         special_V = np.zeros_like(start_V)
         special_V[list(tokenizer.special_ids)] = True
         text_starts = start_V[~special_V]
         if text_starts.all() or not text_starts.any():
-            which = "every piece" if text_starts.all() else "no piece"
+            which = "every token" if text_starts.all() else "no token"
             raise UsageError(_no_words(f"{which} of the vocabulary begins a word by its mark"))
         sign_V, letters_V = np.zeros_like(start_V), np.zeros_like(start_V)
         for i in np.flatnonzero(~special_V).tolist():

@@ -182,7 +182,7 @@ class HalvesFound(Measure):
     def _vectors(self, hidden_TD: Tensor, asked: Asked) -> Tensor:
         """Of length one, (I, E)."""
         parts = [pool(mode, hidden_TD, asked.packed) for mode in self._sentence_model.pooling]
-        return functional.normalize(self._sentence_model.behind(torch.cat(parts, dim=-1)), dim=-1)
+        return functional.normalize(self._sentence_model.after_pooling(torch.cat(parts, dim=-1)), dim=-1)
 
     def _asked(self, sentences: Sequence[EncodedSentence], place_of: Mapping[int, int]) -> Asked:
         ids, types = ([getattr(s, name).tolist() for s in sentences] for name in ("ids_T", "types_T"))
