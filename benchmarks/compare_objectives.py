@@ -37,11 +37,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bertkit.cli.common import cache_root
+from bertkit.cli.options import cache_root
 from bertkit.data.batch import PackedBatch
-from bertkit.evaluation.arguments import EvalRequest, Evaluated
 from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
 from bertkit.evaluation.mlm import MlmSettings, evaluate_mlm
+from bertkit.evaluation.run import EvalArguments, Evaluated
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.models.hub import find_model, load_model
@@ -53,6 +53,7 @@ from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import open_shards, run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer import Tokenizer
@@ -152,7 +153,12 @@ def train(arm: str, seed: int, data: Sequence[str], out: Path) -> None:
         overrides = [*COMMON, *ARMS[arm], f"seed={seed}"]
         overrides.append(f"optimisation.steps={steps_within_budget(overrides, data)}")
         request = PretrainArguments(
-            "quickstart", overrides, sources=data, run_dir=run, cache=cache_root(), command=command
+            "quickstart",
+            [Override.parse(text) for text in overrides],
+            sources=data,
+            run_dir=run,
+            cache=cache_root(),
+            command=command,
         )
     run_pretraining(request, progress=silent_progress)
     minutes = resource.getrusage(resource.RUSAGE_SELF).ru_utime / 60
@@ -162,7 +168,7 @@ def train(arm: str, seed: int, data: Sequence[str], out: Path) -> None:
 def steps_within_budget(overrides: Sequence[str], data: Sequence[str], *, sample: int = 48) -> int:
     """The budget over the mean cost of a step, measured on the first batches."""
     sources = json.dumps([str(Path(source).absolute()) for source in data])
-    recipe = load_recipe("quickstart", [*overrides, f"data.sources={sources}"])
+    recipe = load_recipe("quickstart", [Override.parse(text) for text in [*overrides, f"data.sources={sources}"]])
     shards = open_shards(recipe, cache=cache_root(), offline=True, progress=silent_progress)
     tokenizer = load_tokenizer(shards.directory)
     batches = stage_batches(stages_of(recipe)[0], shards, tokenizer, cache=cache_root())
@@ -199,7 +205,7 @@ def fine_tuned(model: Path, task: str, overrides: Sequence[str], seed: int, task
             task=task,
             model=str(model),
             data_dir=str(tasks / "glue"),
-            overrides=overrides,
+            overrides=[Override.parse(text) for text in overrides],
             seeds=[seed],
             run_dir=run,
             command=["compare_objectives"],
@@ -221,11 +227,11 @@ def blimp(model: Path, tasks: Path, run: Path, *, causal: bool) -> float:
     return average(run, lambda request: evaluate_blimp(request, tasks / "blimp", settings), model)
 
 
-def average(run: Path, evaluate: Callable[[EvalRequest], Evaluated], model: Path) -> float:
+def average(run: Path, evaluate: Callable[[EvalArguments], Evaluated], model: Path) -> float:
     """Of a measurement, which is not repeated; of one that was broken off nothing is kept."""
     if not (run / "results.json").is_file():
         shutil.rmtree(run, ignore_errors=True)
-        evaluate(EvalRequest(str(model), run_dir=run, command=["compare_objectives"]))
+        evaluate(EvalArguments(str(model), run_dir=run, command=["compare_objectives"]))
     return float(json.loads((run / "results.json").read_text())["average"])
 
 

@@ -24,11 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.cli.common import cache_root
+from bertkit.cli.options import cache_root
 from bertkit.distillation.task_arguments import DistillArguments
 from bertkit.files import read_json
 from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 
 SEEDS = (0, 1, 2)
 _HIDDEN = {"hidden_states": {"weight": 1.0, "layers": "uniform"}}
@@ -69,7 +70,7 @@ def train(setting: str, arm: str, *, teacher: Path, tasks: Path, out: Path) -> d
         teachers=[str(teacher)],
         task=[task],
         data_dir=str(tasks / "glue"),
-        overrides=[*_COMMON, *reading, *overrides],
+        overrides=[Override.parse(text) for text in [*_COMMON, *reading, *overrides]],
         seeds=() if begun else SEEDS,
         control=control,
         resume=str(directory) if begun else None,

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.cli.common import cache_root
+from bertkit.cli.options import cache_root
 from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress

@@ -28,6 +28,7 @@ from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -83,7 +84,9 @@ def compare(task: str, tasks: Path, *, batch: int, max_length: int, steps: int, 
         task=task,
         model=str(start),
         data_dir=str(tasks),
-        overrides=[*settings, *engine, "optimisation.evaluations_per_epoch=1", "warmup=0.1"],
+        overrides=[
+            Override.parse(text) for text in [*settings, *engine, "optimisation.evaluations_per_epoch=1", "warmup=0.1"]
+        ],
         run_dir=directory / "run",
     )
     ours = finetune(request, progress=silent_progress).run

@@ -37,6 +37,7 @@ from bertkit.finetuning.recipe import OwnTask, own_spec
 from bertkit.finetuning.run import finetune
 from bertkit.metrics.base import Scores
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import Columns, label_names, load_split, read_own
 from bertkit.tasks.spec import TaskSpec
@@ -134,7 +135,7 @@ def bertkit_scores(unit: Unit) -> tuple[Scores, bool]:
             task=unit.given,
             model=str(minilm()),
             data_dir=unit.data_dir,
-            overrides=overrides,
+            overrides=[Override.parse(text) for text in overrides],
             seeds=(unit.seed,),
             run_dir=run_dir,
         )

@@ -104,7 +104,7 @@ def compare_on_task(answers: dict[str, Answer], given: argparse.Namespace) -> No
     predictor = Predictor.load(given.model, resolve_engine(EngineConfig(device="cpu")), spec=spec, examples=examples)
     features = predictor.task.encode(examples, predictor.encoder)
     sentences: list[Sentence] = []
-    for item in range(features.num_items):
+    for item in range(features.num_examples):
         packed = features.batch(np.array([item])).packed
         sentences.append((packed.ids_T.tolist(), packed.token_types_T.tolist()))
     timed = sentences[: given.sentences]

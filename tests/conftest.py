@@ -38,6 +38,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         cache = tmp_path_factory.mktemp("cache")
         patch.setenv("BERTKIT_CACHE", str(cache))
+        patch.setenv("HF_MODULES_CACHE", str(cache / "modules"))
         for name in ("BERTKIT_RUNS", "BERTKIT_MODEL", "NO_COLOR", "FORCE_COLOR"):
             patch.delenv(name, raising=False)
         yield cache

@@ -1,7 +1,7 @@
-"""The errors that end a command, each with its exit code.
+"""The errors that a command can end with, each with its exit code.
 
-An error's message is written for the user: it names the file, line or dotted key, the value, what was expected, and the
-remedy. Any other exception is a bug (exit code 1).
+An error's message is what the user reads: it names the file, line or dotted key, the value, what was expected, and the
+remedy. Anything raised that is not one of these is a bug (exit code 1).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ class BertkitError(Exception):
 
 
 class UsageError(BertkitError, ValueError):
-    """Wrong usage or a faulty recipe."""
+    """Wrong usage or an invalid recipe."""
 
     exit_code = 2
 
 
 class DataError(BertkitError):
-    """A data set, model or file is missing, truncated, altered, or of the wrong kind."""
+    """An invalid data set, model or file: missing, truncated, altered, of the wrong kind."""
 
     exit_code = 3
 
@@ -32,7 +32,7 @@ class DivergedError(BertkitError):
 
 
 class CheckError(BertkitError):
-    """A check failed."""
+    """Verification failed."""
 
     exit_code = 5
 

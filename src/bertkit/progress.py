@@ -1,6 +1,6 @@
 """The interface of progress displays.
 
-Own design: no layer below the command line knows of terminals; it passes in a display, tests a silent one.
+Own design: no layer below the command line depends on terminals. The command line passes a display, tests a silent one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ Item = TypeVar("Item")
 
 
 class ProgressMeter(Protocol):
-    """A task on display."""
+    """The progress of one piece of work."""
 
     def update(self, completed: int, note: str | None = None) -> None:
-        """So many units are done in all; `note` is a short text beside the bar."""
+        """In all, `completed` units are done; `note` is a short text beside the bar."""
 
 
 class Progress(Protocol):
@@ -39,7 +39,7 @@ def silent_progress(label: str, total: int | None = None, unit: str = "steps") -
 
 
 def counted(items: Collection[Item], progress: Progress, label: str, *, unit: str) -> Iterator[Item]:
-    """The items, each counted on a display when the next one is requested."""
+    """The items, each counted on a display once the next one is requested."""
     with progress(label, total=len(items), unit=unit) as meter:
         for done, item in enumerate(items, start=1):
             yield item

@@ -1,7 +1,8 @@
 """The base of every configuration object.
 
-A configuration is frozen, refuses unknown keys, and is defined beside the class that it builds. A field's description
-is its help on the command line and its entry in the reference.
+A configuration stands beside the class that it builds, is frozen, and refuses unknown keys. A field's description is
+its help on the command line and its entry in the reference, so what None or an empty list means stands in it in
+parentheses: "Pairs of each paradigm (default: all)."
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line answers at once, keeps result and story apart, and turns every fault into its exit code."""
+"""The command line answers at once, keeps result and messages apart, and turns every error into its exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 from bertkit import __version__, errors
 from bertkit.cli import app as app_module
-from bertkit.cli.common import AsJson, Data, Offline, Quiet, RecipeName, Resume, Verbose, command_app, result, story
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common, Data, Output, RecipeName, Resume
 
 HEAVY = {"torch", "datasets", "tokenizers", "transformers", "pydantic", "numpy", "yaml", "huggingface_hub"}
 
@@ -24,11 +25,10 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Adds a command `play` that calls the given function."""
     module = types.ModuleType("bertkit_play")
     monkeypatch.setitem(sys.modules, "bertkit_play", module)
-    monkeypatch.setitem(app_module.COMMANDS, "play", "bertkit_play")
+    monkeypatch.setitem(app_module.COMMANDS, "play", "bertkit_play:play")
 
     def install(function: Callable[..., None]) -> None:
-        module.app = command_app()
-        module.app.command()(function)
+        module.play = function
 
     return install
 
@@ -76,7 +76,7 @@ def test_no_arguments_show_the_help_and_count_as_wrong_usage(bertkit) -> None:
         (["recipe"], "did you mean `bertkit recipes`?"),
         (["zzzz"], "one of: "),
         (["recipes"], "Missing command; see `bertkit recipes --help`"),
-        (["recipes", "lst"], "Did you mean 'list'?"),
+        (["recipes", "lst"], "did you mean `bertkit recipes list`?"),
         (["recipes", "list", "--jsn"], "--json"),
         (["recipes", "show"], "Missing argument 'RECIPE'"),
         (["recipes", "show", "bert", "--set"], "requires an argument"),
@@ -120,7 +120,7 @@ def test_a_bug_ends_with_1_and_its_traceback_in_the_runs_log(bertkit, play, tmp_
 
     def buggy() -> None:
         """Break."""
-        story.log_file = log
+        console.log_file = log
         raise ZeroDivisionError("unforeseen")
 
     play(buggy)
@@ -173,10 +173,10 @@ def test_ctrl_c_ends_with_130_without_a_traceback(bertkit, play) -> None:
 
 def test_a_reader_that_leaves_early_is_no_bug(tmp_path: Path) -> None:
     program = (
-        "import sys; from bertkit.cli import app; from bertkit.cli.common import *; import types;"
-        "m = types.ModuleType('m'); sys.modules['m'] = m; app.COMMANDS['play'] = 'm'; m.app = command_app();\n"
-        "@m.app.command()\ndef play() -> None:\n    [result('x' * 100) for _ in range(100_000)]\n"
-        "sys.argv = ['bertkit', 'play']; app.main()"
+        "import sys; from bertkit.cli import app; from bertkit.cli.console import result; import types;"
+        "m = types.ModuleType('m'); sys.modules['m'] = m; app.COMMANDS['play'] = 'm:play'\n"
+        "def play() -> None:\n    [result('x' * 100) for _ in range(100_000)]\n"
+        "m.play = play; sys.argv = ['bertkit', 'play']; app.main()"
     )
     command = f'{sys.executable} -c "$PROGRAM" | head -n 1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(
@@ -187,17 +187,19 @@ def test_a_reader_that_leaves_early_is_no_bug(tmp_path: Path) -> None:
     assert done.returncode == 141
 
 
-def test_result_goes_to_stdout_and_the_story_to_stderr(bertkit, play) -> None:
-    def telling(as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
-        """Tell."""
-        story.debug("a detail")
-        story.info("under way")
-        story.warn("mind this")
-        with story.progress("working", total=2, unit="steps") as meter:
+def test_result_goes_to_stdout_and_messages_to_stderr(bertkit, play) -> None:
+    def working(*, common: Output) -> None:
+        """Work."""
+        console.debug("a detail")
+        console.info("under way")
+        console.warn("mind this")
+        with console.progress("working", total=2, unit="steps") as meter:
             meter.advance()
-        result({"x": float("nan"), "path": Path("a"), "word": "né"} if as_json else "runs/x", as_json=as_json)
+        result(
+            {"x": float("nan"), "path": Path("a"), "word": "né"} if common.as_json else "runs/x", as_json=common.as_json
+        )
 
-    play(telling)
+    play(working)
     assert bertkit("play").stdout == "runs/x\n"
     assert bertkit("play").stderr == "under way\nwarning: mind this\n"
     assert bertkit("play", "-q").stderr == "warning: mind this\n"
@@ -216,11 +218,11 @@ def test_offline_is_set_before_a_library_could_read_it(bertkit, play, monkeypatc
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "0")
 
-    def looking(offline: Offline = False) -> None:
-        """Look."""
+    def reading(*, common: Common) -> None:
+        """Read."""
         result(os.environ["HF_HUB_OFFLINE"] + os.environ["HF_DATASETS_OFFLINE"])
 
-    play(looking)
+    play(reading)
     assert bertkit("play").stdout == "00\n"
     assert bertkit("play", "--offline").stdout == "11\n"
 
@@ -243,7 +245,7 @@ def test_offline_is_set_before_a_library_could_read_it(bertkit, play, monkeypatc
     ],
 )
 def test_resume_takes_a_run_or_none_and_data_takes_many(bertkit, play, arguments: list[str], expected: object) -> None:
-    def training(recipe: RecipeName, data: Data = None, resume: Resume = None, offline: Offline = False) -> None:
+    def training(recipe: RecipeName, data: Data = None, resume: Resume = None, *, common: Common) -> None:
         """Train."""
         result(repr((recipe, resume, data or None)))
 
@@ -262,3 +264,6 @@ def test_the_shell_completes_commands_options_and_recipes(bertkit_process) -> No
     assert complete("bertkit rec").split() == ["recipes"]
     assert complete("bertkit recipes l").split() == ["list"]
     assert "--json" in complete("bertkit recipes list --j")
+    assert complete("bertkit eval bli").split() == ["blimp"]
+    assert complete("bertkit eval blimp --onl").split() == ["--only"]
+    assert complete("bertkit eval mlm --pseudo").split() == ["--pseudo-sequences"]

@@ -1,4 +1,4 @@
-"""The story reads well in a log file: whole tables, sparse progress lines, lengths of time as people say them."""
+"""Messages read well in a log file: whole tables, sparse progress lines, rounded lengths of time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from bertkit.cli import console as story_module
-from bertkit.cli.console import Story, duration, speed
+from bertkit.cli import console as console_module
+from bertkit.cli.console import Console, duration, speed
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Iterator[Story]:
-    story = Story()
-    story.begin()
-    yield story
-    story.end()
+def opened(capsys: pytest.CaptureFixture[str]) -> Iterator[Console]:
+    console = Console()
+    console.open()
+    yield console
+    console.close()
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def test_lengths_of_time(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_table_in_a_log_is_aligned_and_never_cut(told: Story, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_in_a_log_is_aligned_and_never_cut(opened: Console, capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 200
-    told.table(["name", "loss"], [["a", 1.5], [long, None], ["b", 10.25]][::2], title="Runs")
-    told.table(["path"], [[long]])
+    opened.table(["name", "loss"], [["a", 1.5], [long, None], ["b", 10.25]][::2], title="Runs")
+    opened.table(["path"], [[long]])
     assert capsys.readouterr().err == f"Runs\nname   loss\na       1.5\nb     10.25\npath\n{long}\n"
 
 
@@ -46,11 +46,11 @@ def test_a_slow_rate_is_not_rounded_to_nothing(rate: float, text: str) -> None:
 
 
 def test_a_log_gets_a_progress_line_only_now_and_then(
-    told: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    opened: Console, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 1000, 4)).__next__
-    monkeypatch.setattr(story_module.time, "monotonic", lambda: float(clock()))
-    with told.progress("training", total=8, unit="steps") as meter:
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: float(clock()))
+    with opened.progress("training", total=8, unit="steps") as meter:
         for _ in range(8):
             meter.advance(note="loss 2.1")
     lines = capsys.readouterr().err.splitlines()
@@ -62,10 +62,10 @@ def test_a_log_gets_a_progress_line_only_now_and_then(
 def test_lines_of_every_layer_are_told_and_the_logger_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("bertkit")
     before = (logger.level, list(logger.handlers), logger.propagate)
-    story = Story()
-    story.begin()
+    console = Console()
+    console.open()
     logging.getLogger("bertkit.text.sources").warning("line %d is odd", 3)
-    story.end()
+    console.close()
     assert capsys.readouterr().err == "warning: line 3 is odd\n"
     assert (logger.level, logger.handlers, logger.propagate) == before
 
@@ -74,7 +74,7 @@ def test_lines_of_every_layer_are_told_and_the_logger_is_left_as_it_was(capsys: 
 def test_a_terminal_gets_colour_unless_no_color_is_set(no_color: str | None, coloured: bool) -> None:
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm-256color", **({"NO_COLOR": no_color} if no_color else {})}
-    code = "from bertkit.cli.console import story; story.begin(); story.warn('[bold]mind[/bold] this')"
+    code = "from bertkit.cli.console import console; console.open(); console.warn('[bold]mind[/bold] this')"
     subprocess.run([sys.executable, "-c", code], stderr=theirs, env=env, check=True)
     os.close(theirs)
     shown = os.read(ours, 10_000).decode()
@@ -86,8 +86,8 @@ def test_a_terminal_gets_colour_unless_no_color_is_set(no_color: str | None, col
 def test_a_bar_on_the_terminal_leaves_the_result_to_stdout() -> None:
     ours, theirs = pty.openpty()
     code = (
-        "from bertkit.cli.console import result, story; story.begin()\n"
-        "with story.progress('outer', total=2) as outer, story.progress('inner', total=3):\n"
+        "from bertkit.cli.console import result, console; console.open()\n"
+        "with console.progress('outer', total=2) as outer, console.progress('inner', total=3):\n"
         "    result('{}')\n"
         "    outer.update(1)\n"
     )

@@ -10,7 +10,7 @@ from tests.probing.tiny_models import BERT, save_tiny, tiny_model, tiny_tokenize
 
 from bertkit.models.bert import BertConfig
 
-QUICK = ("--batch-sizes", "2", "--lengths", "5,64", "--repeats", "1", "--threads", "1")
+QUICK = ("--batch-sizes", "2", "--lengths", "5,64", "--rounds", "1", "--threads", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -67,11 +67,15 @@ def test_one_model_is_enough_for_its_own_figures(bertkit) -> None:
 
 def test_faults_end_with_their_exit_codes(bertkit) -> None:
     cases = [
-        (2, "no models: give --model MODEL", []),
+        (2, "Missing option '--model'", []),
         (3, "./nowhere: no model here", ["--model", "small", "--model", "./nowhere"]),
         (2, "small is given twice", ["--model", "small", "--model", "small"]),
-        (2, "--lengths 32,many: expected whole numbers", ["--model", "small", "--lengths", "32,many"]),
-        (2, "--batch-sizes 0: expected whole numbers", ["--model", "small", "--batch-sizes", "0"]),
+        (2, '--lengths: expected a whole number, got "many"', ["--model", "small", "--lengths", "32,many"]),
+        (
+            2,
+            "--batch-sizes: expected a value greater than or equal to 1",
+            ["--model", "small", "--batch-sizes", "0"],
+        ),
         (2, "--threads", ["--model", "small", "--threads", "0"]),
         (2, "--method large=pkd: expected MODEL=METHOD", ["--model", "small", "--method", "large=pkd"]),
         (2, "give --threads 1 --device cpu", ["--model", "small", "--clock", "processor", "--threads", "2"]),

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.overrides import parsed
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model
 
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import FIRST_WINDOW, Predictor, windows_of
@@ -50,7 +51,7 @@ class Trained:
                 task=task,
                 model=str(self.base),
                 run_dir=self.directory / f"run-{kind}",
-                overrides=["lr=6e-3", "batch=7", "optimisation.max_steps=5", "engine.device=cpu", *extra],
+                overrides=parsed(["lr=6e-3", "batch=7", "optimisation.max_steps=5", "engine.device=cpu", *extra]),
             )
             self._made[kind] = finetune(request, progress=silent_progress).run.path, inputs
         return self._made[kind]
@@ -130,7 +131,7 @@ def test_a_blank_line_is_answered_by_null_so_that_lines_stay_together(trained: T
     assert "2 of 4 lines are blank" in outcome.stderr
     empty = piped("", "--model", trained.of("classification")[0])
     assert (empty.code, empty.stdout) == (0, "")
-    assert "stdin holds nothing to predict" in empty.stderr
+    assert "stdin has nothing to predict" in empty.stderr
 
 
 def test_top_keeps_the_greatest_scores_first(trained: Trained, piped: Bertkit) -> None:
@@ -160,7 +161,7 @@ def test_a_reader_who_leaves_ends_it_without_a_word(trained: Trained) -> None:
 
 def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
     """A stream without an end is answered, in windows that grow and stay bounded."""
-    predictor = Predictor.load(str(trained.of("classification")[0]), MeasureRequest(device="cpu").engine())
+    predictor = Predictor.load(str(trained.of("classification")[0]), MeasurementArguments(device="cpu").engine())
     read: list[int] = []
 
     def endless() -> Iterator[TextExample]:
@@ -184,7 +185,7 @@ def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
         ("body,n\na\n", ["--text", "body"], "stdin, line 2: 1 fields, expected 2"),
         ("body,n\n", ["--text", "boody", "--format", "csv"], ""),
         ("body,n\na,1\n", ["--text", "boody"], "did you mean 'body'?"),
-        ("a,a\nx,y\n", ["--text", "a"], "stdin, line 1: column 'a' stands there twice"),
+        ("a,a\nx,y\n", ["--text", "a"], "stdin, line 1: column 'a' is there twice"),
         (b"fine\n\xff\n", [], "stdin, line 2: not valid UTF-8 at byte 0"),
     ],
 )

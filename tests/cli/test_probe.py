@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -36,7 +39,7 @@ def test_for_people_stdout_is_the_run_and_sentences_are_on_stderr(bertkit) -> No
         "probe", "contextuality", "--model", "tiny", "--data", "text.txt", "--run-dir", "here", "--word", "the"
     )
     assert (outcome.code, outcome.stdout) == (0, "here\n")
-    for told in ("Contextuality of tiny", "A static vector explains", "n = 1 words"):
+    for told in ("The self-similarity of a word in tiny", "A static vector explains", "n = 1 words"):
         assert told in outcome.stderr
     assert (Path("here") / "summary.txt").read_text().splitlines()[0] in outcome.stderr
 
@@ -68,6 +71,19 @@ def test_faults_end_with_their_exit_codes(bertkit) -> None:
         assert (outcome.code, outcome.stdout) == (code, ""), (arguments, outcome.stderr)
         assert told in outcome.stderr
         assert "Traceback" not in outcome.stderr
+
+
+def test_every_kind_is_run_by_the_function_of_its_name_and_settings() -> None:
+    for name, kind in KINDS.items():
+        module, _, settings = kind.settings.partition(":")
+        assert getattr(import_module(module), settings).kind == name
+        assert callable(getattr(import_module(f"{module}.run"), f"probe_{name.replace('-', '_')}"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_help_of_a_kind_imports_no_torch(kind: str) -> None:
+    code = "import sys; from bertkit.cli.app import run; run(sys.argv[1:]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, "probe", kind, "--help"], capture_output=True, check=True)
 
 
 def test_every_kind_has_help(bertkit) -> None:

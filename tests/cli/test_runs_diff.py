@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.overrides import parsed
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import write_model
@@ -38,7 +39,7 @@ class Place:
             data_dir = str(self.data) if isinstance(task, str) else None
             settings = ["lr=6e-3", "batch=7", "optimisation.max_steps=2", "engine.device=cpu", *overrides]
             request = FinetuneArguments(
-                task=task, model=str(self.base), data_dir=data_dir, overrides=settings, run_dir=path, **fields
+                task=task, model=str(self.base), data_dir=data_dir, overrides=parsed(settings), run_dir=path, **fields
             )
             finetune(request, progress=silent_progress)
         return path
@@ -118,7 +119,7 @@ def test_people_see_scores_counts_and_what_the_recipes_do_otherwise(place: Place
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout.startswith("rte dev accuracy: ")
     assert "95% interval" in outcome.stdout
-    assert "optimisation.learning_rate" in outcome.stderr
+    assert "optimisation.schedule.peak" in outcome.stderr
     assert "seed" in outcome.stderr
     assert "both right" in outcome.stderr
 
@@ -167,7 +168,7 @@ def test_runs_on_other_examples_are_refused(place: Place, bertkit: Bertkit, tmp_
         task="rte",
         model=str(place.base),
         data_dir=str(tmp_path / "glue"),
-        overrides=["optimisation.max_steps=1", "engine.device=cpu"],
+        overrides=parsed(["optimisation.max_steps=1", "engine.device=cpu"]),
         run_dir=tmp_path / "run",
     )
     finetune(other, progress=silent_progress)

@@ -21,6 +21,7 @@ from bertkit.compression.head_importance import (
     without_each,
 )
 from bertkit.errors import DataError
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
@@ -29,11 +30,12 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.pseudo_likelihood import choose_rule, score_texts
 from bertkit.models.recorder import Recorder
 from bertkit.models.sentence import SentenceModel
-from bertkit.probing.heads.measure import HalvesFound, TaskAnswers, WordsOfText, halves
+from bertkit.probing.heads.measure import HalfRetrieval, TaskScore, WordLoss, halves
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.tasks.classification import Classification, TextSettings
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
+from bertkit.training.engine import Engine
 from tests.probing.tiny_models import BERT, GPT2, TEXTS, tiny_causal_model, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
@@ -41,24 +43,28 @@ CPU = torch.device("cpu")
 SMALL = {key: BERT[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
 
 
+def cpu(batch_tokens: int) -> Engine:
+    return MeasurementArguments(device="cpu", batch_tokens=batch_tokens).engine()
+
+
 def encoded(model: HeadedModel, count: int = 7) -> list[EncodedSentence]:
     sentences = [Sentence(f"s{number}", text) for number, text in enumerate(english(count, seed=5))]
     return list(TextEncoder.of(model, tiny_tokenizer()).encode(sentences))
 
 
-def words(model: HeadedModel, sentences: list[EncodedSentence] | None = None, *, batch: int = 90) -> WordsOfText:
+def words(model: HeadedModel, sentences: list[EncodedSentence] | None = None, *, batch: int = 90) -> WordLoss:
     rule = choose_rule(model)(tiny_tokenizer())
     sentences = encoded(model) if sentences is None else sentences
-    return WordsOfText(model, sentences, rule, rate=0.3, seed=1, max_batch_tokens=batch, device=CPU)
+    return WordLoss(model, sentences, rule, cpu(batch), masking_rate=0.3, seed=1)
 
 
-def answers(model: HeadedModel, *, batch: int = 60, count: int = 9) -> TaskAnswers:
+def answers(model: HeadedModel, *, batch: int = 60, count: int = 9) -> TaskScore:
     examples = [
         TextExample(str(number), text, None, ("no", "yes")[number % 2]) for number, text in enumerate(english(count))
     ]
     task = Classification(Labels(("no", "yes")), ("accuracy",), TextSettings())
     encoder = SequenceEncoder(tiny_tokenizer(), max_tokens=50)
-    return TaskAnswers(model, task, encoder, examples, metric="accuracy", tuned={}, max_batch_tokens=batch, device=CPU)
+    return TaskScore(model, task, encoder, examples, cpu(batch), metric="accuracy", tuned={})
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +77,8 @@ def classifier() -> HeadedModel:
     return tiny_model(tiny_tokenizer(), heads=("sequence_classification",))
 
 
-def found(model: HeadedModel, *, batch: int = 60) -> HalvesFound:
-    return HalvesFound(SentenceModel(model), encoded(model, 23), max_batch_tokens=batch, device=CPU)
+def found(model: HeadedModel, *, batch: int = 60) -> HalfRetrieval:
+    return HalfRetrieval(SentenceModel(model), encoded(model, 23), cpu(batch))
 
 
 def without_columns(model: HeadedModel, layer: int, head: int) -> HeadedModel:
@@ -89,7 +95,7 @@ def without_columns(model: HeadedModel, layer: int, head: int) -> HeadedModel:
 def test_gates_of_one_change_nothing(model: HeadedModel) -> None:
     heads, batch = Heads.of(model), packed(encoded(model))
     assert heads.shape == (2, 2)
-    ones = Recorder(edits={point: probe._Gate(torch.ones(2)) for point in heads.points})
+    ones = Recorder(edits={point: probe._gate(torch.ones(2)) for point in heads.points})
     assert torch.equal(model(batch, ones), model(batch))
     assert not gated(heads, heads.all_on(), CPU).edits
 
@@ -121,15 +127,15 @@ def test_importance_is_the_mean_over_examples_of_the_finite_difference(model: He
     signed_LN = np.zeros(heads.shape)
     for sentence in sentences:
         measure = words(model, [sentence])
-        (asked,) = measure.batches()
+        (batch,) = measure.batches()
         for layer, head in np.ndindex(heads.shape):
             losses = []
             for sign in (1, -1):
                 gate_LN = heads.all_on()
                 gate_LN[layer, head] += sign * step
                 with torch.no_grad():
-                    hidden_TD = model(asked.packed, gated(heads, gate_LN, CPU))
-                    losses.append(float(measure.loss(hidden_TD, asked)))
+                    hidden_TD = model(batch.packed, gated(heads, gate_LN, CPU))
+                    losses.append(float(measure.loss(hidden_TD, batch)))
             slope = (losses[0] - losses[1]) / (2 * step)
             expected_LN[layer, head] += abs(slope) / len(sentences)
             signed_LN[layer, head] += slope / len(sentences)
@@ -213,22 +219,22 @@ def test_a_step_removes_its_share_of_all_heads(heads: int, share: float, counts:
 def test_hidden_words_are_a_share_of_those_that_are_not_special(model: HeadedModel) -> None:
     sentences = encoded(model)
     measure, mask = words(model, sentences), tiny_tokenizer().mask_id
-    ids_T = torch.cat([asked.packed.ids_T for asked in measure.batches()])
+    ids_T = torch.cat([batch.packed.ids_T for batch in measure.batches()])
     counts = [max(1, round(0.3 * int((~sentence.special_T).sum()))) for sentence in sentences]
     assert int((ids_T == mask).sum()) == sum(counts) == measure.predicted
     total = 0.0
-    for asked in measure.batches():
-        index_M, id_M = asked.content
-        assert (asked.packed.ids_T[index_M] == mask).all()
+    for batch in measure.batches():
+        index_M, id_M = batch.content
+        assert (batch.packed.ids_T[index_M] == mask).all()
         with torch.no_grad():
             total += float(
-                functional.cross_entropy(model.masked_lm_logits(model(asked.packed)[index_M]), id_M, reduction="sum")
+                functional.cross_entropy(model.masked_lm_logits(model(batch.packed)[index_M]), id_M, reduction="sum")
             )
     heads = Heads.of(model)
     assert gated_score(measure, heads, heads.all_on()) == pytest.approx(total / sum(counts), rel=1e-5)
 
 
-def test_a_causal_model_is_asked_for_every_next_word() -> None:
+def test_a_causal_model_predicts_every_next_word() -> None:
     model = tiny_causal_model(tiny_tokenizer())
     sentences = [Sentence("s", text) for text in TEXTS]
     measure = words(model, list(TextEncoder.of(model, tiny_tokenizer()).encode(sentences)))
@@ -274,7 +280,7 @@ def test_worse_is_positive_whichever_way_the_score_goes(model: HeadedModel, clas
 
 
 def test_a_model_without_heads_is_refused(model: HeadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "survey", lambda model, batch: {"blocks.0.hook_resid_post": (7, 20)})
+    monkeypatch.setattr(probe, "point_shapes", lambda model, lengths: {"blocks.0.hook_resid_post": (7, 20)})
     with pytest.raises(DataError, match=r"no attention heads to switch off .*bertkit probe points"):
         Heads.of(model)
 

@@ -17,6 +17,7 @@ from bertkit.compression.head_importance import Heads, Measure, head_importance,
 from bertkit.compression.least_worth import TrainingLoss, least_worth
 from bertkit.compression.pruned import RECORD
 from bertkit.errors import UsageError
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.methods import Pruned, Scratch, TrainingData
@@ -25,7 +26,7 @@ from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.pruning import keep_layers, prunable_maps, pruned_heads, sparsity
-from bertkit.probing.heads.measure import TaskAnswers
+from bertkit.probing.heads.measure import TaskScore
 from bertkit.run.verify import verify_run
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
@@ -75,15 +76,14 @@ def importance(measure: Measure) -> np.ndarray[Any, Any]:
 def test_importance_is_that_of_the_probes_on_the_same_examples(task_trainer: TaskTrainer) -> None:
     prepared = task_trainer.prepared
     ours = TrainingLoss(task_trainer.model, data_of(task_trainer), np.arange(TRAIN))
-    theirs = TaskAnswers(
+    theirs = TaskScore(
         task_trainer.model,
         task_trainer.task,
         SequenceEncoder(prepared.tokenizer, max_tokens=40, token_types=True),
         prepared.train.examples,
+        MeasurementArguments(device="cpu", batch_tokens=64).engine(),
         metric="accuracy",
         tuned={},
-        max_batch_tokens=64,
-        device=torch.device("cpu"),
     )
     found, wanted = importance(ours), importance(theirs)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)

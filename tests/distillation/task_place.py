@@ -12,6 +12,7 @@ from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
 COLUMNS = Columns(text="review", label="stars")
@@ -57,7 +58,7 @@ class Place:
             "cache": self.directory / "cache",
             **fields,
         }
-        return DistillArguments(overrides=[*SETTINGS, *overrides], **given)
+        return DistillArguments(overrides=parsed([*SETTINGS, *overrides]), **given)
 
     def run(self, recipe: str, *overrides: str, **fields: Any) -> FinishedRun:
         return finetune(self.request(recipe, *overrides, **fields), progress=silent_progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.activations import ActivationSpec
+from bertkit.distillation.loss_terms import task_query
 from bertkit.distillation.losses import soft_targets
-from bertkit.distillation.student import student_of
+from bertkit.distillation.student import from_teacher_layers
 from bertkit.distillation.task_arguments import DistillArguments
-from bertkit.distillation.task_loss_terms import reading_of
-from bertkit.distillation.teachers import answers_identity
-from bertkit.distillation.terms import ActivationSpec
+from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
@@ -30,6 +31,7 @@ from bertkit.tasks.tagging import FIRST, Tagging, TaggingSettings
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import FinishedRun
 from tests.distillation.task_place import ALL_TERMS, DEV, HEAD, LABELS, SETTINGS, TRAIN, Place
+from tests.overrides import parsed
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_model, write_table
 from tests.training.stopping import stopping_at
@@ -170,7 +172,7 @@ def test_a_stop_and_a_resume_give_the_same_model_to_the_bit(
     assert resumed.results["splits"] == finished.results["splits"]
 
 
-def test_answers_that_are_read_again_equal_those_that_are_computed(
+def test_outputs_that_are_read_again_equal_those_that_are_computed(
     place: Place, finished: FinishedRun, logits_only: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -178,26 +180,29 @@ def test_answers_that_are_read_again_equal_those_that_are_computed(
     assert any(f"{TRAIN} are there" in message for message in caplog.messages)
     assert weights(again) == weights(finished)
     unkept = place.run(logits_only, "engine.teacher_store_gb=0", run_dir=place.directory / "unkept")
-    assert any("asked in every pass" in message for message in caplog.messages)
+    assert any("computes in every pass" in message for message in caplog.messages)
     for one, other in zip(lines_of(finished), lines_of(unkept), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 
-def test_answers_are_those_of_these_weights_settings_tokens_and_precision(place: Place) -> None:
+def test_kept_outputs_are_those_of_these_weights_settings_tokens_and_precision(place: Place, tmp_path: Path) -> None:
     teacher, _ = load_model(place.teacher)
     other, _ = load_model(place.teacher)
     other.encoder.config = other.encoder.config.model_copy(update={"hidden_act": "relu"})
-    tokenizer, wanted = load_tokenizer(place.teacher), ActivationSpec(logits=True)
-    first = {"weights": "a", "tokenizer": tokenizer, "wanted": wanted, "precision": "fp32"}
+    files, spec = TeacherFiles.find([str(place.teacher)]), ActivationSpec(logits=True)
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    changed = tmp_path / "changed"
+    save_model(other, files.tokenizer, changed)
     others = [
-        answers_identity([other], **first),
-        answers_identity([teacher], **{**first, "weights": "b"}),
-        answers_identity([teacher], **{**first, "tokenizer": tiny_tokenizer(vocab_size=60)}),
-        answers_identity([teacher], **{**first, "wanted": wanted | ActivationSpec(states=frozenset({1}))}),
-        answers_identity([teacher], **{**first, "precision": "bf16"}),
+        cache_identity([other], files, spec, "fp32"),
+        cache_identity([teacher], replace(files, directories=(changed,)), spec, "fp32"),
+        cache_identity([teacher], replace(files, tokenizer=tiny_tokenizer(vocab_size=60)), spec, "fp32"),
+        cache_identity([teacher], files, spec | ActivationSpec(states=frozenset({1})), "fp32"),
+        cache_identity([teacher], files, spec, "bf16"),
     ]
-    same = answers_identity([load_model(place.teacher)[0]], **first)
-    assert same == answers_identity([teacher], **first)
+    same = cache_identity([load_model(place.teacher)[0]], files, spec, "fp32")
+    assert same == cache_identity([teacher], files, spec, "fp32")
     for number, identity in enumerate(others):
         assert identity != same, number
 
@@ -206,9 +211,9 @@ def test_a_control_is_the_same_student_fine_tuned(place: Place, every_term: str,
     """To the bit: without its teacher, a student is a model like any other."""
     control = place.run(every_term, control=True, run_dir=tmp_path / "control")
     teacher, _ = load_model(place.teacher)
-    save_model(student_of(teacher, [1]), load_tokenizer(place.teacher), tmp_path / "student")
+    save_model(from_teacher_layers(teacher, [1]), load_tokenizer(place.teacher), tmp_path / "student")
     request = FinetuneArguments(
-        task=place.task, model=str(tmp_path / "student"), overrides=SETTINGS, run_dir=tmp_path / "plain"
+        task=place.task, model=str(tmp_path / "student"), overrides=parsed(SETTINGS), run_dir=tmp_path / "plain"
     )
     plain = finetune(request, progress=silent_progress)
     assert weights(control) == weights(plain)
@@ -289,7 +294,7 @@ def test_every_kind_of_task_can_be_imitated(kind: str, tmp_path: Path) -> None:
     shared = {"runs_root": tmp_path / "runs", "task": task}
     settings = [*SETTINGS, "optimisation.max_steps=1", *(["span.max_query_tokens=9"] if kind == "span" else [])]
     taught = finetune(
-        FinetuneArguments(model=str(base), overrides=settings, run_dir=tmp_path / "teacher", **shared),
+        FinetuneArguments(model=str(base), overrides=parsed(settings), run_dir=tmp_path / "teacher", **shared),
         progress=silent_progress,
     )
     term = "logit_error" if kind == "regression" else "soft_targets"
@@ -297,7 +302,7 @@ def test_every_kind_of_task_can_be_imitated(kind: str, tmp_path: Path) -> None:
     request = DistillArguments(
         recipe=str(tmp_path / "r.yaml"),
         teachers=[str(taught.run.path)],
-        overrides=[*settings, "lr=1e-9"],
+        overrides=parsed([*settings, "lr=1e-9"]),
         cache=tmp_path / "cache",
         run_dir=tmp_path / "student",
         **shared,
@@ -321,17 +326,17 @@ def test_soft_targets_of_several_labels_are_the_mean_of_their_binary_divergences
     torch.testing.assert_close(soft_targets(*rows, 2.0).reshape(5, 3), 4 * wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_equal_pieces_that_are_other_words_have_other_answers() -> None:
+def test_equal_tokens_that_are_other_words_have_other_outputs() -> None:
     task = Tagging(Labels(("O", "X")), ("accuracy",), TaggingSettings())
     first_T = torch.tensor([False, True, False, True, False, True, True, False])
     batch = TaskBatch(PackedBatch.from_ids([[2, 6, 7, 8]] * 2), torch.arange(2), {}, {FIRST: first_T})
-    reading = reading_of(task, batch)
-    assert list(reading.rows_I) == [2, 2]
-    assert len(set(reading.keys())) == 2
+    layout = task_query(task, batch).layout()
+    assert list(layout.rows_I) == [2, 2]
+    assert len(set(layout.keys(batch.packed))) == 2
 
 
-def test_several_teachers_speak_by_the_mean_of_their_logits(place: Place, tmp_path: Path) -> None:
-    """Taught by itself and its mirror image, a student hears what lies between."""
+def test_several_teachers_act_by_the_mean_of_their_logits(place: Place, tmp_path: Path) -> None:
+    """Taught by itself and its mirror image, a student learns what lies between."""
     recipe = place.recipe("two", " [logit_error]", "student: {layers: [0, 1]}")
     settings = ["optimisation.max_steps=1"]
     mirror = write_model(tmp_path / "mirror", heads=(HEAD,), labels=LABELS, dropout=0.0)

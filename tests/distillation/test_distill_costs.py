@@ -15,7 +15,8 @@ from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.training.meters import WindowMeter
 from bertkit.training.run import FinishedRun
-from tests.distillation.task_place import DEV, SETTINGS, Place
+from tests.distillation.task_place import ALL_TERMS, DEV, SETTINGS, Place
+from tests.overrides import parsed
 from tests.tasks.tiny_task import reviews
 
 
@@ -27,6 +28,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 @pytest.fixture(scope="module")
 def logits_only(place: Place) -> str:
     return place.recipe("logits", " [labels, {soft_targets: {temperature: 2.0}}]")
+
+
+@pytest.fixture(scope="module")
+def every_term(place: Place) -> str:
+    return place.recipe("terms", ALL_TERMS)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,10 @@ def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
     asked = of(place.request(logits_only, short, "engine.teacher_store_gb=0"))
     teacher = of(
         FinetuneArguments(
-            task=place.task, model=str(place.teacher), overrides=[*SETTINGS, short], runs_root=place.directory / "runs"
+            task=place.task,
+            model=str(place.teacher),
+            overrides=parsed([*SETTINGS, short]),
+            runs_root=place.directory / "runs",
         )
     )
     assert asked - kept == pytest.approx(teacher / 3)
@@ -96,3 +105,30 @@ def test_a_plan_has_the_students_size(place: Place, finished: FinishedRun, logit
     plan = finetuning_plan(place.request(logits_only))
     assert plan["parameters"]["total"] == finished.results["student"]["parameters"]
     assert plan["steps"] == finished.run.record["steps"]
+
+
+def test_a_plan_counts_the_teacher_once_an_example_where_its_outputs_are_kept_and_else_once_a_pass(
+    place: Place, logits_only: str, every_term: str
+) -> None:
+    """A pass forward is a third of what an epoch of fine-tuning the same model costs."""
+    one_epoch = finetuning_plan(
+        FinetuneArguments(task=place.task, model=str(place.teacher), overrides=parsed([*SETTINGS, "epochs=1"]))
+    )["flops"]
+    kept = finetuning_plan(place.request(logits_only, "epochs=2"))
+    student = kept["flops"] - kept["teacher"]["flops"]
+    assert kept["teacher"]["model"] == str(place.teacher)
+    assert kept["teacher"]["parameters"] == sum(each.numel() for each in load_model(place.teacher)[0].parameters())
+    # The last layer of all tokens but the first is not computed, and a plan of fine-tuning does not leave it out.
+    assert 0.6 * one_epoch / 3 < kept["teacher"]["flops"] < one_epoch / 3
+    seeds = finetuning_plan(place.request(logits_only, "epochs=2", seeds=[0, 1, 2]))
+    assert seeds["teacher"]["flops"] == kept["teacher"]["flops"], "runs on the same examples share what is kept"
+    unkept = finetuning_plan(place.request(logits_only, "epochs=2", "engine.teacher_store_gb=0"))
+    assert unkept["teacher"]["flops"] == pytest.approx(2 * kept["teacher"]["flops"])
+    attention = finetuning_plan(place.request(every_term, "epochs=2"))
+    assert attention["teacher"]["flops"] == pytest.approx(2 * one_epoch / 3)
+    control = finetuning_plan(place.request(logits_only, "epochs=2", control=True))
+    assert control["teacher"]["flops"] == 0.0
+    assert control["flops"] == pytest.approx(student)
+    two = finetuning_plan(place.request(logits_only, "epochs=2", teachers=[str(place.teacher), str(place.calm)]))
+    assert two["teacher"]["flops"] == pytest.approx(2 * kept["teacher"]["flops"])
+    assert two["teacher"]["model"] == [str(place.teacher), str(place.calm)]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.distillation.student_settings import GivenModel, NewModel, TeacherLayers
-from bertkit.distillation.task_recipe import (
+from bertkit.distillation.recipe import (
     DistillRecipe,
+    GivenModel,
+    NewModel,
+    TeacherLayers,
     load_distill_recipe,
     recipe_before,
     resolved_distillation,
@@ -17,8 +19,8 @@ from bertkit.errors import UsageError
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.hashing import what_hash
-from bertkit.recipe.load import load_any
-from bertkit.recipe.resolve import shipped_headers
+from bertkit.recipe.resolve import load_any, shipped_headers
+from tests.overrides import parsed
 
 NAMES = [
     header["name"]
@@ -48,7 +50,7 @@ def test_a_shipped_recipe_opens_with_its_paper_and_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Path) -> None:
-    recipe = load_distill_recipe(name, ["teacher=/t", "task=mrpc"])
+    recipe = load_distill_recipe(name, parsed(["teacher=/t", "task=mrpc"]))
     if isinstance(recipe.student, GivenModel):
         recipe = recipe.model_copy(update={"student": GivenModel(model="/s")})
     recipe = resolved_distillation(recipe)
@@ -75,7 +77,7 @@ def test_pkd_has_the_papers_values_on_this_projects_scales() -> None:
 
 
 def test_tinybert_learns_from_the_inside_first_at_a_constant_rate() -> None:
-    recipe = load_distill_recipe("tinybert-task", ["before.set.epochs=50"])
+    recipe = load_distill_recipe("tinybert-task", parsed(["before.set.epochs=50"]))
     before = recipe_before(recipe)
     assert before is not None
     assert [term.term for term in before.terms] == ["embeddings", "hidden_states", "attention"]
@@ -90,7 +92,9 @@ def test_a_section_of_the_run_before_keeps_its_other_settings(tmp_path: Path) ->
     text = (
         PLAIN + "distillation: [labels]\noptimisation: {learning_rate: 0.001, epochs: 2}\nbefore: {set: {epochs: 7}}\n"
     )
-    recipe = load_distill_recipe(write(tmp_path / "r.yaml", text), ["before.set.optimisation.schedule=constant"])
+    recipe = load_distill_recipe(
+        write(tmp_path / "r.yaml", text), parsed(["before.set.optimisation.schedule=constant"])
+    )
     before = recipe_before(recipe)
     assert before is not None
     optimisation = before.optimisation
@@ -98,11 +102,11 @@ def test_a_section_of_the_run_before_keeps_its_other_settings(tmp_path: Path) ->
 
 
 def test_a_control_has_the_labels_alone_and_no_run_before_it() -> None:
-    recipe = load_distill_recipe("tinybert-task", ["control=true"])
+    recipe = load_distill_recipe("tinybert-task", parsed(["control=true"]))
     assert recipe.terms == ()
     assert recipe.labels_weight == 1.0
     assert recipe_before(recipe) is None
-    assert load_distill_recipe("pkd", ["control=true"]).labels_weight == 1.0
+    assert load_distill_recipe("pkd", parsed(["control=true"])).labels_weight == 1.0
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,23 @@ from safetensors.torch import load_file
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.losses import cosine_distance, soft_targets
-from bertkit.distillation.teacher_cache import KeptWords
-from bertkit.distillation.text_plan import distill_text_plan
-from bertkit.distillation.text_trainer import TextDistillation
+from bertkit.distillation.plan import distill_text_plan
+from bertkit.distillation.teacher_cache import TopWords
+from bertkit.distillation.text import TextDistiller
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.pretraining.arguments import PretrainArguments
-from bertkit.pretraining.show_batch import show_batch, shown
+from bertkit.pretraining.loss_terms import ObjectiveTerms
+from bertkit.pretraining.show_batch import show_batch
 from bertkit.progress import silent_progress
+from bertkit.training.cost import step_flops
 from bertkit.training.run import FinishedRun
 from tests.distillation.tiny_teacher import SIZES, Classroom, assert_transformers_agrees, write_classroom
+from tests.overrides import parsed
 from tests.training.stopping import stopping_at
-from tests.training.tiny_run import write_model
+from tests.training.tiny_run import write_model, write_text
 
 WITHOUT_DROPOUT = ("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0")
 
@@ -40,9 +43,9 @@ def finished(classroom: Classroom) -> FinishedRun:
     return classroom.run("finished")
 
 
-def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> TextDistillation:
+def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> TextDistiller:
     """What a request would train."""
-    return classroom.job(directory, TextDistillation, *overrides, **changes)
+    return classroom.job(directory, TextDistiller, *overrides, **changes)
 
 
 def test_transformers_loads_the_student_with_equal_logits(finished: FinishedRun) -> None:
@@ -116,7 +119,7 @@ def test_the_student_begins_with_its_teachers_layers_words_and_head(classroom: C
 
 def test_frozen_parts_stay_as_they_begin(classroom: Classroom, tmp_path: Path) -> None:
     training = job(classroom, tmp_path, "frozen=[embeddings.position]")
-    teacher, student = training.teacher.encoder, training.model.encoder
+    teacher, student = training.teachers[0].encoder, training.model.encoder
     training.take_step(training.stages[0].batches[1])
     training.take_step(training.stages[0].batches[2])
     assert torch.equal(student.embeddings.position.weight, teacher.embeddings.position.weight)
@@ -155,7 +158,7 @@ def test_transfer_goes_layer_by_layer_before_the_rest(classroom: Classroom, tmp_
     training = job(classroom, tmp_path, *PHASES)
     before = {name: parameter.detach().clone() for name, parameter in training.model.named_parameters()}
     assert [(run.stage.first_step, run.stage.end_step) for run in training.stages] == [(0, 2), (2, 4), (4, 12)]
-    layers = [[each.distilled.table(training.sizes) for each in run.objectives] for run in training.stages[:2]]
+    layers = [[each.distilled.layer_pairs(training.shapes) for each in run.objectives] for run in training.stages[:2]]
     assert layers == [[((1, 1),), ((1, 2),)], [((2, 2),), ((2, 4),)]]
     assert [each.term for each in training.stages[2].objectives] == ["soft_targets", "masked_lm", "cosine"]
     assert [run.stage.own_schedule for run in training.stages] == [False, False, True]
@@ -230,7 +233,7 @@ def test_what_is_set_layer_by_layer_goes_with_the_layers(classroom: Classroom, t
     )
 
     def of_student(*overrides: str) -> list[str]:
-        recipe = replace(request, overrides=[*request.overrides, *overrides]).requested()
+        recipe = replace(request, overrides=parsed([*request.overrides, *overrides])).requested()
         return list(recipe.model.model_dump()["layer_types"])
 
     full, sliding = kinds[:2]
@@ -270,7 +273,7 @@ def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finishe
         (["tokenizer.vocab_size=200"], "tokenizer: a student reads what its teacher reads"),
         (["data.sequence_length=48", "model.max_position_embeddings=48"], r"above what the teacher reads \(40\)"),
         (["frozen=[embeddings.segment]"], r"frozen: the student has no 'embeddings\.segment'; it has embeddings\.norm"),
-        (["init=x"], "not as both"),
+        (["init=x"], "not both"),
         (["optimisation.stages=[{share: 1}]", PHASES[0]], r"leave optimisation\.stages out"),
         ([PHASES[0].replace("layer: 2", "layer: 9")], "progressive takes 18 steps"),
     ],
@@ -283,12 +286,9 @@ def test_what_does_not_fit_is_told_before_anything_is_done(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_or_second_teacher_and_one_that_says_no_words_are_refused(
-    classroom: Classroom, tmp_path: Path
-) -> None:
-    for teachers, message in (((), "give --teacher MODEL"), (("a", "b"), "--teacher: 2 teachers")):
-        with pytest.raises(UsageError, match=message):
-            classroom.request("none", teachers=teachers).requested()
+def test_a_missing_teacher_and_one_that_predicts_no_words_are_refused(classroom: Classroom, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give --teacher MODEL"):
+        classroom.request("none", teachers=()).requested()
     silent = write_model(BertConfig(num_hidden_layers=4, **SIZES), classroom.text, tmp_path / "silent", heads=())
     with pytest.raises(DataError, match=r"soft_targets compares words, and this teacher has no masked LM's head"):
         job(classroom, tmp_path, "student.head=false", teachers=[str(silent)])
@@ -310,18 +310,63 @@ def test_another_tokenizer_and_a_changed_teacher_are_refused(classroom: Classroo
         classroom.run("run", recipe=None, sources=[], teachers=(), run_dir=None, resume=str(run))
 
 
-def test_a_second_run_asks_its_teacher_nothing_and_ends_with_the_same_weights(
+def test_a_second_run_computes_nothing_of_its_teacher_and_ends_with_the_same_weights(
     classroom: Classroom, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = ("teacher_store={top_k: 7, gb: 0.01}", "data.static_copies=2")
     caplog.set_level("INFO", logger="bertkit")
     runs = [classroom.run("first", *overrides, max_steps=4)]
-    assert "the teacher's answers: at most" in caplog.text
-    monkeypatch.setattr(KeptWords, "of", None)  # nothing is computed any more
+    assert "the teacher's outputs: at most" in caplog.text
+    monkeypatch.setattr(TopWords, "of", None)  # nothing is computed any more
     runs.append(classroom.run("second", *overrides, max_steps=4))
     weights = [(each.run.path / "model" / "model.safetensors").read_bytes() for each in runs]
     assert weights[0] == weights[1]
     assert runs[0].results["held_out"] == runs[1].results["held_out"]
+
+
+def test_what_a_teacher_computes_is_counted_unless_its_outputs_are_kept(classroom: Classroom, tmp_path: Path) -> None:
+    """With an evaluation between two updates over the same batch."""
+
+    def flops(*overrides: str) -> tuple[list[float], float, float]:
+        training = job(classroom, tmp_path, "data.static_copies=1", *overrides)
+        batches, counted = training.stages[0].batches[0], []
+        with training.session():
+            for _ in range(2):
+                training.step = 0
+                training.take_step(batches)
+                counted.append(training.flops(batches))
+                training._figures(training.stages[0], silent_progress)
+        lengths_B = torch.cat([batch.sequences.cu_seqlens_B1.diff() for batch in batches]).double()
+        tokens = float(lengths_B.sum())
+        sizes = {"tokens": tokens, "squared_lengths": float((lengths_B**2).sum()), "sequences": len(lengths_B)}
+        teacher = step_flops(training.teachers[0], **sizes, predictions=tokens) / 3
+        return counted, ObjectiveTerms(training.stages[0].objectives).flops(training.model, batches), teacher
+
+    (plain, student, teacher), (kept, _, _) = flops(), flops("teacher_store={top_k: 3, gb: 0.01}")
+    assert plain == pytest.approx([student + teacher] * 2)
+    assert kept == pytest.approx([student + teacher, student])
+
+
+def test_two_teachers_teach_by_the_mean_of_their_logits(classroom: Classroom, tmp_path: Path) -> None:
+    """One who is listed twice teaches what it teaches alone; of another the run's record has both weights."""
+    words = ("objective=[{soft_targets: {temperature: 2}}, {masked_lm: {weight: 0.1}}]",)
+    same = [str(classroom.teacher)] * 2
+    runs = [
+        classroom.run("once", *words, max_steps=2, run_dir=tmp_path / "once"),
+        classroom.run("twice", *words, max_steps=2, run_dir=tmp_path / "twice", teachers=same),
+    ]
+    losses = [each.results["held_out"]["loss/soft_targets"] for each in runs]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert runs[1].results["teacher"]["model"] == [str(classroom.teacher.resolve())] * 2
+    assert runs[0].run.record["fingerprints"]["teacher"] != runs[1].run.record["fingerprints"]["teacher"]
+    plans = [distill_text_plan(classroom.request("none", *words, teachers=teachers)) for teachers in (same[:1], same)]
+    assert plans[1]["teacher"]["flops"] == pytest.approx(2 * plans[0]["teacher"]["flops"])
+    assert plans[1]["flops"] - plans[1]["teacher"]["flops"] == plans[0]["flops"] - plans[0]["teacher"]["flops"]
+    with pytest.raises(UsageError, match=r"objective\.cosine: compares layers, and needs a single teacher"):
+        classroom.request("none", teachers=same).requested()
+    other = write_model(BertConfig(num_hidden_layers=4, **SIZES), write_text(tmp_path / "few.txt", 40), tmp_path / "o")
+    with pytest.raises(DataError, match="have different tokenizers"):
+        classroom.request("none", *words, teachers=[same[0], str(other)]).requested()
 
 
 def test_a_store_that_keeps_all_words_or_has_no_room_changes_nothing(classroom: Classroom, tmp_path: Path) -> None:
@@ -342,6 +387,7 @@ def test_a_students_batch_is_shown_as_it_was_read(classroom: Classroom, finished
     request = PretrainArguments(recipe=str(finished.run.path), cache=classroom.directory / "cache")
     batch = show_batch(request, step=4, sequences=6, progress=silent_progress)
     own = job(classroom, tmp_path)
-    read = shown(own.stages[0].batches.samples(3), own.stages[0].objectives, own.tokenizer)
-    assert batch.sequences == read
+    samples = own.stages[0].batches.samples(3)
+    read = [[own.tokenizer.token(token) for token in one.ids_T.tolist()] for one in samples.split(1)]
+    assert [[token.token for token in sequence.tokens] for sequence in batch.sequences] == read
     assert any(token.change == "masked" for sequence in batch.sequences for token in sequence.tokens)

@@ -9,6 +9,8 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
+from bertkit.distillation.activations import ActivationRecorder, ActivationSpec, ModelShape, ShapePair
+from bertkit.distillation.loss_terms import TextDistillationTerms
 from bertkit.distillation.losses import (
     feature_map_error,
     hard_targets,
@@ -17,14 +19,16 @@ from bertkit.distillation.losses import (
     soft_targets,
     state_squared_error,
 )
-from bertkit.distillation.objectives import DISTILLED, Distilled, TeacherSession, add_maps, wanted_of
-from bertkit.distillation.terms import TERMS, Shape, Sizes
-from bertkit.distillation.terms.base import MAPS
-from bertkit.distillation.text_loss_terms import TaughtObjectiveTerms
+from bertkit.distillation.objectives import DISTILLATION_OBJECTIVES, DistillationObjective, distillation_objectives
+from bertkit.distillation.teacher import Teacher
+from bertkit.distillation.terms import TERMS, add_projections, specs_of
+from bertkit.distillation.terms.base import PROJECTIONS
+from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layer_choice import layer_map
+from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
@@ -65,26 +69,28 @@ def batches() -> tuple[PackedBatch, list[PackedBatch]]:
     return PackedBatch.from_samples(samples), [PackedBatch.from_samples(part) for part in samples.split(1)]
 
 
-def objective(name: str, **settings: object) -> Distilled:
-    return DISTILLED[name](**settings)
+def objective(name: str, **settings: object) -> DistillationObjective:
+    return DISTILLATION_OBJECTIVES[name](**settings)
 
 
-def sizes_of(student: HeadedModel, teacher: HeadedModel) -> Sizes:
-    return Sizes.told_by(student.encoder.config, teacher.encoder.config)
+def shapes_of(student: HeadedModel, teacher: HeadedModel) -> ShapePair:
+    return ShapePair.from_configs(student.encoder.config, teacher.encoder.config)
 
 
-def guide_of(student: HeadedModel, teacher: HeadedModel, objectives: list[Objective]) -> TeacherSession:
-    return TeacherSession(teacher, student, objectives, sizes_of(student, teacher))
+def terms_of(student: HeadedModel, objectives: list[Objective], *teachers: HeadedModel) -> TextDistillationTerms:
+    shapes = shapes_of(student, teachers[0])
+    _, spec = specs_of([each.distilled for each in distillation_objectives(objectives)], shapes)
+    return TextDistillationTerms(objectives, student=student, teacher=Teacher(teachers, spec), shapes=shapes)
 
 
 EVERY = [objective(name) for name in TERMS]
 
 
 def test_every_term_is_an_objective_of_its_name_with_its_settings() -> None:
-    assert set(DISTILLED) == set(TERMS)
-    assert not set(DISTILLED) & set(OBJECTIVES)
+    assert set(DISTILLATION_OBJECTIVES) == set(TERMS)
+    assert not set(DISTILLATION_OBJECTIVES) & set(OBJECTIVES)
     for name, kind in TERMS.items():
-        made = DISTILLED[name](weight=0.25)
+        made = DISTILLATION_OBJECTIVES[name](weight=0.25)
         assert made.term == name
         assert made.distilled == kind(weight=0.25)
         assert pickle.loads(pickle.dumps(made)) == made
@@ -93,9 +99,9 @@ def test_every_term_is_an_objective_of_its_name_with_its_settings() -> None:
 
 
 def test_what_the_configuration_tells_is_what_the_model_shows(student: HeadedModel) -> None:
-    assert Shape.told_by(student.encoder.config) == Shape.of(student)
+    assert ModelShape.from_config(student.encoder.config) == ModelShape.of(student)
     distilbert = HeadedModel(DistilBertConfig(hidden_size=12, num_hidden_layers=3, num_attention_heads=4).build(50))
-    assert Shape.told_by(distilbert.encoder.config) == Shape.of(distilbert)
+    assert ModelShape.from_config(distilbert.encoder.config) == ModelShape.of(distilbert)
 
 
 @pytest.mark.parametrize("positions", ["all", "masked"])
@@ -118,7 +124,7 @@ def test_words_are_compared_where_asked_with_the_plain_loss_and_gradient(
 ) -> None:
     batch, _ = batches
     term = objective(name, positions=positions, **settings)
-    part = TaughtObjectiveTerms([term], guide_of(student, teacher, [term])).losses(student, batch)[name]
+    part = terms_of(student, [term], teacher).losses(student, batch)[name]
     gradients = torch.autograd.grad(part.sum, list(student.parameters()), allow_unused=True)
     index_M = torch.arange(batch.num_tokens) if positions == "all" else batch.targets["masked_lm"].index_M
     with torch.no_grad():
@@ -147,8 +153,12 @@ def test_states_are_compared_layer_by_layer(
         objective("patience", layers="uniform"),
         objective("feature_maps", layers=pairs, mean_weight=0.0, variance_weight=0.0),
     ]
-    _, compared = TaughtObjectiveTerms(terms, guide_of(student, teacher, terms)).passes(student, batch)
-    mine, theirs = compared.seen.states, compared.teacher_seen.states
+    loss_terms = terms_of(student, terms, teacher)
+    theirs = loss_terms.teacher.outputs(loss_terms.query(batch)).states
+    recording = ActivationRecorder(student, ActivationSpec(states=frozenset({0, 1, 2})))
+    recorder = recording.recorder()
+    student(batch, recorder)
+    mine = recording.activations(recorder, batch).states
     assert (sorted(mine), sorted(theirs)) == ([0, 1, 2], [0, 2, 4])
     torch.testing.assert_close(mine[2], student(batch))
     torch.testing.assert_close(theirs[4], teacher(batch))
@@ -159,7 +169,7 @@ def test_states_are_compared_layer_by_layer(
         "patience": sum(normalised_state_squared_error(mine[m][first], theirs[n][first]).sum() for m, n in pairs) / 2,
         "feature_maps": sum(feature_map_error(mine[m], theirs[n]).sum() for m, n in pairs) / 2,
     }
-    found = TaughtObjectiveTerms(terms, guide_of(student, teacher, terms)).losses(student, batch)
+    found = loss_terms.losses(student, batch)
     for name, value in expected.items():
         torch.testing.assert_close(found[name].sum, value)
     assert found["patience"].count == len(LENGTHS)
@@ -167,15 +177,18 @@ def test_states_are_compared_layer_by_layer(
 
 @pytest.mark.parametrize("term", EVERY, ids=lambda term: term.term)
 def test_neither_the_cut_of_a_batch_nor_padding_changes_a_term(
-    student: HeadedModel, teacher: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]], term: Distilled
+    student: HeadedModel,
+    teacher: HeadedModel,
+    batches: tuple[PackedBatch, list[PackedBatch]],
+    term: DistillationObjective,
 ) -> None:
     whole, parts = batches
     objectives = [MaskedLM(weight=0.5), term]
-    guide = guide_of(student, teacher, objectives)
+    loss_terms = terms_of(student, objectives, teacher)
     parameters = [parameter for name, parameter in student.named_parameters() if "position" not in name]
 
     def sums(some: list[PackedBatch]) -> tuple[float, int, list[torch.Tensor | None]]:
-        found = [TaughtObjectiveTerms(objectives, guide).losses(student, batch)[term.term] for batch in some]
+        found = [loss_terms.losses(student, batch)[term.term] for batch in some]
         total = torch.stack([part.sum for part in found]).sum()
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         return float(total.detach()), sum(part.count for part in found), list(gradients)
@@ -189,7 +202,7 @@ def test_neither_the_cut_of_a_batch_nor_padding_changes_a_term(
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-4)
 
 
-def test_terms_of_one_name_share_one_map_and_the_student_trains_it(
+def test_terms_of_one_name_share_one_projection_and_the_student_trains_it(
     teacher: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]]
 ) -> None:
     narrow = model(12, 2, seed=3, heads=())
@@ -198,32 +211,32 @@ def test_terms_of_one_name_share_one_map_and_the_student_trains_it(
         objective("embeddings", projection="fit"),
         objective("cosine", projection="layer_{layer}"),
     ]
-    sizes = sizes_of(narrow, teacher)
-    add_maps(narrow, terms, sizes, seed=5)
-    named = {name: tuple(each.shape) for name, each in narrow.companions[MAPS].named_parameters()}
+    distilled = [each.distilled for each in distillation_objectives(terms)]
+    add_projections(narrow, distilled, shapes_of(narrow, teacher), seed=5)
+    named = {name: tuple(each.shape) for name, each in narrow.companions[PROJECTIONS].named_parameters()}
     assert named == {"fit.weight": (20, 12), "fit.bias": (20,), "layer_2.weight": (20, 12), "layer_2.bias": (20,)}
     assert not any(name.startswith("companions") for name in narrow.own_state())
-    found = TaughtObjectiveTerms(terms, TeacherSession(teacher, narrow, terms, sizes)).losses(narrow, batches[0])
+    found = terms_of(narrow, terms, teacher).losses(narrow, batches[0])
     found["embeddings"].sum.backward(retain_graph=True)
-    once = narrow.get_parameter(f"companions.{MAPS}.fit.weight").grad
+    once = narrow.get_parameter(f"companions.{PROJECTIONS}.fit.weight").grad
     assert once is not None
     once = once.clone()
     found["hidden_states"].sum.backward()
-    both = narrow.get_parameter(f"companions.{MAPS}.fit.weight").grad
+    both = narrow.get_parameter(f"companions.{PROJECTIONS}.fit.weight").grad
     assert both is not None
     assert not torch.equal(once, both)
     again = model(12, 2, seed=3, heads=())
-    add_maps(again, terms, sizes, seed=5)
-    fit = f"companions.{MAPS}.fit.bias"
+    add_projections(again, distilled, shapes_of(narrow, teacher), seed=5)
+    fit = f"companions.{PROJECTIONS}.fit.bias"
     assert torch.equal(again.get_parameter(fit), narrow.get_parameter(fit))
 
 
-def test_the_teacher_is_read_once_without_dropout_or_gradients_and_only_where_it_is_asked(
+def test_the_teacher_is_read_once_without_dropout_or_gradients_and_only_where_words_are_compared(
     student: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropping = model(20, 4, seed=1).train()
     terms: list[Objective] = [MaskedLM(), objective("soft_targets"), objective("cosine")]
-    guide = guide_of(student, dropping, terms)
+    loss_terms = terms_of(student, terms, dropping)
     assert not dropping.training
     passes = []
     forward = HeadedModel.forward
@@ -233,17 +246,44 @@ def test_the_teacher_is_read_once_without_dropout_or_gradients_and_only_where_it
         return forward(self, *arguments)  # type: ignore[arg-type]  # as it was called
 
     monkeypatch.setattr(HeadedModel, "forward", counted)
-    _, compared = TaughtObjectiveTerms(terms, guide).passes(student, batches[0])
+    loss_terms.losses(student, batches[0])
     assert [each is dropping for each in passes] == [False, True]
-    assert not compared.teacher_hidden_TD.requires_grad
+    outputs = loss_terms.teacher.outputs(loss_terms.query(batches[0]))
+    assert isinstance(outputs.logits, VocabularyProjection)
+    assert not outputs.logits.states_ME.requires_grad
     passes.clear()
-    masked: list[Objective] = [MaskedLM(), objective("soft_targets", positions="masked")]
-    _, narrow = TaughtObjectiveTerms(masked, guide_of(student, dropping, masked)).passes(student, batches[0])
+    masked = terms_of(student, [MaskedLM(), objective("soft_targets", positions="masked")], dropping)
+    masked.losses(student, batches[0])
     assert not passes  # both last layers are computed at the predicted tokens alone
+    narrow = masked.teacher.outputs(masked.query(batches[0])).logits
+    assert isinstance(narrow, VocabularyProjection)
     index_M = batches[0].targets["masked_lm"].index_M
-    torch.testing.assert_close(
-        narrow.teacher_hidden_TD[index_M], compared.teacher_hidden_TD[index_M], rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(narrow.states_ME, outputs.logits.states_ME[index_M], rtol=1e-4, atol=1e-5)
+
+
+def test_words_at_all_and_at_masked_tokens_can_be_compared_at_once(
+    student: HeadedModel, teacher: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]]
+) -> None:
+    several = [MaskedLM(), objective("soft_targets"), objective("hard_targets", positions="masked")]
+    found = terms_of(student, several, teacher).losses(student, batches[0])
+    for term in several[1:]:
+        alone = terms_of(student, [MaskedLM(), term], teacher).losses(student, batches[0])[term.term]
+        torch.testing.assert_close(found[term.term].sum, alone.sum, rtol=1e-5, atol=1e-5)
+        assert found[term.term].count == alone.count
+
+
+def test_several_teachers_teach_words_by_the_mean_of_their_logits(
+    student: HeadedModel, teacher: HeadedModel, batches: tuple[PackedBatch, list[PackedBatch]]
+) -> None:
+    batch, other = batches[0], model(20, 3, seed=7)
+    found = terms_of(student, [objective("soft_targets", temperature=2.0)], teacher, other).losses(student, batch)
+    with torch.no_grad():
+        logits = [each.masked_lm_logits(each(batch)) for each in (teacher, other)]
+        mine = student.masked_lm_logits(student(batch))
+    plain = soft_targets(mine, (logits[0] + logits[1]) / 2, 2.0)
+    torch.testing.assert_close(found["soft_targets"].sum.detach(), plain.sum(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(UsageError, match="a single teacher"):
+        terms_of(student, [objective("cosine")], teacher, other)
 
 
 def test_without_a_teacher_a_term_is_refused(
@@ -251,11 +291,3 @@ def test_without_a_teacher_a_term_is_refused(
 ) -> None:
     with pytest.raises(AssertionError, match="cosine is a comparison with a teacher"):
         ObjectiveTerms([objective("cosine")]).losses(student, batches[0])
-
-
-def test_of_logits_nothing_is_recorded(student: HeadedModel, teacher: HeadedModel) -> None:
-    wanted, of_teacher = wanted_of(EVERY, sizes_of(student, teacher))
-    assert not wanted.logits
-    assert not of_teacher.logits
-    assert (sorted(wanted.states), sorted(of_teacher.states)) == ([0, 1, 2], [0, 1, 2, 4])
-    assert (sorted(wanted.scores), sorted(of_teacher.scores)) == ([1, 2], [2, 4])

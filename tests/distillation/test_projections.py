@@ -12,8 +12,14 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.dual_teacher import teacher_of
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
-from bertkit.distillation.projections import Pair, Projections, pairs_of, projections_of
-from bertkit.distillation.shared_projections import SharedProjections, add_teacher
+from bertkit.distillation.shared_projections import (
+    Pair,
+    ParameterProjections,
+    SharedProjections,
+    add_teacher,
+    pairs_of,
+    parameter_projections_of,
+)
 from bertkit.errors import UsageError
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
@@ -99,7 +105,7 @@ def test_value_and_gradients_are_those_of_an_independent_formula(direction: str)
     found.backward()
     gradients = {name: each.grad for name, each in student.named_parameters() if each.grad is not None}
     student.zero_grad(set_to_none=True)
-    expected = sum(by_hand(student, each, dict(projections_of(student))) for each in objective.directions)
+    expected = sum(by_hand(student, each, dict(parameter_projections_of(student))) for each in objective.directions)
     assert isinstance(expected, Tensor)
     expected.backward()
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -112,7 +118,7 @@ def test_value_and_gradients_are_those_of_an_independent_formula(direction: str)
 
 def test_a_shared_projection_gets_the_sum_of_its_uses_gradients() -> None:
     student, _ = beside()
-    projections, pairs = projections_of(student), pairs_of(student, teacher_of(student), ("layers",))
+    projections, pairs = parameter_projections_of(student), pairs_of(student, teacher_of(student), ("layers",))
     projections.distance(pairs, "down").backward()
     whole = {name: matrix.grad.clone() for name, matrix in projections.items()}
     summed = {name: torch.zeros_like(matrix) for name, matrix in projections.items()}
@@ -132,7 +138,7 @@ def test_at_equal_sizes_identity_leaves_the_squared_difference(direction: str) -
     student, objective = beside(TEACHER, direction=direction)
     pairs = pairs_of(student, teacher_of(student), objective.parts)
     with torch.no_grad():
-        for matrix in projections_of(student).values():
+        for matrix in parameter_projections_of(student).values():
             matrix.copy_(torch.eye(len(matrix)))
     plain = sum(((pair.teacher - pair.student) ** 2).sum().item() for pair in pairs)
     assert distance(student, objective).item() == pytest.approx(plain, rel=1e-5)
@@ -157,7 +163,7 @@ def test_all_but_what_belongs_to_one_vocabulary_is_matched() -> None:
 
 def test_projections_are_drawn_by_the_seed_and_keep_the_size_of_what_they_map() -> None:
     sizes = {"width": (90, 31), "inner": (150, 47)}
-    first, again, other = (Projections(sizes, ("down", "up"), seed=seed) for seed in (1, 1, 2))
+    first, again, other = (ParameterProjections(sizes, ("down", "up"), seed=seed) for seed in (1, 1, 2))
     assert sorted(first) == sorted(again) == sorted(other)
     assert all(first[name].equal(again[name]) and not first[name].equal(other[name]) for name in first)
     assert first["down_out_width"].shape == (90, 31)
@@ -176,7 +182,7 @@ def test_the_distance_is_in_float32_under_autocast() -> None:
         assert distance(student, objective).equal(exact)
     pair = Pair("x", ("width",), torch.ones(6), torch.ones(10))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert projections_of(student).distance([pair], "down").dtype == torch.float32
+        assert parameter_projections_of(student).distance([pair], "down").dtype == torch.float32
 
 
 @pytest.mark.parametrize(

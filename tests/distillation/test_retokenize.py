@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from bertkit.distillation import retokenize as recutting
-from bertkit.distillation.retokenize import Recutter, check_same_words, word_rules
+from bertkit.distillation import retokenize
+from bertkit.distillation.retokenize import WordRetokenizer, check_same_words, word_rules
 from bertkit.errors import DataError
 from bertkit.text.tokenizer import Tokenizer
 from tests.distillation.two_vocabularies import learnt, sentences, student, teacher
@@ -27,7 +27,7 @@ def renamed(tokenizer: Tokenizer, **names: str) -> Tokenizer:
 
 
 def test_a_word_is_cut_as_the_teachers_tokenizer_cuts_it() -> None:
-    recutter = Recutter(student(), teacher())
+    recutter = WordRetokenizer(student(), teacher())
     several = 0
     for word in WORDS:
         given, wanted = (tokenizer.encode_plain([word])[0] for tokenizer in (student(), teacher()))
@@ -37,7 +37,7 @@ def test_a_word_is_cut_as_the_teachers_tokenizer_cuts_it() -> None:
 
 
 def test_what_continues_a_word_is_cut_into_what_continues_one() -> None:
-    recutter = Recutter(student(), teacher())
+    recutter = WordRetokenizer(student(), teacher())
     for word in WORDS:
         rest = student().encode_plain([word])[0][1:]
         if rest.size:
@@ -49,19 +49,19 @@ def test_what_continues_a_word_is_cut_into_what_continues_one() -> None:
 
 def test_special_tokens_are_the_teachers_by_their_roles_and_text_has_none() -> None:
     other = renamed(teacher(), cls="[BEGIN]", mask="[HIDDEN]")
-    special_V = Recutter(student(), other).special_V
+    special_V = WordRetokenizer(student(), other).special_V
     for role in ("pad", "unk", "cls", "sep", "mask"):
         assert special_V[student().id(student().roles[role])] == other.id(other.roles[role])
     assert (special_V >= 0).sum() == 5
 
 
 def test_a_full_memory_and_another_process_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    recutter = Recutter(student(), teacher())
+    recutter = WordRetokenizer(student(), teacher())
     given = [student().encode_plain([word])[0] for word in WORDS[:40]]
     wanted = [recutter.cut(word).tolist() for word in given]
     travelled = pickle.loads(pickle.dumps(recutter))
     assert not travelled._known
-    monkeypatch.setattr(recutting, "MAX_WORDS", 3)
+    monkeypatch.setattr(retokenize, "MAX_WORDS", 3)
     assert [travelled.cut(word).tolist() for word in given] == wanted
     assert len(travelled._known) <= 3
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from bertkit.distillation.task_recipe import DistillRecipe
+from bertkit.distillation.recipe import DistillRecipe
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config, save_model
 from bertkit.models.labels import Labels
-from bertkit.recipe.load import load_any
-from bertkit.recipe.resolve import shipped_headers
+from bertkit.recipe.resolve import load_any, shipped_headers
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_table
 
 NAMES = [

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.distillation.terms import Sizes
-from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
+from bertkit.distillation.activations import ShapePair
+from bertkit.distillation.recipe import DistillTextRecipe, with_phases
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.mobilebert import MobileBertConfig
@@ -22,6 +22,7 @@ from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import load_as, resolve_recipe, shipped_headers
 from bertkit.training.cost import count_parameters
+from tests.overrides import parsed
 from tests.pretraining import test_shipped
 from tests.training.tiny_run import write_model, write_text
 
@@ -136,18 +137,18 @@ def test_distilbert_has_the_values_of_its_code() -> None:
 def test_tinybert_learns_layer_m_from_layer_3m_through_one_map() -> None:
     recipe = loaded("tinybert-general")
     teacher = BertConfig()
-    sizes = Sizes.told_by(recipe.model, teacher)
-    tables = {each.term: each.distilled.table(sizes) for each in recipe.objectives}  # type: ignore[attr-defined]  # all are terms
+    sizes = ShapePair.from_configs(recipe.model, teacher)
+    tables = {each.term: each.distilled.layer_pairs(sizes) for each in recipe.objectives}  # type: ignore[attr-defined]  # all are terms
     every_third = ((1, 3), (2, 6), (3, 9), (4, 12))
     assert tables == {"attention": every_third, "hidden_states": every_third, "embeddings": ((0, 0),)}
-    maps = [each.distilled.maps(sizes) for each in recipe.objectives]  # type: ignore[attr-defined]
+    maps = [each.distilled.projections(sizes) for each in recipe.objectives]  # type: ignore[attr-defined]
     assert maps == [{}, {"fit": (312, 768)}, {"fit": (312, 768)}]
 
 
 def test_mobilebert_has_24_phases_and_then_half_the_teachers_words() -> None:
     recipe = loaded("mobilebert")
     teacher = recipe.model.model_copy(update={"intra_bottleneck_size": 1024})
-    sizes = Sizes.told_by(recipe.model, teacher)
+    sizes = ShapePair.from_configs(recipe.model, teacher)
     stages = stages_of(with_phases(recipe, sizes))
     assert [stage.end_step - stage.first_step for stage in stages] == [10_000] * 24 + [500_000]
     for number, stage in enumerate(stages[:24], start=1):
@@ -169,7 +170,7 @@ def test_mobilebert_has_24_phases_and_then_half_the_teachers_words() -> None:
 @pytest.mark.parametrize("width", [48, 96, 192])
 def test_students_with_a_small_vocabulary_have_the_papers_widths_and_depth(width: int) -> None:
     overrides = [f"model.hidden_size={width}", f"model.intermediate_size={4 * width}"]
-    recipe = load_as(DistillTextRecipe, "small-vocabulary", overrides)
+    recipe = load_as(DistillTextRecipe, "small-vocabulary", parsed(overrides))
     words, layers, inner, norm = 4928, 12, 4 * width, 2 * width
     assert recipe.tokenizer.vocab_size == words
     tables = (words + 512 + 2) * width + norm

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from bertkit.distillation.dual_teacher import teacher_of
-from bertkit.distillation.projections import projections_of
+from bertkit.distillation.plan import distill_text_plan
+from bertkit.distillation.shared_projections import parameter_projections_of
 from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer
-from bertkit.distillation.text_plan import distill_text_plan
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
@@ -174,7 +174,7 @@ def test_dual_training_alone_is_asked_for_by_leaving_projections_out(classroom: 
     assert set(training.model.companions) == {"teacher"}
     assert teacher_of(training.model).own_words == load_model(classroom.teacher)[0].encoder.vocab_size
     both = job(classroom, tmp_path)
-    assert projections_of(both.model)["down_out_width"].shape == (24, 12)
+    assert parameter_projections_of(both.model)["down_out_width"].shape == (24, 12)
 
 
 def test_a_plan_counts_the_teachers_training_and_says_what_it_is_for(classroom: Classroom) -> None:
@@ -213,7 +213,10 @@ def test_a_student_that_goes_on_keeps_its_own_vocabulary(
         (["tokenizer.type=unigram"], "tokenizer.type is unigram, .* write wordpiece"),
         (["student={}"], "leave student out"),
         (["teacher_store={}"], "leave teacher_store out"),
-        (["objective=[masked_lm, mixed_vocabulary, cosine, soft_targets]"], "cosine, soft_targets compares what both"),
+        (
+            ["objective=[masked_lm, mixed_vocabulary, cosine, soft_targets]"],
+            "cosine, soft_targets compares the outputs",
+        ),
         (["objective=[masked_lm, mixed_vocabulary, replaced_token]"], "leave one of them out"),
         (["objective=[mixed_vocabulary]"], "add masked_lm, by which the student learns"),
         (["objective=[masked_lm, shared_projections]", "tokenizer={}"], "needs mixed_vocabulary beside it"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.student import as_distilbert, drawn_anew, student_of
+from bertkit.distillation.student import as_distilbert, drawn_anew, from_teacher_layers
 from bertkit.errors import UsageError
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
@@ -47,7 +47,7 @@ def teacher_of(kind: type[EncoderConfig], heads: tuple[str, ...] = ("sequence_cl
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_student_of_all_layers_says_what_its_teacher_says(kind: type[EncoderConfig]) -> None:
     teacher = teacher_of(kind)
-    student = student_of(teacher, range(5)).eval()
+    student = from_teacher_layers(teacher, range(5)).eval()
     batch = PackedBatch.from_ids([[5, 9, 11], [6, 7, 8, 9, 10]])
     with torch.no_grad():
         assert torch.equal(teacher(batch), student(batch))
@@ -56,7 +56,7 @@ def test_a_student_of_all_layers_says_what_its_teacher_says(kind: type[EncoderCo
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_layers_are_copied_and_all_else_is_the_teachers(kind: type[EncoderConfig]) -> None:
     teacher = teacher_of(kind)
-    student = student_of(teacher, [0, 3])
+    student = from_teacher_layers(teacher, [0, 3])
     source = dict(teacher.named_parameters())
     for name, parameter in student.named_parameters():
         assert torch.equal(parameter, source[name.replace("encoder.layers.1.", "encoder.layers.3.")]), name
@@ -66,7 +66,9 @@ def test_layers_are_copied_and_all_else_is_the_teachers(kind: type[EncoderConfig
 
 def test_what_is_not_taken_is_drawn_by_the_seed() -> None:
     teacher = teacher_of(BertConfig)
-    first, again, other = (student_of(teacher, [1], embeddings=False, head=False, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (
+        from_teacher_layers(teacher, [1], embeddings=False, head=False, seed=seed) for seed in (3, 3, 4)
+    )
     source = dict(teacher.named_parameters())
     for name, parameter in first.named_parameters():
         taken = name.startswith("encoder.layers.")
@@ -82,7 +84,7 @@ def test_what_is_not_taken_is_drawn_by_the_seed() -> None:
 
 def test_a_bert_student_loads_as_bert_with_nothing_missing(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    student = student_of(teacher_of(BertConfig), [0, 2, 4]).eval()
+    student = from_teacher_layers(teacher_of(BertConfig), [0, 2, 4]).eval()
     save_model(student, tiny_tokenizer(), tmp_path)
     model, told = transformers.BertModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not told["missing_keys"]
@@ -101,9 +103,9 @@ def test_a_distilbert_student_is_its_bert_without_segments_and_pooler(tmp_path: 
         teacher.get_parameter("encoder.embeddings.token_type.weight").zero_()
     save_model(teacher, tiny_tokenizer(), tmp_path / "teacher")
     teacher, _ = load_model(tmp_path / "teacher")
-    student = as_distilbert(student_of(teacher, [0, 2, 3])).eval()
+    student = as_distilbert(from_teacher_layers(teacher, [0, 2, 3])).eval()
     batch = PackedBatch.from_ids([[5, 9, 11], [6, 7, 8, 9, 10]])
-    wanted = student_of(teacher, [0, 2, 3]).eval()
+    wanted = from_teacher_layers(teacher, [0, 2, 3]).eval()
     with torch.no_grad():
         torch.testing.assert_close(
             student.masked_lm_logits(student(batch)), wanted.masked_lm_logits(wanted(batch)), atol=1e-5, rtol=1e-5
@@ -120,7 +122,7 @@ def test_a_distilbert_student_is_its_bert_without_segments_and_pooler(tmp_path: 
 
 def test_a_classifier_of_distilbert_is_drawn_anew_for_it_has_another_form() -> None:
     teacher = teacher_of(BertConfig)
-    student, other = (as_distilbert(student_of(teacher, [0, 2]), seed=seed) for seed in (1, 2))
+    student, other = (as_distilbert(from_teacher_layers(teacher, [0, 2]), seed=seed) for seed in (1, 2))
     assert student.head_names == ("sequence_classification",)
     assert not student.has_pooler
     output = "sequence_classification.output.weight"
@@ -131,8 +133,8 @@ def test_a_classifier_of_distilbert_is_drawn_anew_for_it_has_another_form() -> N
 
 def test_what_makes_no_student_is_refused() -> None:
     with pytest.raises(UsageError, match=r"\[0, 7\] of 5; expected numbers from 0 to 4"):
-        student_of(teacher_of(BertConfig), [0, 7])
+        from_teacher_layers(teacher_of(BertConfig), [0, 7])
     with pytest.raises(UsageError, match="share their weights"):
-        student_of(teacher_of(AlbertConfig), [0])
+        from_teacher_layers(teacher_of(AlbertConfig), [0])
     with pytest.raises(UsageError, match="the teacher is of the family electra"):
         as_distilbert(teacher_of(ElectraConfig))

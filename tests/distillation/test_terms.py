@@ -1,4 +1,4 @@
-"""Terms over two models: a sum over rows that neither the cut of a batch nor its padding changes; maps are shared."""
+"""Terms over two models: neither the cut of a batch nor its padding changes a sum over rows; projections are shared."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ import torch
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.terms import TERMS, Activations, Attention, Cosine, HiddenStates, Patience, Shape, Sizes, Term
-from bertkit.distillation.terms.base import ActivationRecorder, LinearMaps, new_maps
+from bertkit.distillation.activations import ActivationRecorder, Activations, ModelShape, ShapePair
+from bertkit.distillation.terms import (
+    TERMS,
+    Attention,
+    Cosine,
+    DistillationTerm,
+    HiddenStates,
+    LinearProjections,
+    Patience,
+    new_projections,
+)
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
@@ -32,23 +41,28 @@ def models() -> tuple[HeadedModel, HeadedModel]:
     return student, teacher
 
 
-def sizes_of(models: tuple[HeadedModel, HeadedModel]) -> Sizes:
-    return Sizes(*(Shape.of(model) for model in models))
+def shapes_of(models: tuple[HeadedModel, HeadedModel]) -> ShapePair:
+    return ShapePair(*(ModelShape.of(model) for model in models))
 
 
-def seen(model: HeadedModel, term: Term, which: int, sizes: Sizes, batch: PackedBatch) -> Activations:
-    viewer = ActivationRecorder(model, term.wants(sizes)[which])
-    recorder = viewer.recorder()
+def activations_of(
+    model: HeadedModel, term: DistillationTerm, which: int, shapes: ShapePair, batch: PackedBatch
+) -> Activations:
+    recording = ActivationRecorder(model, term.specs(shapes)[which])
+    recorder = recording.recorder()
     hidden_TD = model(batch, recorder)
-    return viewer.seen(recorder, batch, model.masked_lm_logits(hidden_TD[batch.first_token_B]))
+    return recording.activations(recorder, batch, model.masked_lm_logits(hidden_TD[batch.first_token_B]))
 
 
 def total(
-    models: tuple[HeadedModel, HeadedModel], term: Term, maps: LinearMaps, texts: Sequence[list[int]]
+    models: tuple[HeadedModel, HeadedModel],
+    term: DistillationTerm,
+    projections: LinearProjections,
+    texts: Sequence[list[int]],
 ) -> tuple[float, int]:
-    sizes, batch = sizes_of(models), PackedBatch.from_ids(texts)
-    pair = [seen(model, term, which, sizes, batch) for which, model in enumerate(models)]
-    part = term.loss(*pair, sizes, maps)
+    shapes, batch = shapes_of(models), PackedBatch.from_ids(texts)
+    pair = [activations_of(model, term, which, shapes, batch) for which, model in enumerate(models)]
+    part = term.loss(*pair, shapes, projections)
     assert part.count == term.count(batch, len(texts))
     return float(part.sum.detach()), part.count
 
@@ -56,36 +70,38 @@ def total(
 @pytest.mark.parametrize("name", TERMS)
 def test_the_cut_of_a_batch_and_its_padding_change_no_sum(name: str, models: tuple[HeadedModel, HeadedModel]) -> None:
     term = TERMS[name](**SETTINGS[name])
-    maps = new_maps((term,), sizes_of(models), seed=0)
-    whole, count = total(models, term, maps, TEXTS)
-    parts = [total(models, term, maps, TEXTS[a:b]) for a, b in ((0, 1), (1, 3), (3, 4))]
+    projections = new_projections((term,), shapes_of(models), seed=0)
+    whole, count = total(models, term, projections, TEXTS)
+    parts = [total(models, term, projections, TEXTS[a:b]) for a, b in ((0, 1), (1, 3), (3, 4))]
     assert whole > 0
     assert sum(part for part, _ in parts) == pytest.approx(whole, rel=1e-5)
     assert sum(rows for _, rows in parts) == count
 
 
-def test_layers_that_name_one_map_share_it_and_its_gradient_is_their_sum(
+def test_layers_that_name_one_projection_share_it_and_its_gradient_is_their_sum(
     models: tuple[HeadedModel, HeadedModel],
 ) -> None:
-    sizes = sizes_of(models)
+    shapes = shapes_of(models)
     shared, apart = HiddenStates(projection="fit"), HiddenStates(projection="fit{layer}")
-    one, several = (new_maps((term,), sizes, seed=0) for term in (shared, apart))
+    one, several = (new_projections((term,), shapes, seed=0) for term in (shared, apart))
     assert list(one) == ["fit"]
     assert list(several) == ["fit1", "fit2"]
     assert one["fit"].weight.shape == (20, 12)
     for each in several.values():
         each.load_state_dict(one["fit"].state_dict())
     batch = PackedBatch.from_ids(TEXTS)
-    for term, maps in ((shared, one), (apart, several)):
-        pair = [seen(model, term, which, sizes, batch) for which, model in enumerate(models)]
-        term.loss(*pair, sizes, maps).sum.backward()  # type: ignore[no-untyped-call]
+    for term, projections in ((shared, one), (apart, several)):
+        pair = [activations_of(model, term, which, shapes, batch) for which, model in enumerate(models)]
+        term.loss(*pair, shapes, projections).sum.backward()  # type: ignore[no-untyped-call]
     gradients = [each.weight.grad for each in several.values()]
     torch.testing.assert_close(one["fit"].weight.grad, gradients[0] + gradients[1])
 
 
-def test_embeddings_and_hidden_states_may_share_a_map_as_in_tinybert(models: tuple[HeadedModel, HeadedModel]) -> None:
+def test_embeddings_and_hidden_states_may_share_a_projection_as_in_tinybert(
+    models: tuple[HeadedModel, HeadedModel],
+) -> None:
     terms = (TERMS["embeddings"](projection="fit"), HiddenStates(projection="fit"))
-    assert list(new_maps(terms, sizes_of(models), seed=0)) == ["fit"]
+    assert list(new_projections(terms, shapes_of(models), seed=0)) == ["fit"]
 
 
 def test_hidden_states_equal_a_plain_mean_over_tokens_summed_over_layers(
@@ -93,29 +109,29 @@ def test_hidden_states_equal_a_plain_mean_over_tokens_summed_over_layers(
 ) -> None:
     term = HiddenStates(layers=((1, 2), (2, 4)))
     teacher = models[1]
-    sizes, batch = Sizes(Shape.of(teacher), Shape.of(teacher)), PackedBatch.from_ids(TEXTS)
-    pair = [seen(teacher, term, which, sizes, batch) for which in (0, 1)]
+    shapes, batch = ShapePair(ModelShape.of(teacher), ModelShape.of(teacher)), PackedBatch.from_ids(TEXTS)
+    pair = [activations_of(teacher, term, which, shapes, batch) for which in (0, 1)]
     states = [pair[0].states[1], pair[0].states[2], pair[1].states[2], pair[1].states[4]]
     wanted = functional.mse_loss(states[0], states[2]) + functional.mse_loss(states[1], states[3])
-    part = term.loss(*pair, sizes, torch.nn.ModuleDict())
+    part = term.loss(*pair, shapes, torch.nn.ModuleDict())
     torch.testing.assert_close(part.sum / part.count, wanted)
 
 
 def test_patience_is_pkds_mean_over_layers_sequences_and_width(models: tuple[HeadedModel, HeadedModel]) -> None:
     term = Patience(layers=((1, 2), (2, 3)))
     teacher = models[1]
-    sizes, batch = Sizes(Shape.of(teacher), Shape.of(teacher)), PackedBatch.from_ids(TEXTS)
-    pair = [seen(teacher, term, which, sizes, batch) for which in (0, 1)]
+    shapes, batch = ShapePair(ModelShape.of(teacher), ModelShape.of(teacher)), PackedBatch.from_ids(TEXTS)
+    pair = [activations_of(teacher, term, which, shapes, batch) for which in (0, 1)]
     student, taught = (
         torch.stack([functional.normalize(each.first_states[layer], dim=-1) for layer in layers], dim=1)
         for each, layers in zip(pair, ((1, 2), (2, 3)), strict=True)
     )
-    part = term.loss(*pair, sizes, torch.nn.ModuleDict())
+    part = term.loss(*pair, shapes, torch.nn.ModuleDict())
     torch.testing.assert_close(part.sum / part.count, functional.mse_loss(student, taught))
 
 
 @pytest.mark.parametrize(
-    ("term", "told"),
+    ("term", "message"),
     [
         (HiddenStates(), "12 wide, the teacher's 20"),
         (Cosine(), "projection: fit"),
@@ -124,15 +140,15 @@ def test_patience_is_pkds_mean_over_layers_sequences_and_width(models: tuple[Hea
     ],
 )
 def test_terms_that_do_not_fit_the_models_are_refused(
-    term: Term, told: str, models: tuple[HeadedModel, HeadedModel]
+    term: DistillationTerm, message: str, models: tuple[HeadedModel, HeadedModel]
 ) -> None:
-    with pytest.raises(UsageError, match=told):
-        term.wants(sizes_of(models))
+    with pytest.raises(UsageError, match=message):
+        term.specs(shapes_of(models))
 
 
 def test_attention_needs_as_many_heads() -> None:
     with pytest.raises(UsageError, match="3 heads a layer, the teacher 2"):
-        Attention().wants(Sizes(Shape(2, 12, 3), Shape(2, 20, 2)))
+        Attention().specs(ShapePair(ModelShape(2, 12, 3), ModelShape(2, 20, 2)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

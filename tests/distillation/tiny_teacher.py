@@ -18,6 +18,7 @@ from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.training.tiny_run import write_model, write_text
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40}
@@ -63,7 +64,7 @@ class Classroom:
         """A run of this name."""
         request = DistillTextArguments(
             str(self.recipe),
-            overrides=overrides,
+            overrides=parsed(overrides),
             sources=[str(self.text)],
             teachers=[str(self.teacher)],
             run_dir=self.directory / name,

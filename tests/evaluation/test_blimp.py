@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import EvalRequest
-from bertkit.evaluation.blimp import BlimpSettings, Outcome, Side, blimp_results, evaluate_blimp, share_preferred
-from bertkit.evaluation.run import LoadedModel
+from bertkit.evaluation.blimp import Outcome, Side, blimp_results, evaluate_blimp, share_preferred
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.run import EvalArguments
+from bertkit.evaluation.settings import BlimpSettings
 from bertkit.models.headed import HeadedModel
 from bertkit.models.pseudo_likelihood import TextScore, score_texts
 from bertkit.run.verify import verify_run
@@ -46,7 +47,7 @@ def evaluate(tmp_path: Path, model: HeadedModel, data: Path, *, batch: int = 200
     directory = tmp_path / "model"
     if not directory.exists():
         save_tiny(model, tiny_tokenizer(), directory)
-    request = EvalRequest(
+    request = EvalArguments(
         model=str(directory), device="cpu", batch_tokens=batch, runs_root=tmp_path / "runs", command=["bertkit", "eval"]
     )
     done = evaluate_blimp(request, data, BlimpSettings(**settings))
@@ -166,7 +167,7 @@ def test_faults_are_found_before_there_is_a_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="matches 'equall'; did you mean 'equal'"):
         evaluate(tmp_path, tiny_model(tokenizer), data, only=["equall"])
     with pytest.raises(DataError, match="give --data-dir DIR"):
-        evaluate_blimp(EvalRequest(model=str(tmp_path / "model")), None, BlimpSettings())
+        evaluate_blimp(EvalArguments(model=str(tmp_path / "model")), None, BlimpSettings())
     assert not (tmp_path / "runs").exists()
 
 
@@ -203,7 +204,7 @@ def test_a_run_of_masked_next_token_prediction_is_scored_as_it_was_trained(
     done = bertkit("pretrain", recipe, "--data", text, "--run-dir", tmp_path / "run", *words)
     assert done.code == 0, done.stderr
     data = write_pairs(tmp_path / "data")
-    request = EvalRequest(model=str(tmp_path / "run"), device="cpu", runs_root=tmp_path / "runs")
+    request = EvalArguments(model=str(tmp_path / "run"), device="cpu", runs_root=tmp_path / "runs")
     results = evaluate_blimp(request, data, BlimpSettings(pairs=2)).results
     assert results["protocol"]["rule"] == "masked_next_token"
     assert "predicted from the state before it" in results["protocol"]["statement"]

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import Evaluated
-from bertkit.evaluation.ensemble import COMBINED, EnsembleRequest, evaluate_ensemble, mean
+from bertkit.evaluation.ensemble import COMBINED, EnsembleArguments, evaluate_ensemble, mean
+from bertkit.evaluation.run import Evaluated
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import OwnTask
 from bertkit.finetuning.run import finetune
@@ -23,6 +23,7 @@ from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.tasks.tiny_task import GOOD, reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -58,14 +59,14 @@ class Place:
         request = FinetuneArguments(
             task=task,
             model=str(self.model),
-            overrides=[*SETTINGS, *overrides],
+            overrides=parsed([*SETTINGS, *overrides]),
             seeds=seeds,
             runs_root=self.directory / "runs",
         )
         return finetune(request, progress=silent_progress)
 
     def ensemble(self, *runs: RunDirectory) -> Evaluated:
-        return evaluate_ensemble(EnsembleRequest(runs, runs_root=self.directory / "runs"))
+        return evaluate_ensemble(EnsembleArguments(runs, runs_root=self.directory / "runs"))
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import EvalRequest
-from bertkit.evaluation.mlm import MlmSettings, Window, chosen_tokens, drawn_windows, evaluate_mlm
+from bertkit.evaluation.mlm import Window, chosen_tokens, drawn_windows, evaluate_mlm
+from bertkit.evaluation.run import EvalArguments
+from bertkit.evaluation.settings import MlmSettings
 from bertkit.models.headed import HeadedModel
 from bertkit.run.verify import verify_run
 from bertkit.text.sources import open_corpus
@@ -35,7 +36,7 @@ def write_documents(directory: Path) -> Path:
 def evaluate(tmp_path: Path, model: HeadedModel, *, batch: int = 300, **settings: Any) -> tuple[Path, dict[str, Any]]:
     if not (tmp_path / "model").exists():
         save_tiny(model, tiny_tokenizer(), tmp_path / "model")
-    request = EvalRequest(
+    request = EvalArguments(
         model=str(tmp_path / "model"), device="cpu", batch_tokens=batch, runs_root=tmp_path / "runs", command=["x"]
     )
     done = evaluate_mlm(request, [str(write_documents(tmp_path))], MlmSettings(**settings))
@@ -126,10 +127,10 @@ def test_faults_are_found_before_there_is_a_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--sequence-length 61: the model reads at most 60 tokens"):
         evaluate(tmp_path, tiny_model(tokenizer), sequence_length=61)
     (tmp_path / "short.txt").write_text("a b")
-    request = EvalRequest(model=str(tmp_path / "model"), runs_root=tmp_path / "runs")
+    request = EvalArguments(model=str(tmp_path / "model"), runs_root=tmp_path / "runs")
     with pytest.raises(DataError, match=r"short.txt: no document of at least 8 tokens"):
         evaluate_mlm(request, [str(tmp_path / "short.txt")], MlmSettings())
     save_tiny(tiny_model(tokenizer, heads=("pooler",)), tokenizer, tmp_path / "headless")
     with pytest.raises(DataError, match="headless: no masked_lm head"):
-        evaluate_mlm(EvalRequest(model=str(tmp_path / "headless")), [str(tmp_path / "text.txt")], MlmSettings())
+        evaluate_mlm(EvalArguments(model=str(tmp_path / "headless")), [str(tmp_path / "text.txt")], MlmSettings())
     assert not (tmp_path / "runs").exists()

@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertkit.errors import DataError
-from bertkit.evaluation.arguments import EvalRequest, Evaluated
 from bertkit.evaluation.own_head import head_use
 from bertkit.evaluation.plan import TaskEvaluation
+from bertkit.evaluation.run import EvalArguments, Evaluated
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.models.labels import Labels
 from bertkit.tasks.catalogue import TASKS
+from tests.overrides import parsed
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import write_model
 
@@ -39,7 +40,7 @@ def labelled(directory: Path, *names: str, **more: Any) -> Path:
 
 
 def evaluated(model: Path, data: Path, task: str, **fields: Any) -> Evaluated:
-    request = EvalRequest(str(model), device="cpu", runs_root=model.parent / "runs")
+    request = EvalArguments(str(model), device="cpu", runs_root=model.parent / "runs")
     return evaluate_tasks(TaskEvaluation(task, (TASKS[task],), request, data_dir=data, **fields))
 
 
@@ -136,7 +137,7 @@ def test_a_classifier_is_no_regression(tmp_path: Path, data: Path) -> None:
 
 def test_a_new_head_in_place_of_the_old_one_is_fine_tuned(tmp_path: Path, data: Path) -> None:
     model = labelled(tmp_path / "m", "yes", "no")
-    found = evaluated(model, data, "rte", head="new", overrides=("optimisation.max_steps=1",))
+    found = evaluated(model, data, "rte", head="new", overrides=parsed(("optimisation.max_steps=1",)))
     assert found.results["evaluated_as_is"] == []
     config = json.loads((Path(found.results["runs"]["rte"][0]["run"]) / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "entailment", "1": "not_entailment"}

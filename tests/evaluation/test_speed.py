@@ -23,14 +23,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import LoadedModel, MeasureRequest
-from bertkit.evaluation.speed.compression import frontier, retention
-from bertkit.evaluation.speed.contenders import Cell, SpeedSettings, random_batch
-from bertkit.evaluation.speed.footprint import Footprint, ask, asked_head, multiply_adds, weight_files
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.run import MeasurementArguments
+from bertkit.evaluation.settings import SpeedSettings
+from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head, weight_files
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.report import spread
+from bertkit.evaluation.speed.results import frontier, retention
 from bertkit.evaluation.speed.run import evaluate_speed
 from bertkit.evaluation.speed.stopwatch import LEAST_SECONDS, Timing, processor_share, threads, time_in_rounds
+from bertkit.evaluation.speed.timing import Cell, random_batch
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmConfig
@@ -69,7 +71,7 @@ def counted_by_torch(model: HeadedModel, length: int) -> float:
     counter = FlopCounterMode(display=False)
     # The fused attention of the CPU is not counted.
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        ask(model, asked_head(model), batch)
+        outputs(model, task_head(model), batch)
     return counter.get_total_flops() / 2
 
 
@@ -88,7 +90,7 @@ def test_multiply_adds_of_lstms_are_those_counted_by_hand() -> None:
     size, width, classes = 9, 7, 11
     bilstm = small(BilstmConfig(embedding_size=size, lstm_width=width, classifier_width=classes, lstm_layers=1))
     lstm = LENGTH * 2 * 4 * width * (size + width)
-    assert multiply_adds(bilstm, asked_head(bilstm), LENGTH) == lstm + 2 * width * classes + classes * LABELS
+    assert multiply_adds(bilstm, task_head(bilstm), LENGTH) == lstm + 2 * width * classes + classes * LABELS
     base = BertConfig(**SIZES)
     features = small(FeatureLstmConfig(base=base, layers="last", lstm_width=width, lstm_layers=1), ())
     own = LENGTH * 2 * 4 * width * (WIDTH + width)
@@ -111,15 +113,15 @@ def test_multiply_adds_of_lstms_are_those_counted_by_hand() -> None:
 def test_multiply_adds_are_those_that_torch_counts(config: EncoderConfig, heads: tuple[str, ...]) -> None:
     model = small(config, heads)
     for length in (1, LENGTH, 31):
-        assert multiply_adds(model, asked_head(model), length) == counted_by_torch(model, length)
+        assert multiply_adds(model, task_head(model), length) == counted_by_torch(model, length)
 
 
 def test_heads_that_are_taken_out_are_not_counted() -> None:
     model = small(BertConfig(**SIZES))
-    whole = multiply_adds(model, asked_head(model), LENGTH)
+    whole = multiply_adds(model, task_head(model), LENGTH)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     prune_heads(model, {0: {1}, 2: {0, 2}})
-    assert multiply_adds(model, asked_head(model), LENGTH) == counted_by_torch(model, LENGTH) < whole
+    assert multiply_adds(model, task_head(model), LENGTH) == counted_by_torch(model, LENGTH) < whole
     assert sum(parameter.numel() for parameter in model.parameters()) < parameters
 
 
@@ -127,10 +129,10 @@ def test_a_quantised_weight_counts_as_one_parameter_and_one_product(tmp_path: Pa
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, heads=CLASSIFIER)
     directory = save_tiny(model, tokenizer, tmp_path / "whole")
-    before = Footprint.of(model, directory), multiply_adds(model, asked_head(model), LENGTH)
+    before = Footprint.of(model, directory), multiply_adds(model, task_head(model), LENGTH)
     assert quantise(model)
     assert sum(parameter.numel() for parameter in model.parameters()) < before[0].without_embeddings
-    assert (Footprint.of(model, directory), multiply_adds(model, asked_head(model), LENGTH)) == before
+    assert (Footprint.of(model, directory), multiply_adds(model, task_head(model), LENGTH)) == before
     assert is_quantised(model)
     whole = save_tiny(model, tokenizer, tmp_path / "int8")
     read = LoadedModel.load(str(whole))
@@ -140,8 +142,8 @@ def test_a_quantised_weight_counts_as_one_parameter_and_one_product(tmp_path: Pa
 
 
 def test_a_head_of_pretraining_is_not_asked() -> None:
-    assert asked_head(small(BertConfig(**SIZES), ("masked_lm", "next_sentence"))) is None
-    assert asked_head(small(BertConfig(**SIZES), ("masked_lm", "token_classification"))) == "token_classification"
+    assert task_head(small(BertConfig(**SIZES), ("masked_lm", "next_sentence"))) is None
+    assert task_head(small(BertConfig(**SIZES), ("masked_lm", "token_classification"))) == "token_classification"
 
 
 def test_parameters_outside_the_tables_and_bytes_on_disk(tmp_path: Path) -> None:
@@ -337,7 +339,7 @@ def evaluated(runs: Path) -> tuple[Path, dict[str, Any]]:
     settings = SpeedSettings(
         models=[str(runs / "teacher"), str(runs / "student")], batch_sizes=[1, 3], lengths=[7, 31], rounds=2, threads=1
     )
-    request = MeasureRequest(device="cpu", runs_root=runs, run_dir=runs / "out", command=["bertkit"])
+    request = MeasurementArguments(device="cpu", runs_root=runs, run_dir=runs / "out", command=["bertkit"])
     done = evaluate_speed(request, settings)
     return done.run.path, done.results
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from bertkit.errors import DataError
-from bertkit.evaluation.arguments import EvalRequest, Evaluated
 from bertkit.evaluation.plan import TaskEvaluation
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import EvalArguments, Evaluated, MeasurementArguments
 from bertkit.evaluation.score import score_file
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.finetuning.arguments import FinetuneArguments
@@ -20,6 +19,7 @@ from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
 from bertkit.progress import silent_progress
 from bertkit.tasks.catalogue import TASKS
+from tests.overrides import parsed
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import GOOD, reviews, write_model
 
@@ -47,8 +47,8 @@ def conll(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluated(task: str, data: Path, model: Path, root: Path, **fields: Any) -> Evaluated:
-    request = EvalRequest(str(model), device="cpu", runs_root=root)
-    given = {"data_dir": data, "overrides": SETTINGS, **fields}
+    request = EvalArguments(str(model), device="cpu", runs_root=root)
+    given = {"data_dir": data, "overrides": parsed(SETTINGS), **fields}
     return evaluate_tasks(TaskEvaluation(task, (TASKS[task],), request, **given))
 
 
@@ -69,7 +69,12 @@ def test_a_labelled_test_split_is_scored_for_every_seed(conll: Path, base: Path,
 
 def test_a_run_of_bertkit_finetune_is_not_repeated(conll: Path, base: Path, tmp_path: Path) -> None:
     request = FinetuneArguments(
-        task="conll2003", model=str(base), data_dir=str(conll), overrides=SETTINGS, runs_root=tmp_path, seeds=(7,)
+        task="conll2003",
+        model=str(base),
+        data_dir=str(conll),
+        overrides=parsed(SETTINGS),
+        runs_root=tmp_path,
+        seeds=(7,),
     )
     before = finetune(request, progress=silent_progress)
     found = evaluated("conll2003", conll, base, tmp_path, seeds=(7,))
@@ -101,7 +106,7 @@ def test_the_heads_of_a_run_on_several_tasks_are_evaluated_each_on_its_own(base:
         task=("rte", "wnli"),
         model=str(base),
         data_dir=str(data),
-        overrides=("optimisation.max_steps=3", "engine.device=cpu"),
+        overrides=parsed(("optimisation.max_steps=3", "engine.device=cpu")),
         run_dir=tmp_path / "both",
     )
     both = finetune(request, progress=silent_progress)
@@ -111,8 +116,8 @@ def test_the_heads_of_a_run_on_several_tasks_are_evaluated_each_on_its_own(base:
         summary = found.results["tasks"][task]["accuracy"]
         assert summary["mean"] == both.results["tasks"][task]["accuracy"]["mean"]
     with pytest.raises(DataError, match=r"learnt several tasks; name the head of one with --model: .*model/rte"):
-        Predictor.load(str(both.run.path), MeasureRequest(device="cpu").engine())
-    alone = Predictor.load(str(both.run.model / "wnli"), MeasureRequest(device="cpu").engine())
+        Predictor.load(str(both.run.path), MeasurementArguments(device="cpu").engine())
+    alone = Predictor.load(str(both.run.model / "wnli"), MeasurementArguments(device="cpu").engine())
     assert alone.task.labels.names == ("0", "1")
 
 
@@ -121,7 +126,7 @@ def test_fine_tuning_expects_a_new_head_and_other_tags_and_does_not_warn(
 ) -> None:
     """A head drawn anew is what fine-tuning is for, and IOB1 is what CoNLL-2003 is in; both are no warning."""
     with caplog.at_level(logging.INFO):
-        evaluated("conll2003", conll, base, tmp_path, overrides=("optimisation.max_steps=1",))
+        evaluated("conll2003", conll, base, tmp_path, overrides=parsed(("optimisation.max_steps=1",)))
     assert "IOB1 into IOB2" in caplog.text
     assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
@@ -129,7 +134,7 @@ def test_fine_tuning_expects_a_new_head_and_other_tags_and_does_not_warn(
 def test_real_sentences_give_the_same_scores_by_all_ways(shared_data: Path, base: Path, tmp_path: Path) -> None:
     """WNLI's own files: the run, its model evaluated as it is, and its saved predictions agree."""
     data = shared_data / "glue"
-    found = evaluated("wnli", data, base, tmp_path, overrides=("optimisation.max_steps=2",))
+    found = evaluated("wnli", data, base, tmp_path, overrides=parsed(("optimisation.max_steps=2",)))
     mean = found.results["tasks"]["wnli"]["accuracy"]["mean"]
     lines = (found.run.path / "predictions" / "wnli-dev.jsonl").read_text().splitlines()
     assert len(lines) == 71

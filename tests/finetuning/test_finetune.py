@@ -21,6 +21,7 @@ from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.tasks.tiny_task import BAD, GOOD, reviews, write_model, write_table
 from tests.training.stopping import stopping_at
 
@@ -43,7 +44,7 @@ class Place:
     def request(self, *overrides: str, **fields: Any) -> FinetuneArguments:
         task = OwnTask(train=str(self.train), dev=str(self.dev), columns=COLUMNS)
         given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", **fields}
-        return FinetuneArguments(overrides=[*SETTINGS, *overrides], **given)
+        return FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given)
 
     def run(self, *overrides: str, **fields: Any) -> FinishedRun:
         return finetune(self.request(*overrides, **fields), progress=silent_progress)
@@ -386,10 +387,10 @@ def test_an_epoch_takes_every_example_once_and_another_order_next_time() -> None
 def test_faults_of_a_recipe_are_told_at_once() -> None:
     recipe = FinetuneRecipe(name="x", task="mrpc")
     with pytest.raises(UsageError, match=r"(?s)schedule\.peak.*epochs") as caught:
-        changed(recipe, ["lr=-1", "epochs=none"])
+        changed(recipe, parsed(["lr=-1", "epochs=none"]))
     assert "did you mean" not in str(caught.value)
     with pytest.raises(UsageError, match="mrpc"):
-        changed(recipe, ["task=mrcp"])
+        changed(recipe, parsed(["task=mrcp"]))
 
 
 def test_the_command_line_gives_the_document_of_the_contract(place: Place, bertkit: Bertkit, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_it_equals_the_algorithm_on_padded_rows(model: HeadedModel, directory: P
     for _ in range(3):
         delta = delta.detach().requires_grad_()
         words = oracle.get_input_embeddings()(padded["ids"])
-        mean = oracle(inputs_embeds=words + delta, attention_mask=mask, labels=batch.item_labels[LABEL]).loss
+        mean = oracle(inputs_embeds=words + delta, attention_mask=mask, labels=batch.example_labels[LABEL]).loss
         (mean / 3).backward()
         losses.append(float(mean.detach()))
         climbed = delta + 0.5 * delta.grad / delta.grad.flatten(1).norm(dim=1)[:, None, None]

@@ -29,6 +29,7 @@ from bertkit.tasks.readers import Columns
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.tasks.tiny_task import BAD, GOOD, reviews, write_model, write_table
 from tests.training.stopping import stopping_at
 
@@ -68,7 +69,7 @@ class Place:
     def run(self, *overrides: str, **fields: Any) -> FinishedRun:
         tasks = [self.mood, self.worth, self.tags]
         given = {"task": tasks, "model": str(self.model), "runs_root": self.directory / "runs", **fields}
-        return finetune(FinetuneArguments(overrides=[*SETTINGS, *overrides], **given), progress=silent_progress)
+        return finetune(FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given), progress=silent_progress)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_an_epoch_has_every_batch_of_every_task_once_and_mixes_them_anew() -> No
             taken = [order.items(step).tolist() for step in steps if order.task(step) == task]
             in_turn = range(epoch * own.steps_per_epoch, (epoch + 1) * own.steps_per_epoch)
             assert taken == [own.items(step).tolist() for step in in_turn]
-            assert sorted(item for items in taken for item in items) == list(range(own.num_items))
+            assert sorted(item for items in taken for item in items) == list(range(own.num_examples))
 
 
 def test_a_task_alone_has_its_own_order() -> None:
@@ -319,15 +320,15 @@ def test_each_task_has_its_own_length_and_the_run_the_settings_of_mt_dnn() -> No
     assert [each.text is None for each in recipe.alone] == [False, True]
     optimisation = recipe.optimisation
     assert (optimisation.schedule.peak, optimisation.epochs, optimisation.batch_sequences) == (5e-5, 5, 32)
-    assert changed(FinetuneRecipe(name="x"), ["task=[rte]"]).task == "rte"
+    assert changed(FinetuneRecipe(name="x"), parsed(["task=[rte]"])).task == "rte"
     with pytest.raises(UsageError, match="rte stands in the list more than once"):
-        changed(recipe, ["task=[rte, squad, RTE]"])
+        changed(recipe, parsed(["task=[rte, squad, RTE]"]))
     with pytest.raises(UsageError, match="at least one task"):
-        changed(recipe, ["task=[]"])
+        changed(recipe, parsed(["task=[]"]))
     with pytest.raises(UsageError, match="did you mean mrpc"):
-        changed(recipe, ["task=[rte, mrcp]"])
+        changed(recipe, parsed(["task=[rte, mrcp]"]))
     with pytest.raises(UsageError, match=r"choice: settings of another kind.*'span' and 'text'"):
-        changed(recipe, ["choice={}"])
+        changed(recipe, parsed(["choice={}"]))
 
 
 def test_the_command_line_takes_several_tasks(place: Place, bertkit: Bertkit, tmp_path: Path) -> None:

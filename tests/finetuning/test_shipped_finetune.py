@@ -16,8 +16,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
-from bertkit.recipe.load import load_any
-from bertkit.recipe.resolve import shipped_headers
+from bertkit.recipe.resolve import load_any, shipped_headers
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import GOOD, reviews, tiny_tokenizer
 

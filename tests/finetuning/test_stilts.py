@@ -23,6 +23,7 @@ from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.tasks.tiny_task import BAD, GOOD, reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -53,7 +54,9 @@ class Place:
 
     def request(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinetuneArguments:
         runs = self.directory / "runs"
-        return FinetuneArguments(task=task, model=str(model), overrides=[*SHORT, *overrides], runs_root=runs, **fields)
+        return FinetuneArguments(
+            task=task, model=str(model), overrides=parsed([*SHORT, *overrides]), runs_root=runs, **fields
+        )
 
     def run(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinishedRun:
         return finetune(self.request(task, model, *overrides, **fields), progress=silent_progress)

@@ -245,13 +245,13 @@ def test_the_probe_has_one_token_the_longest_text_and_pairs(tmp_path: Path) -> N
 def test_small_differences_of_large_numbers_agree_and_infinite_ones_never() -> None:
     agreement = Agreement(tolerance=1e-5)
     agreement.add("a", torch.tensor([100.0]), torch.tensor([100.0005]))
-    assert not agreement.faults
+    assert not agreement.errors
     assert agreement.largest == pytest.approx(0.0005, abs=1e-5)
     agreement.add("b", torch.tensor([0.1]), torch.tensor([0.10002]))
     agreement.add("c", torch.tensor([float("inf")]), torch.tensor([float("inf")]))
     agreement.add("d", torch.zeros(2), torch.zeros(3))
     with pytest.raises(CheckError, match="b differs by 2e-05; c is not finite; d has shape"):
-        agreement.raise_for_faults("it")
+        agreement.raise_if_different("it")
 
 
 ONNX_HEADS = [

@@ -12,8 +12,8 @@ import torch
 
 from bertkit.errors import CheckError, UsageError
 from bertkit.inference.export import export
+from bertkit.inference.export.agreement import RoughAgreement
 from bertkit.inference.export.export import TOLERANCE, export_model
-from bertkit.inference.export.rough_agreement import RoughAgreement
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, read_config
@@ -167,10 +167,10 @@ def test_rough_agreement_is_a_share_of_the_size() -> None:
     wanted = torch.tensor([3.0, -4.0])
     agreement.add("a", wanted, wanted * 1.05)
     assert agreement.differences["a"] == pytest.approx(0.05)
-    assert not agreement.faults
+    assert not agreement.errors
     agreement.add("a", wanted, wanted * 1.2)
     agreement.add("small", torch.zeros(3), torch.full((3,), 0.04))
     agreement.add("b", wanted, torch.tensor([3.0, float("nan")]))
     agreement.add("c", wanted, torch.zeros(3))
     assert agreement.differences["small"] == pytest.approx(0.08)
-    assert [fault.split()[0] for fault in agreement.faults] == ["a", "b", "c"]
+    assert [fault.split()[0] for fault in agreement.errors] == ["a", "b", "c"]

@@ -18,7 +18,6 @@ from bertkit.metrics.spans import (
     f1_v1,
     f1_v2,
     normalise,
-    official_json,
     squad,
     squad_v2,
 )
@@ -107,7 +106,7 @@ def test_v2_reports_the_official_keys_in_the_official_order() -> None:
         "best_f1",
         "best_f1_thresh",
     ]
-    assert json.loads(json.dumps(official_json(scores))) == pytest.approx(
+    assert {n: v if n.endswith(("total", "thresh")) else 100 * v for n, v in scores.items()} == pytest.approx(
         {
             "exact": 50.0,
             "f1": 62.5,

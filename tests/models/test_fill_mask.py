@@ -1,4 +1,4 @@
-"""Filling masks asks a head where it was trained to answer."""
+"""Masks are filled from the state that was trained to predict them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model_for(tokenizer: Tokenizer, rule: str | None = None) -> HeadedModel:
 
 
 @pytest.mark.parametrize(("rule", "place"), [(None, 0), ("masked_next_token", -1)])
-def test_a_mask_is_filled_from_the_state_that_was_trained_to(
+def test_a_mask_is_filled_from_the_state_that_was_trained_to_predict_it(
     tokenizer: Tokenizer, rule: str | None, place: int
 ) -> None:
     model = model_for(tokenizer, rule).eval()

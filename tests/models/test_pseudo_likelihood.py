@@ -62,8 +62,8 @@ def test_masked_scores_are_those_of_transformers_one_copy_at_a_time(rule: str, t
         expected = one_copy_at_a_time(tmp_path, text, rule)
         np.testing.assert_allclose(score.log_p_N, expected, atol=1e-5)
         assert score.total == pytest.approx(sum(expected), abs=1e-5)
-        assert score.per_token == pytest.approx(sum(expected) / len(expected), abs=1e-5)
-        assert score.per_word == pytest.approx(sum(expected) / len(text.split()), abs=1e-5)
+        assert score.tokens == len(expected)
+        assert score.words == len(text.split())
 
 
 def test_causal_scores_are_those_of_transformers_with_a_token_in_front(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_batch_never_holds_more_than_its_tokens_or_one_copy() -> None:
     assert seen == [59] * 57
 
 
-def test_the_two_masked_rules_differ_just_where_a_later_piece_follows() -> None:
+def test_the_two_masked_rules_differ_just_where_a_later_token_of_the_word_follows() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     text = TEXTS[2]
@@ -139,8 +139,8 @@ def test_constant_logits_give_every_text_the_same_score_per_token(lengths: list[
     tokenizer = tiny_tokenizer()
     texts = [" ".join(["value"] * length) for length in lengths]
     for score in score_texts(constant_model(tokenizer), tokenizer, texts, max_batch_tokens=64):
-        assert score.per_token == score.log_p_N[0]  # to the bit, whatever the length
-        assert score.per_token == pytest.approx(-math.log(tokenizer.vocab_size), abs=1e-5)
+        assert score.total / score.tokens == score.log_p_N[0]  # to the bit, whatever the length
+        assert score.log_p_N[0] == pytest.approx(-math.log(tokenizer.vocab_size), abs=1e-5)
 
 
 def test_a_special_token_written_out_is_text() -> None:
@@ -150,7 +150,7 @@ def test_a_special_token_written_out_is_text() -> None:
     assert score.tokens == ids.size > len(tokenizer.encode_batch(["the [MASK] is"])[0])
 
 
-def test_what_cannot_be_scored_is_refused_with_a_remedy() -> None:
+def test_texts_and_models_that_cannot_be_scored_are_refused_with_a_remedy() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     with pytest.raises(DataError, match=r"59 tokens and 2 special ones around, the model reads at most 60"):
@@ -213,7 +213,7 @@ def test_masked_next_token_scores_are_those_of_one_copy_at_a_time_read_at_the_st
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(each.term for each in value),
 )
-def test_a_model_is_scored_as_it_was_trained_and_its_directory_says_how(
+def test_a_model_is_scored_as_it_was_trained_by_the_rule_in_its_directory(
     objectives: tuple[Objective, ...], rule: str, tmp_path: Path
 ) -> None:
     model = tiny_model(tiny_tokenizer())
@@ -224,8 +224,8 @@ def test_a_model_is_scored_as_it_was_trained_and_its_directory_says_how(
     loaded, _ = load_model(tmp_path)
     assert choose_rule(loaded) is SCORING_RULES[rule]
     for name, other in SCORING_RULES.items():
-        if other.head == "masked_lm" and SCORING_RULES[rule].asks_before and not other.asks_before:
-            with pytest.raises(UsageError, match=f"the rule {name} asks them for their own; take {rule}"):
+        if other.head == "masked_lm" and SCORING_RULES[rule].shifted and not other.shifted:
+            with pytest.raises(UsageError, match=f"the rule {name} reads each token from its own state; take {rule}"):
                 choose_rule(loaded, name)
         elif other.head == "masked_lm":
             assert choose_rule(loaded, name) is other

@@ -11,7 +11,7 @@ from tests.models.oracle import Case, all_cases, make_inputs, make_twins
 from torch import nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.inference.export.rough_agreement import RoughAgreement
+from bertkit.inference.export.agreement import RoughAgreement
 from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.encoder import EncoderConfig

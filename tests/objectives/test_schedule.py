@@ -19,6 +19,7 @@ from bertkit.objectives.registry import OBJECTIVES
 from bertkit.objectives.schedule import LinearRate
 from bertkit.pretraining.recipe import load_recipe
 from tests.objectives.worded import VOCABULARY, worded_samples
+from tests.overrides import parsed
 
 FALLING = LinearRate(start=0.3, end=0.15)
 SHARES = st.floats(0, 1)
@@ -79,6 +80,6 @@ def test_a_wrong_rate_is_one_clear_error(rate: str, message: str, tmp_path: Path
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text("extends: bert-tiny\n")
     with pytest.raises(UsageError) as error:
-        load_recipe(str(recipe), [f"objective=[masked_lm: {{rate: {rate}}}]", "optimisation.stages=[]"])
+        load_recipe(str(recipe), parsed([f"objective=[masked_lm: {{rate: {rate}}}]", "optimisation.stages=[]"]))
     assert message in str(error.value)
-    assert "the recipe has a fault" in str(error.value)
+    assert "the recipe has an error" in str(error.value)

@@ -21,6 +21,7 @@ from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.training.tiny_run import write_model, write_text
 
 SIZES: dict[str, Any] = {
@@ -56,7 +57,7 @@ def request(
 ) -> PretrainArguments:
     return PretrainArguments(
         recipe,
-        overrides=[*SMALL, *overrides],
+        overrides=parsed([*SMALL, *overrides]),
         sources=[str(home / "text.txt")],
         init=None if init is None else str(home / init),
         run_dir=home / run,

@@ -21,6 +21,7 @@ from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_text
 
@@ -214,7 +215,7 @@ def test_a_stage_can_train_the_generator_alone(finished: tuple[Path, dict[str, A
     request = request_of(
         directory,
         "staged",
-        overrides=[f"optimisation.stages=[{alone}, {{share: 0.5}}]", f"engine.save_every_steps={STEPS // 2}"],
+        overrides=parsed([f"optimisation.stages=[{alone}, {{share: 0.5}}]", f"engine.save_every_steps={STEPS // 2}"]),
         max_steps=STEPS,
     )
     trained(request)
@@ -242,14 +243,14 @@ def first_weights(request: PretrainArguments) -> dict[str, torch.Tensor]:
 def test_a_model_cannot_grow_beside_its_generator(finished: tuple[Path, dict[str, Any]]) -> None:
     stages = "[{share: 0.5, set: {model.num_hidden_layers: 1}}, {share: 0.5}]"
     with pytest.raises(UsageError, match=r"cannot grow beside objective\.replaced_token"):
-        trained(request_of(finished[0], "grown", overrides=[f"optimisation.stages={stages}"]))
+        trained(request_of(finished[0], "grown", overrides=parsed([f"optimisation.stages={stages}"])))
 
 
 def test_the_plan_counts_both_models(finished: tuple[Path, dict[str, Any]]) -> None:
     directory, _ = finished
     names = last_weights(directory / "run")
     words = next(iter(names[WORDS].shape))
-    request = request_of(directory, "planned", overrides=[f"tokenizer.vocab_size={words}"])
+    request = request_of(directory, "planned", overrides=parsed([f"tokenizer.vocab_size={words}"]))
     plan = pretraining_plan(request.requested())
     assert plan["parameters"]["total"] == sum(tensor.numel() for tensor in names.values())
     assert plan["parameters"]["backbone"] == sum(
@@ -259,7 +260,7 @@ def test_the_plan_counts_both_models(finished: tuple[Path, dict[str, Any]]) -> N
         request_of(
             directory,
             "planned",
-            overrides=[f"tokenizer.vocab_size={words}", "objective.replaced_token.generator_size=0.25"],
+            overrides=parsed([f"tokenizer.vocab_size={words}", "objective.replaced_token.generator_size=0.25"]),
         ).requested()
     )
     assert smaller["flops"] < plan["flops"]

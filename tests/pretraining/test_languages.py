@@ -18,6 +18,7 @@ from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
+from tests.overrides import parsed
 from tests.training.tiny_run import write_text
 
 SMALL = [
@@ -45,7 +46,7 @@ def request(home: Path, run: str, **more: Any) -> PretrainArguments:
     languages = {name: [str(home / f"{name}.txt")] for name in ("en", "de")}
     defaults: dict[str, Any] = {
         "recipe": "mbert",
-        "overrides": [*SMALL, f"data.languages={json.dumps(languages)}"],
+        "overrides": parsed([*SMALL, f"data.languages={json.dumps(languages)}"]),
         "run_dir": home / run,
         "cache": home / "cache",
         "max_steps": 4,
@@ -88,4 +89,4 @@ def test_stages_read_the_same_text(home: Path, change: dict[str, Any]) -> None:
     stages = [{"share": 0.5}, {"share": 0.5, "set": change}]
     overrides = [*SMALL, f"optimisation.stages={json.dumps(stages)}"]
     with pytest.raises(UsageError, match=rf"stages\.1\.set: {next(iter(change))} cannot change.*--init"):
-        request(home, "stages", overrides=overrides).requested()
+        request(home, "stages", overrides=parsed(overrides)).requested()

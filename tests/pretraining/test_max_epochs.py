@@ -16,6 +16,7 @@ from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.trainer import Pretrainer, check_epochs
 from bertkit.progress import silent_progress
 from bertkit.text.sources import open_corpus
+from tests.overrides import parsed
 from tests.training.tiny_run import write_recipe
 
 
@@ -45,7 +46,7 @@ def test_epochs_are_counted_over_all_stages_each_with_its_own_batch(tmp_path: Pa
         {"share": 0.4, "set": {"optimisation.batch_sequences": 3, "data.sequence_length": 16}},
         {"share": 0.6, "set": {"optimisation.batch_sequences": 7}},
     ]
-    recipe = load_recipe(str(path), [f"optimisation.stages={json.dumps(stages)}"])
+    recipe = load_recipe(str(path), parsed([f"optimisation.stages={json.dumps(stages)}"]))
     cache = tmp_path / "cache"
     shards = prepare_shards(open_corpus([str(text)]), recipe.tokenizer, None, cache=cache, progress=silent_progress)
     runs = Pretrainer(recipe, shards, None, cache=cache).stages  # type: ignore[arg-type]  # nothing is written

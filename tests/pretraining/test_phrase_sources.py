@@ -18,6 +18,7 @@ from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.recipe.hashing import what_hash
+from tests.overrides import parsed
 from tests.training.tiny_run import NOUNS, VERBS, write_text
 
 Bertkit = Callable[..., Any]
@@ -87,7 +88,7 @@ def test_the_content_of_a_lexicon_decides_the_hash_and_its_path_is_checked_again
     assert with_contents(first, anew=True) == second
     pinned = f"{KEY}={sha256_of(tmp_path / 'text.txt')}"
     with pytest.raises(DataError, match=r"names\.txt: the lexicon is not the recipe's.*set lexicon_sha256 to null"):
-        run_pretraining(request(tmp_path, overrides=[pinned]), progress=silent_progress)
+        run_pretraining(request(tmp_path, overrides=parsed([pinned])), progress=silent_progress)
 
 
 def test_a_stage_s_lexicon_has_its_hash_too(lexicon: Path, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_stage_s_lexicon_has_its_hash_too(lexicon: Path, tmp_path: Path) -> No
     dotted = f"{{share: 0.4, set: {{objective.masked_lm.units.lexicon: {other}}}}}"
     whole = f"{{share: 0.3, set: {{objective.masked_lm.units: {{name: phrases, lexicon: {other}}}}}}}"
     none = "{share: 0.3, set: {objective.masked_lm.units: {name: words}}}"
-    recipe = request(tmp_path, overrides=[f"optimisation.stages=[{dotted}, {whole}, {none}]"]).requested()
+    recipe = request(tmp_path, overrides=parsed([f"optimisation.stages=[{dotted}, {whole}, {none}]"])).requested()
     units = [stage.recipe.objectives[0].model_dump()["units"] for stage in stages_of(recipe)]
     assert [each.get("lexicon_sha256") for each in units] == [sha256_of(other), sha256_of(other), None]
     assert recipe.objectives[0].model_dump()["units"]["lexicon_sha256"] == sha256_of(lexicon)

@@ -12,6 +12,7 @@ from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import differing_keys, what_hash
+from tests.overrides import parsed
 
 TINY = """\
 model: {family: bert, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 64}
@@ -29,7 +30,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_objectives_come_by_name_in_the_order_written(tiny: str) -> None:
     assert load_recipe(tiny).objectives == (MaskedLM(rate=0.2), NextSentence())
-    overridden = load_recipe(tiny, ["objective.next_sentence.weight=0.5", "objective.masked_lm.max_predictions=20"])
+    overridden = load_recipe(
+        tiny, parsed(["objective.next_sentence.weight=0.5", "objective.masked_lm.max_predictions=20"])
+    )
     assert overridden.objectives == (MaskedLM(rate=0.2, max_predictions=20), NextSentence(weight=0.5))
 
 
@@ -46,13 +49,13 @@ def test_objectives_come_by_name_in_the_order_written(tiny: str) -> None:
 )
 def test_a_wrong_objective_is_one_clear_fault(tiny: str, objective: str, message: str) -> None:
     with pytest.raises(UsageError) as fault:
-        load_recipe(tiny, [f"objective={objective}"])
+        load_recipe(tiny, parsed([f"objective={objective}"]))
     assert message in str(fault.value)
-    assert "the recipe has a fault" in str(fault.value)
+    assert "the recipe has an error" in str(fault.value)
 
 
 def test_a_resolved_recipe_loads_to_an_equal_one_of_equal_hash(tiny: str) -> None:
-    recipe = load_recipe(tiny, ["optimisation.steps=1e5", "data.sequence_length=64", "engine.workers=0"])
+    recipe = load_recipe(tiny, parsed(["optimisation.steps=1e5", "data.sequence_length=64", "engine.workers=0"]))
     Path("recipe.yaml").write_text(dump_recipe(recipe))
     again = load_recipe("recipe.yaml")
     assert again == recipe
@@ -62,13 +65,15 @@ def test_a_resolved_recipe_loads_to_an_equal_one_of_equal_hash(tiny: str) -> Non
 
 def test_engine_and_header_stay_out_of_the_hash_and_the_rest_is_named(tiny: str) -> None:
     recipe = load_recipe(tiny)
-    same = load_recipe(tiny, ["engine.device=cpu", "engine.micro_batch_tokens=512", "title=Another", "paper=Someone"])
-    other = load_recipe(tiny, ["objective.masked_lm.rate=0.15", "seed=1"])
+    same = load_recipe(
+        tiny, parsed(["engine.device=cpu", "engine.micro_batch_tokens=512", "title=Another", "paper=Someone"])
+    )
+    other = load_recipe(tiny, parsed(["objective.masked_lm.rate=0.15", "seed=1"]))
     assert what_hash(same) == what_hash(recipe)
     assert differing_keys(recipe, other) == [("objective.masked_lm.rate", 0.2, 0.15), ("seed", 0, 1)]
 
 
 def test_an_arxiv_id_must_be_quoted_text(tiny: str) -> None:
     with pytest.raises(UsageError, match=r"arxiv: expected text, got 1810\.04805; put it in quotes"):
-        load_recipe(tiny, ["arxiv=1810.04805"])
-    assert load_recipe(tiny, ["arxiv='1810.04805'"]).arxiv == "1810.04805"
+        load_recipe(tiny, parsed(["arxiv=1810.04805"]))
+    assert load_recipe(tiny, parsed(["arxiv='1810.04805'"])).arxiv == "1810.04805"

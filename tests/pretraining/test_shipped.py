@@ -23,6 +23,7 @@ from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import shipped_headers
 from bertkit.training.cost import count_parameters
+from tests.overrides import parsed
 from tests.training.tiny_run import write_model, write_text
 
 NAMES = [header["name"] for header in shipped_headers() if header["kind"] == "pretrain"]
@@ -270,7 +271,7 @@ def test_a_recipe_without_next_sentence_prediction_is_berts_but_for_that_term() 
 def test_next_sentence_prediction_of_a_model_without_segments_is_refused() -> None:
     overrides = ["data.layout={name: segment-pair}", "objective=[masked_lm, next_sentence]"]
     with pytest.raises(UsageError, match=r"next_sentence needs segment embeddings.*set model\.type_vocab_size to 2"):
-        load_recipe("roberta", overrides)
+        load_recipe("roberta", parsed(overrides))
 
 
 def test_modernbert_has_the_tokens_of_its_table_3_and_of_its_warm_ups() -> None:
@@ -338,11 +339,11 @@ def test_ernie_masks_pieces_then_phrases_then_entities() -> None:
     units = [stage.recipe.objectives[0].model_dump()["units"] for stage in stages_of(load_recipe("ernie"))]
     assert [each["name"] for each in units] == ["pieces", "phrases", "phrases"]
     assert units[2]["collocations"]["min_association"] > units[1]["collocations"]["min_association"]
-    named = load_recipe("ernie", ["objective.masked_lm.units.lexicon=names.txt"])
+    named = load_recipe("ernie", parsed(["objective.masked_lm.units.lexicon=names.txt"]))
     lexicons = [stage.recipe.objectives[0].model_dump()["units"].get("lexicon") for stage in stages_of(named)]
     assert lexicons == [None, None, "names.txt"]
     marked = ["data.reading.span_fields=[entities]", "objective.masked_lm.units={name: annotated, field: entities}"]
-    annotated = stages_of(load_recipe("ernie", marked))
+    annotated = stages_of(load_recipe("ernie", parsed(marked)))
     names = [stage.recipe.objectives[0].model_dump()["units"]["name"] for stage in annotated]
     assert names == ["pieces", "phrases", "annotated"]
 

@@ -9,6 +9,7 @@ import pytest
 from bertkit.errors import UsageError
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.stages import stages_of
+from tests.overrides import parsed
 
 STEPS = 1000
 
@@ -21,7 +22,7 @@ def stages(*configs: dict[str, Any]) -> Any:
         f"optimisation.steps={STEPS}",
         f"optimisation.stages={json.dumps(configs)}",
     ]
-    return stages_of(load_recipe("bert-mini", overrides))
+    return stages_of(load_recipe("bert-mini", parsed(overrides)))
 
 
 def test_depth_batch_data_and_objective_change_where_the_share_ends() -> None:

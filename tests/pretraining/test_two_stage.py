@@ -18,6 +18,7 @@ from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.run.checkpoint import list_checkpoints, load_checkpoint, load_newest_checkpoint
+from tests.overrides import parsed
 from tests.pretraining.test_electra import first_weights, hashes
 from tests.training.tiny_run import write_text
 
@@ -120,7 +121,7 @@ def test_at_the_boundary_the_model_is_its_generator_to_the_bit(home: Path, monke
         seen.append((self.step, equal(model, generator), any(trained)))
 
     monkeypatch.setattr(Pretrainer, "_enter", noting)
-    run_pretraining(request(home, "noted", overrides=["engine.keep_checkpoints=1"]), progress=silent_progress)
+    run_pretraining(request(home, "noted", overrides=parsed(["engine.keep_checkpoints=1"])), progress=silent_progress)
     assert [seen[0], seen[1]] == [(0, False, True), (BOUNDARY, True, False)]
     assert seen[2][1:] == (False, False)
 
@@ -167,7 +168,7 @@ FAULTS = [
 @pytest.mark.parametrize(("changes", "told"), FAULTS, ids=[changes[0] for changes, _ in FAULTS])
 def test_a_recipe_that_has_no_second_stage_to_offer_is_told(changes: list[str], told: str, home: Path) -> None:
     with pytest.raises(UsageError, match=told):
-        request(home, "faulty", overrides=changes).requested()
+        request(home, "faulty", overrides=parsed(changes)).requested()
 
 
 def test_the_shipped_recipe_is_the_base_models_but_for_the_stages() -> None:

@@ -1,4 +1,4 @@
-"""`probe layers`, `structure` and `senses` as runs: what they find where the answer is known, and what they refuse."""
+"""`probe layers`, `structure` and `senses` as runs: results where the answer is known, and errors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.probing.annotated import align
+from bertkit.probing.layers import LayersSettings, ProbeFit
 from bertkit.probing.layers.data import read_labelled
-from bertkit.probing.layers.measure import ProbeFit
-from bertkit.probing.layers.run import LayersSettings, probe_layers
-from bertkit.probing.run import Probed
-from bertkit.probing.senses.run import SensesSettings, configurations, probe_senses
+from bertkit.probing.layers.run import probe_layers
+from bertkit.probing.run import ProbeResult
+from bertkit.probing.senses import SensesSettings
+from bertkit.probing.senses.run import configurations, probe_senses
 from bertkit.probing.sentences import TextEncoder
-from bertkit.probing.structure.measure import ProbeTraining
-from bertkit.probing.structure.run import StructureSettings, probe_structure
+from bertkit.probing.structure import ProbeTraining, StructureSettings
+from bertkit.probing.structure.run import probe_structure
 from tests.conftest import Outcome
 from tests.probing.request import request_for
 from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
@@ -61,7 +62,7 @@ def write_columns(path: Path, count: int = 30) -> Path:
     return path
 
 
-def table(probed: Probed, name: str) -> list[dict[str, str]]:
+def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
     assert probed.run is not None
     with (probed.run.path / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -77,7 +78,7 @@ def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 # ---- layers
 
 
-def layers_run(directory: Path, *data: Path, **more: Any) -> Probed:
+def layers_run(directory: Path, *data: Path, **more: Any) -> ProbeResult:
     settings = LayersSettings(
         sentences=14, test_sentences=7, fit=ProbeFit(max_iterations=7), **{"tasks": [], **more.pop("settings", {})}
     )
@@ -107,7 +108,7 @@ def test_layers_of_a_treebank_and_of_columns(tmp_path: Path) -> None:
     assert not [path for path in probed.run.path.parent.iterdir() if path.is_file() and path.suffix != ".json"]
 
 
-def test_batches_do_not_change_what_is_found(tmp_path: Path) -> None:
+def test_batches_do_not_change_the_results(tmp_path: Path) -> None:
     path = write_trees(tmp_path / "t.conllu")
     found = [
         layers_run(tmp_path, path, batch_tokens=tokens, settings={"tasks": ["pos"]}).results["summary"]["tasks"]["pos"]
@@ -132,7 +133,7 @@ def test_spans_and_pairs_of_spans_from_a_users_file(tmp_path: Path) -> None:
     assert task["train_items"] > 50
 
 
-def test_types_of_given_spans_are_asked_for_by_name(tmp_path: Path) -> None:
+def test_types_of_given_spans_are_chosen_by_name(tmp_path: Path) -> None:
     path = tmp_path / "c.txt"
     path.write_text("".join(f"w{n} {'B-PER' if n % 2 else 'B-LOC'}\nis O\n\n" for n in range(40)), encoding="utf-8")
     assert {name for each in read_labelled(path) for name in each.targets} == {"ner", "ner-spans"}
@@ -159,7 +160,7 @@ def test_types_of_given_spans_are_asked_for_by_name(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_span_at_fault_is_named(tmp_path: Path, record: dict[str, Any], said: str) -> None:
+def test_an_invalid_span_is_named(tmp_path: Path, record: dict[str, Any], said: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps(record) + "\n", encoding="utf-8")
     with pytest.raises(DataError) as caught:
@@ -175,7 +176,7 @@ class Plain:
     words: tuple[str, ...]
 
 
-def test_what_does_not_align_or_is_too_long_is_counted_and_named() -> None:
+def test_sentences_that_do_not_align_or_are_too_long_are_counted_and_named() -> None:
     tokenizer = tiny_tokenizer()
     encoder = TextEncoder.of(tiny_model(tokenizer), tokenizer)
     given = [Plain("good", ("the", "file")), Plain("blank", ("the", "", "file")), Plain("long", ("number",) * 70)]
@@ -190,13 +191,12 @@ def test_what_does_not_align_or_is_too_long_is_counted_and_named() -> None:
 # ---- structure
 
 
-def structure_run(directory: Path, data: Path, test_data: Path | None = None, **more: Any) -> Probed:
+def structure_run(directory: Path, data: Path, test_data: Path | None = None, **more: Any) -> ProbeResult:
     settings = StructureSettings(
         sentences=30, test_sentences=12, training=ProbeTraining(max_epochs=2), **{"rank": 4, **more}
     )
-    return probe_structure(
-        request_for(directory, data), settings, test_data=None if test_data is None else str(test_data)
-    )
+    test = [] if test_data is None else [str(test_data)]
+    return probe_structure(request_for(directory, data, test_data=test), settings)
 
 
 def test_structure_of_every_layer_with_controls_and_ranks(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_treebank_alone_is_split(tmp_path: Path) -> None:
     assert (summary["train_sentences"], summary["test_sentences"]) == (24, 6)
 
 
-def test_structure_refuses_what_is_no_treebank(tmp_path: Path) -> None:
+def test_structure_refuses_other_files_than_treebanks(tmp_path: Path) -> None:
     trees = write_trees(tmp_path / "t.conllu", 12)
     with pytest.raises(UsageError, match=r"give --data FILE\.conllu"):
         structure_run(tmp_path, write_columns(tmp_path / "c.txt"))
@@ -232,7 +232,7 @@ def test_structure_refuses_what_is_no_treebank(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="5 sentences are left, at least 10"):
         structure_run(tmp_path, write_trees(tmp_path / "few.conllu", 6))
     with pytest.raises(UsageError, match="more than --store-gb 1e-06; lower --sentences or raise"):
-        probe_structure(request_for(tmp_path, trees), StructureSettings(rank=2), store_gb=1e-6)
+        probe_structure(request_for(tmp_path, trees, store_gb=1e-6), StructureSettings(rank=2))
 
 
 # ---- senses
@@ -254,10 +254,10 @@ def write_senses(path: Path, count: int = 40, first: int = 0) -> Path:
     return path
 
 
-def senses_run(directory: Path, *test: Path, **more: Any) -> Probed:
+def senses_run(directory: Path, *test: Path, **more: Any) -> ProbeResult:
     data = more.pop("data", None) or write_senses(directory / "train.jsonl")
     settings = SensesSettings(**{"ks": [1, 3], **more})
-    return probe_senses(request_for(directory, data), settings, test_data=[str(path) for path in test])
+    return probe_senses(request_for(directory, data, test_data=[str(path) for path in test]), settings)
 
 
 def test_senses_of_every_layer_and_of_the_last_ones_together(tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ def test_the_back_off_answers_for_words_not_seen_as_they_are_written(tmp_path: P
     assert layer["f1_with_back_off"] == pytest.approx(layer["accuracy"] * 0.5 + 0.5)
 
 
-def test_configurations_hold_what_there_is() -> None:
-    assert [each.layers for each in configurations(3)] == [(0,), (1,), (2,), (1, 2)]
-    assert configurations(13)[-1].layers == (9, 10, 11, 12)
+def test_configurations_are_single_layers_and_the_last_four() -> None:
+    assert list(configurations(3).values()) == [(0,), (1,), (2,), (1, 2)]
+    assert configurations(13)["last 4 layers"] == (9, 10, 11, 12)
 
 
 def test_senses_refuse_a_word_that_does_not_occur(tmp_path: Path) -> None:

@@ -19,11 +19,14 @@ from numpy.testing import assert_allclose
 from bertkit.errors import DataError, UsageError
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.labels import Labels
-from bertkit.probing.attention.run import AttentionSettings, probe_attention
+from bertkit.probing.attention import AttentionSettings
+from bertkit.probing.attention.run import probe_attention
 from bertkit.probing.attention.viewer import ViewedSentence, viewer_page
+from bertkit.probing.attribution import AttributionSettings
 from bertkit.probing.attribution.explanations import METHODS
-from bertkit.probing.attribution.run import AttributionSettings, probe_attribution
-from bertkit.probing.effective_attention.run import EffectiveAttentionSettings, probe_effective_attention
+from bertkit.probing.attribution.run import probe_attribution
+from bertkit.probing.effective_attention import EffectiveAttentionSettings
+from bertkit.probing.effective_attention.run import probe_effective_attention
 from tests.probing.request import request_for, write_sentences, write_treebank
 from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
 from tests.text.corpora import english

@@ -15,9 +15,7 @@ from bertkit.errors import DataError
 from bertkit.models.hub import load_model
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.head_distances import (
-    MOST,
     HeadDistances,
-    divergence,
     pairwise,
     plane,
     within_and_between,
@@ -30,7 +28,7 @@ from bertkit.probing.attention.head_syntax import (
     predicted_heads,
     word_attention,
 )
-from bertkit.probing.attention.measure import TARGETS, Columns, HeadSums, Maps, attention_maps, pattern_points
+from bertkit.probing.attention.measure import TARGETS, HeadSums, Maps, SpecialTokens, attention_maps, pattern_points
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers.common import Notes
@@ -109,7 +107,7 @@ def test_a_family_without_maps_is_refused() -> None:
 
 def test_the_profile_is_what_a_loop_over_tokens_gives(maps: list[Maps]) -> None:
     tokenizer = tiny_tokenizer()
-    sums = HeadSums(Columns.of(tokenizer))
+    sums = HeadSums(SpecialTokens.of(tokenizer))
     for each in maps:
         sums.add(each)
     profile = sums.profile()
@@ -148,7 +146,7 @@ def test_even_attention_is_the_profile_of_even_maps() -> None:
     for place, sentence in enumerate(sentences):
         n = sentence.ids_T.size
         even_BNSS[place, :, :n, :n] = 1 / n
-    sums = HeadSums(Columns.of(tiny_tokenizer()))
+    sums = HeadSums(SpecialTokens.of(tiny_tokenizer()))
     sums.add(Maps(sentences, (even_BNSS,)))
     profile = sums.profile()
     for name, values in profile.values.items():
@@ -157,7 +155,7 @@ def test_even_attention_is_the_profile_of_even_maps() -> None:
 
 def test_a_vocabulary_without_cls_and_sep_has_no_share_of_them() -> None:
     model, tokenizer = tiny_causal_model(tiny_tokenizer()), tiny_tokenizer()
-    sums = HeadSums(Columns(None, None))
+    sums = HeadSums(SpecialTokens(None, None))
     for each in attention_maps(model, TextEncoder.of(model, tokenizer).encode([Sentence("a", TEXTS[0])])):
         sums.add(each)
     profile = sums.profile()
@@ -171,18 +169,24 @@ def random_rows(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.softmax(2 * torch.randn(*shape, generator=generator, dtype=torch.float64), -1)
 
 
-def test_divergence_is_symmetric_zero_with_itself_and_at_most_ln_2() -> None:
+def divergence(first: torch.Tensor, second: torch.Tensor) -> np.ndarray:
+    """Jensen-Shannon divergence over the last axis, in nats."""
     from scipy.spatial.distance import jensenshannon
 
+    return np.asarray(jensenshannon(*torch.broadcast_tensors(first.double(), second.double()), axis=-1)) ** 2
+
+
+def test_divergence_is_symmetric_zero_with_itself_and_at_most_ln_2() -> None:
     first, second = random_rows(31, 7), random_rows(31, 7, seed=1)
-    found = divergence(first, second)
-    torch.testing.assert_close(found, divergence(second, first), rtol=0, atol=0)
-    assert torch.equal(divergence(first, first), torch.zeros(31, dtype=torch.float64))
-    assert_allclose(found, jensenshannon(first, second, axis=1) ** 2, atol=1e-12)
-    apart = divergence(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.4, 0.6]))
-    assert float(apart) == pytest.approx(MOST)
-    assert bool((found > 0).all())
-    assert bool((found <= MOST).all())
+    found = np.array(
+        [pairwise(torch.stack([one[None], other[None]])) for one, other in zip(first, second, strict=True)]
+    )
+    assert np.array_equal(found[:, 0, 1], found[:, 1, 0])
+    assert not found[:, [0, 1], [0, 1]].any()
+    assert_allclose(found[:, 0, 1], divergence(first, second), atol=1e-12)
+    apart = pairwise(torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 0.4, 0.6]]]))[0, 1]
+    assert apart == pytest.approx(np.log(2))
+    assert ((found[:, 0, 1] > 0) & (found[:, 0, 1] <= np.log(2))).all()
 
 
 def test_distances_of_heads_are_the_mean_divergence_of_every_two(maps: list[Maps]) -> None:
@@ -192,7 +196,7 @@ def test_distances_of_heads_are_the_mean_divergence_of_every_two(maps: list[Maps
     found = distances.means()
     total = np.zeros_like(found)
     for maps_Ann in by_number(maps).values():
-        total += divergence(maps_Ann[:, None], maps_Ann[None]).double().sum(-1).numpy()
+        total += divergence(maps_Ann[:, None], maps_Ann[None]).sum(-1)
     assert distances.tokens == sum(s.ids_T.size for s in encoded())
     assert_allclose(found, total / distances.tokens, atol=1e-6)
     assert np.array_equal(found, found.T)
@@ -312,7 +316,7 @@ def test_heads_and_offsets_are_scored_as_by_brute_force() -> None:
     scores = DependencyScores(["det", "obj", "punct", "root"])
     for maps_AWW, (heads, relations) in zip(attention, TREES, strict=True):
         scores.add(maps_AWW, heads, relations)
-    found = {row.name: row for row in scores.figures()}
+    found = {row.name: row for row in scores.scores()}
     assert "root" not in found
     for name in ("det", "obj", "punct", "all"):
         wanted = [
@@ -338,7 +342,7 @@ def test_heads_and_offsets_are_scored_as_by_brute_force() -> None:
         assert best[row.direction, row.head] == pytest.approx(row.accuracy)
         assert row.offset_accuracy == pytest.approx(max(offsets.values()))
         assert offsets[row.offset] == pytest.approx(row.offset_accuracy)
-    assert [row.name for row in scores.figures(least=4)] == ["all", "det"]
+    assert [row.name for row in scores.scores(least=4)] == ["all", "det"]
 
 
 def test_a_word_is_never_its_own_head() -> None:

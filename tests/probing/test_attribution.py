@@ -14,7 +14,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder, layer_points
 from bertkit.probing.attribution.explanations import (
-    Text,
+    TokenisedText,
     embeddings,
     gradients,
     integrated_gradients,
@@ -208,9 +208,9 @@ def test_identifiability_is_repeatable_and_perfect_at_the_inputs() -> None:
 # Explanations.
 
 
-def a_text() -> Text:
+def a_text() -> TokenisedText:
     sentence = encoded()[0]
-    return Text(tuple(sentence.ids_T.tolist()), tuple(sentence.types_T.tolist()))
+    return TokenisedText(tuple(sentence.ids_T.tolist()), tuple(sentence.types_T.tolist()))
 
 
 def probability(model: HeadedModel, place: int, number: int):  # type: ignore[no-untyped-def]

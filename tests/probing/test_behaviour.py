@@ -1,4 +1,4 @@
-"""`probe behaviour` as a run: pairs as `eval blimp` has them, diagnostics beside, and what can be asked of a model."""
+"""`probe behaviour` as a run: pairs as `eval blimp` has them, diagnostics beside, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import EvalRequest
-from bertkit.evaluation.blimp import BlimpSettings, evaluate_blimp
-from bertkit.probing.behaviour.run import BehaviourSettings, probe_behaviour
-from bertkit.probing.run import Probed
+from bertkit.evaluation.blimp import evaluate_blimp
+from bertkit.evaluation.run import EvalArguments
+from bertkit.evaluation.settings import BlimpSettings
+from bertkit.probing.behaviour import BehaviourSettings
+from bertkit.probing.behaviour.run import probe_behaviour
+from bertkit.probing.run import ProbeResult
 from bertkit.run.verify import verify_run
 from tests.probing.request import request_for
 from tests.probing.tiny_models import tiny_causal_model, tiny_model, tiny_tokenizer
@@ -37,11 +39,11 @@ def write_data(directory: Path) -> Path:
     return directory
 
 
-def look(request: Any, **settings: Any) -> Probed:
+def score(request: Any, **settings: Any) -> ProbeResult:
     return probe_behaviour(request, BehaviourSettings(**settings))
 
 
-def table(probed: Probed, name: str) -> list[dict[str, str]]:
+def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
     assert probed.run is not None
     with (probed.run.path / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -50,13 +52,13 @@ def table(probed: Probed, name: str) -> list[dict[str, str]]:
 def test_a_folder_of_both_gives_both_and_pairs_are_those_of_the_suite(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     request = request_for(tmp_path, data)
-    probed = look(request)
+    probed = score(request)
     assert probed.run is not None
     assert not verify_run(probed.run.path).errors
     names = {path.name for path in (probed.run.path / "figures").iterdir()}
     assert names == {"diagnostics.png", "diagnostics.svg", "minimal_pairs.png", "minimal_pairs.svg"}
     summary = probed.results["summary"]
-    wanted = EvalRequest(request.models[0], device="cpu", runs_root=tmp_path / "runs", command=["x"])
+    wanted = EvalArguments(request.models[0], device="cpu", runs_root=tmp_path / "runs", command=["x"])
     suite = evaluate_blimp(wanted, data, BlimpSettings()).results
     pairs = summary["minimal_pairs"]
     assert pairs["average"] == suite["average"]
@@ -71,37 +73,37 @@ def test_a_folder_of_both_gives_both_and_pairs_are_those_of_the_suite(tmp_path: 
     assert summary["blank_rule"] == "within_word_l2r"
 
 
-def test_a_word_that_is_the_better_affirmative_is_the_worse_negative_where_no_is_not_heard(tmp_path: Path) -> None:
+def test_a_word_that_is_the_better_affirmative_is_the_worse_negative_in_the_same_context(tmp_path: Path) -> None:
     """Contexts that are the same must give sensitivities that add up to 1."""
     path = tmp_path / "NEG.tsv"
     path.write_text(NEG + "".join(f"{n}\tThe {a} is a\tThe {a} is a\t{b}\t{c}\n" for n, (a, b, c) in enumerate(ROWS)))
     for number, (model, heads) in enumerate(((tiny_model, "masked"), (tiny_causal_model, "causal"))):
         request = request_for(tmp_path / f"m{number}", path, model=model(tiny_tokenizer()))
-        measures = look(request).results["summary"]["diagnostics"]["NEG"]["measures"]
+        measures = score(request).results["summary"]["diagnostics"]["NEG"]["measures"]
         both = [measures[f"sensitivity/{each}"]["value"] for each in ("affirmative", "negative")]
         assert sum(both) == pytest.approx(1), heads
 
 
 def test_patterns_choose_among_both(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
-    summary = look(request_for(tmp_path, data), only=["NEG*"]).results["summary"]
+    summary = score(request_for(tmp_path, data), only=["NEG*"]).results["summary"]
     assert "minimal_pairs" not in summary
-    summary = look(request_for(tmp_path, data), only=["islands"], pairs=1).results["summary"]
+    summary = score(request_for(tmp_path, data), only=["islands"], pairs=1).results["summary"]
     assert "diagnostics" not in summary
     assert (summary["minimal_pairs"]["paradigms"], summary["minimal_pairs"]["pairs"]) == (1, 1)
     with pytest.raises(UsageError, match="no paradigm, field or phenomenon matches 'iland'; did you mean 'islands'"):
-        look(request_for(tmp_path, data), only=["iland"])
+        score(request_for(tmp_path, data), only=["iland"])
 
 
-def test_what_cannot_be_asked_is_a_clear_no(tmp_path: Path) -> None:
+def test_data_and_models_that_cannot_be_scored_are_refused(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     with pytest.raises(UsageError, match="give --data PATH, minimal pairs"):
-        look(request_for(tmp_path))
+        score(request_for(tmp_path))
     with pytest.raises(DataError, match="no masked_lm or causal_lm head"):
-        look(request_for(tmp_path / "bare", data, model=tiny_model(tiny_tokenizer(), heads=())))
+        score(request_for(tmp_path / "bare", data, model=tiny_model(tiny_tokenizer(), heads=())))
     with pytest.raises(DataError, match="no such file or directory"):
-        look(request_for(tmp_path, tmp_path / "nowhere"))
+        score(request_for(tmp_path, tmp_path / "nowhere"))
     twice = replace(request_for(tmp_path, data), data=[str(data), str(data / "NEG.tsv")])
     with pytest.raises(DataError, match="'NEG' is there twice"):
-        look(twice)
+        score(twice)
     assert not (tmp_path / "runs").exists()

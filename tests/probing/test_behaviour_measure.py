@@ -13,15 +13,20 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
 from bertkit.models.pseudo_likelihood import choose_rule, score_texts
 from bertkit.probing.behaviour.measure import (
-    Filled,
+    BY_MARGIN,
+    ONE_TOKEN,
+    SENSITIVITY,
+    BlankScore,
+    DiagnosticScores,
+    accuracy,
     among_top,
     blank_rule,
     clear_preference,
-    fill_blanks,
     preference,
+    score_blanks,
+    score_diagnostic,
     wilson,
 )
-from bertkit.probing.behaviour.report import BY_MARGIN, ONE_PIECE, SENSITIVITY, Judged, accuracy, judge
 from bertkit.tasks.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from tests.probing.tiny_models import constant_model, tiny_causal_model, tiny_model, tiny_tokenizer
 
@@ -32,7 +37,8 @@ COMPLETIONS = [Completion(context, word) for context in CONTEXTS for word in WOR
 
 def fill(model: HeadedModel, completions: list[Completion] = COMPLETIONS, *, batch: int = 300, ending: str = ""):  # type: ignore[no-untyped-def]  # a list of what is filled in
     rule = blank_rule(choose_rule(model))(tiny_tokenizer())
-    return fill_blanks(model, tiny_tokenizer(), rule, completions, max_batch_tokens=batch, ending=ending)
+    scores = score_blanks(model, tiny_tokenizer(), rule, completions, max_batch_tokens=batch, ending=ending)
+    return [scores[each] for each in completions]
 
 
 @pytest.mark.parametrize("ending", ["", "."])
@@ -48,8 +54,8 @@ def test_a_word_in_a_blank_is_scored_as_its_part_of_the_text(kind: str, ending: 
     ):
         first = len(tokenizer.encode_batch([each.context])[0])
         pieces.append(len(tokenizer.encode_batch([each.word])[0]))
-        assert filled.pieces == pieces[-1]
-        assert filled.log_p == pytest.approx(float(score.log_p_N[first : first + filled.pieces].sum()), rel=1e-4)
+        assert filled.tokens == pieces[-1]
+        assert filled.log_p == pytest.approx(float(score.log_p_N[first : first + filled.tokens].sum()), rel=1e-4)
     assert min(pieces) == 1 < max(pieces)
 
 
@@ -57,7 +63,7 @@ def test_ranks_and_the_most_probable_are_those_at_the_mask() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     for filled, each in zip(fill(model), COMPLETIONS, strict=True):
-        if filled.pieces > 1:
+        if filled.tokens > 1:
             continue
         ids = [tokenizer.cls_id, *tokenizer.encode_batch([each.context])[0], tokenizer.mask_id, tokenizer.sep_id]
         with torch.no_grad():
@@ -73,10 +79,10 @@ def test_the_batch_decides_nothing() -> None:
     one, many = fill(model, batch=1), fill(model, batch=5000)
     for a, b in zip(one, many, strict=True):
         assert a.log_p == pytest.approx(b.log_p, abs=1e-4)
-        assert (a.pieces, a.above) == (b.pieces, b.above)
+        assert (a.tokens, a.above) == (b.tokens, b.above)
 
 
-def test_what_cannot_be_read_is_none_and_the_others_stay() -> None:
+def test_unreadable_completions_are_none_and_the_others_stay() -> None:
     model = tiny_model(tiny_tokenizer())
     long = Completion("the " * 80 + "reader tests", "document")
     unknown = Completion("The reader tests", "\u2603")
@@ -85,7 +91,7 @@ def test_what_cannot_be_read_is_none_and_the_others_stay() -> None:
     assert found[1] == fill(model, [COMPLETIONS[0]])[0]
 
 
-def test_ties_share_what_there_is() -> None:
+def test_ties_share_the_credit() -> None:
     assert [preference(1.0, others) for others in ([0.5, 0.2], [1.0, 0.2], [1.0, 1.0], [1.0, 2.0])] == [
         1,
         1 / 2,
@@ -120,45 +126,45 @@ def diagnostic() -> Diagnostic:
     return Diagnostic("made", Path("made.tsv"), comparisons, clozes)
 
 
-def judged(filled: dict[Completion, Filled | None]) -> Judged:
-    return judge(diagnostic(), filled, tiny_tokenizer(), top=[1, 5], margin=0.01)
+def scored(scores: dict[Completion, BlankScore | None]) -> DiagnosticScores:
+    return score_diagnostic(diagnostic(), scores, vocab_size=tiny_tokenizer().vocab_size, top=[1, 5], margin=0.01)
 
 
 def test_figures_of_made_up_answers() -> None:
     made = diagnostic()
-    asked = {c: Filled(-9.0, 1, 40, 0, (7,)) for each in made.comparisons for c in each.completions}
+    asked = {c: BlankScore(-9.0, 1, 40, 0, (7,)) for each in made.comparisons for c in each.completions}
     one, two, three = (each.completions for each in made.comparisons)
-    asked[one[0]] = Filled(np.log(0.4), 1, 2, 0, (7,))
-    asked[one[1]] = Filled(np.log(0.2), 1, 0, 0, (7,))
-    asked[two[1]] = Filled(-9.0, 3, 9, 0, (7,))  # more pieces, and a tie with both others
-    asked[three[0]] = Filled(np.log(0.205), 1, 0, 1, (7,))
-    asked[three[1]] = Filled(np.log(0.2), 1, 0, 0, (7,))
-    found = judged(dict(asked))
+    asked[one[0]] = BlankScore(np.log(0.4), 1, 2, 0, (7,))
+    asked[one[1]] = BlankScore(np.log(0.2), 1, 0, 0, (7,))
+    asked[two[1]] = BlankScore(-9.0, 3, 9, 0, (7,))  # more pieces, and a tie with both others
+    asked[three[0]] = BlankScore(np.log(0.205), 1, 0, 1, (7,))
+    asked[three[1]] = BlankScore(np.log(0.2), 1, 0, 0, (7,))
+    found = scored(dict(asked))
     assert found.find(SENSITIVITY, "up").credits == (1.0, pytest.approx(1 / 3))
     assert (found.find(SENSITIVITY, "up").ties, found.find(SENSITIVITY, "up").chance) == (1, pytest.approx(1 / 3))
-    assert found.find(ONE_PIECE, "up").credits == (1.0,)
+    assert found.find(ONE_TOKEN, "up").credits == (1.0,)
     assert found.find(SENSITIVITY, "down").value == 1
     assert found.find(BY_MARGIN, "down").value == 0
     assert found.find(accuracy(1), "up").credits == (1.0, 0.0)  # of two expected words the second one is the likeliest
     assert found.find(accuracy(1), "down").value == 0.5
-    groups = {(s.condition, s.group): s.value for s in found.shares if s.measure == SENSITIVITY}
+    groups = {(s.condition, s.group): s.value for s in found.proportions if s.measure == SENSITIVITY}
     assert groups["up", "H"] == 1
-    assert len(found.items) == 3
-    assert found.unreadable == ()
+    assert len(found.comparisons) == 3
+    assert found.unreadable == []
 
 
 def test_items_that_cannot_be_read_count_for_nothing_and_are_named() -> None:
     made = diagnostic()
-    asked: dict[Completion, Filled | None] = {
-        c: Filled(-9.0, 2, 40, 0, (7,)) for each in made.comparisons for c in each.completions
+    asked: dict[Completion, BlankScore | None] = {
+        c: BlankScore(-9.0, 2, 40, 0, (7,)) for each in made.comparisons for c in each.completions
     }
     asked[made.comparisons[2].completions[1]] = None
-    found = judged(asked)
+    found = scored(asked)
     assert found.find(SENSITIVITY, "down").value is None
     assert found.find(SENSITIVITY, "down").interval is None
     assert len(found.find(SENSITIVITY, "up").credits) == 2
-    assert found.unreadable == (f"{CONTEXTS[2]} {WORDS[1]}",)
-    assert found.more_pieces == 3
+    assert found.unreadable == [f"{CONTEXTS[2]} {WORDS[1]}"]
+    assert found.unscored_blanks == 3
 
 
 def test_constant_logits_are_at_chance_exactly() -> None:
@@ -173,7 +179,7 @@ def test_constant_logits_are_at_chance_exactly() -> None:
         (Cloze("1", "", "", completions[:1]),),
     )
     filled = dict(zip(completions, fill(model, list(completions)), strict=True))
-    found = judge(made, filled, tokenizer, top=[1, 5], margin=0.0)
+    found = score_diagnostic(made, filled, vocab_size=tokenizer.vocab_size, top=[1, 5], margin=0.0)
     assert found.find(SENSITIVITY).value == pytest.approx(1 / 3)
     assert found.find(BY_MARGIN).value == 0
     for k in (1, 5):

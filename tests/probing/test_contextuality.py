@@ -25,7 +25,6 @@ from bertkit.probing.contextuality.measure import (
     layer_figures,
     mean_cosine,
     random_explainable,
-    static_vectors,
 )
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.probing.states import layer_states
@@ -196,24 +195,17 @@ def made_up(sizes: tuple[int, ...]) -> tuple[LayerVectors, Occurrences]:
     return layer, Occurrences(tuple("abc"), places, sizes, tuple((n, 0) for n in range(50)))
 
 
-def test_figures_of_a_layer_are_its_words_less_the_baselines() -> None:
+def test_figures_of_a_layer_are_its_words_and_their_baselines() -> None:
     layer, occurrences = made_up((5, 9, 30))
     found = layer_figures(layer, occurrences, Draw(2))
     parts = layer.words_ND.split([5, 9, 30])
     assert found.anisotropy == mean_cosine(layer.random_RD)
     for number, part in enumerate(parts):
         assert found.self_similarity_W[number] == mean_cosine(part)
-        assert found.adjusted_self_similarity_W[number] == mean_cosine(part) - found.anisotropy
         baseline = random_explainable(layer.random_RD, [len(part)], Draw(2))[len(part)]
-        assert found.adjusted_explainable_W[number] == explainable_variance(part) - baseline
+        assert found.explainable_W[number] == explainable_variance(part)
+        assert found.random_explainable_W[number] == baseline
         assert found.centred_W[number] == pytest.approx(explainable_variance(part - part.mean(0)), abs=1e-12)
     sets = [explainable_variance((rows := cloud(9, 6, seed)) - rows.mean(0)) for seed in range(300, 340)]
     assert found.random_centred_W[1] == pytest.approx(np.mean(sets), rel=0.15)
-    assert found.adjusted_intra_sentence == 0.8 - found.anisotropy
-
-
-def test_static_vectors_are_one_a_word() -> None:
-    layer, occurrences = made_up((5, 9, 30))
-    found = dict(static_vectors(layer, occurrences))
-    assert list(found) == ["a", "b", "c"]
-    assert found["b"] == pytest.approx(first_component(layer.words_ND[5:14]))
+    assert found.intra_sentence == 0.8

@@ -125,5 +125,5 @@ def test_values_that_are_no_numbers_are_refused() -> None:
     model = tiny_model(tiny_tokenizer())
     with torch.no_grad():
         model.encoder.layers[1].attention.value.bias.fill_(float("inf"))
-    with pytest.raises(DataError, match=r"blocks\.1\.attn\.hook_v is not numbers"):
+    with pytest.raises(DataError, match=r"blocks\.1\.attn\.hook_v are not numbers"):
         list(layer_attention(model, encoded()[:1]))

@@ -1,9 +1,10 @@
-"""`probe heads` as a run: text or task, the same whatever the batch, and a clear no where there is nothing to ask."""
+"""`probe heads` as a run: text or task, the same whatever the batch, and refused where nothing can be scored."""
 
 from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import MeasureRequest
+from bertkit.evaluation.run import MeasurementArguments
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
 from bertkit.models.labels import Labels
-from bertkit.probing.heads.report import HeadFigures, report
-from bertkit.probing.heads.run import HeadsSettings, probe_heads
-from bertkit.probing.run import Probed
+from bertkit.probing.heads import HeadsSettings
+from bertkit.probing.heads.report import HeadResults, heads_report
+from bertkit.probing.heads.run import probe_heads
+from bertkit.probing.run import ProbeRequest, ProbeResult
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 from bertkit.run.verify import verify_run
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
@@ -34,11 +37,11 @@ def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertkit.evaluation.figures.save", lambda figure, stem: [])
 
 
-def look(request: Any, *, data_dir: Path | None = None, **settings: Any) -> Probed:
-    return probe_heads(request, HeadsSettings(**{"random_orders": 2, **settings}), data_dir=data_dir)
+def run_heads(request: ProbeRequest, *, data_dir: Path | None = None, **settings: Any) -> ProbeResult:
+    return probe_heads(replace(request, data_dir=data_dir), HeadsSettings(**{"random_orders": 2, **settings}))
 
 
-def table(probed: Probed, name: str) -> list[dict[str, str]]:
+def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
     assert probed.run is not None
     with (probed.run.path / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -49,7 +52,7 @@ def test_a_run_on_text_holds_every_head_and_does_not_depend_on_the_batch(
 ) -> None:
     monkeypatch.undo()  # this one draws
     text = write_sentences(tmp_path / "text.txt")
-    probed = look(request_for(tmp_path, text), sentences=20, score_sentences=9)
+    probed = run_heads(request_for(tmp_path, text), sentences=20, score_sentences=9)
     assert probed.run is not None
     assert not verify_run(probed.run.path).errors
     names = {path.name for path in (probed.run.path / "figures").iterdir()}
@@ -69,14 +72,14 @@ def test_a_run_on_text_holds_every_head_and_does_not_depend_on_the_batch(
         assert float(curves[-1][name]) == pytest.approx(float(curves[-1]["oracle"]), rel=1e-6)
     # The first head to go in the oracle's order is the one whose ablation costs least.
     assert float(curves[1]["oracle"]) == pytest.approx(min(float(row["score_without"]) for row in rows), rel=1e-6)
-    other = look(request_for(tmp_path, text, batch_tokens=33), sentences=20, score_sentences=9).results["summary"]
+    other = run_heads(request_for(tmp_path, text, batch_tokens=33), sentences=20, score_sentences=9).results["summary"]
     np.testing.assert_allclose(other["importance"], summary["importance"], rtol=1e-3)
     assert other["score"] == pytest.approx(summary["score"], rel=1e-5)
 
 
 def test_a_short_text_is_shared_out(tmp_path: Path) -> None:
     text = write_sentences(tmp_path / "text.txt")
-    summary = look(request_for(tmp_path, text), random_orders=0).results["summary"]
+    summary = run_heads(request_for(tmp_path, text), random_orders=0).results["summary"]
     assert summary["examples"] + summary["score_examples"] <= 83
     assert 4 < summary["examples"] / summary["score_examples"] < 6
     assert "random" not in summary["removable"]
@@ -95,8 +98,8 @@ def test_a_task_is_scored_as_it_is_evaluated_whatever_the_order_of_its_labels(gl
     found = []
     for number, names in enumerate((("entailment", "not_entailment"), ("not_entailment", "entailment"))):
         model = classifier(tmp_path / f"m{number}", *names)
-        summary = look(request_for(tmp_path, models=[str(model)]), task="rte", data_dir=glue).results["summary"]
-        predictor = Predictor.load(str(model), MeasureRequest(device="cpu").engine(), spec=find_task("rte"))
+        summary = run_heads(request_for(tmp_path, models=[str(model)]), task="rte", data_dir=glue).results["summary"]
+        predictor = Predictor.load(str(model), MeasurementArguments(device="cpu").engine(), spec=find_task("rte"))
         examples = load_split(find_task("rte"), "dev", glue).examples
         score = predictor.task.score(predictor(examples), examples)["accuracy"]
         assert (summary["metric"], summary["score"]) == ("accuracy", pytest.approx(score))
@@ -111,18 +114,18 @@ def test_a_run_of_its_own_brings_its_task_along(glue: Path, tmp_path: Path) -> N
         task="sst2",
         model=str(write_model(tmp_path / "base")),
         data_dir=str(glue),
-        overrides=("optimisation.max_steps=2", "engine.device=cpu"),
+        overrides=(Override("optimisation.max_steps", 2), Override("engine.device", "cpu")),
         run_dir=tmp_path / "tuned",
     )
     run = finetune(request, progress=silent_progress).run
-    summary = look(request_for(tmp_path, models=[str(run.path)])).results["summary"]
+    summary = run_heads(request_for(tmp_path, models=[str(run.path)])).results["summary"]
     assert (summary["task"], summary["split"], summary["what"]) == ("sst2", "dev", "sst2")
     tuned = run.results
     assert tuned is not None
     assert summary["score"] == pytest.approx(tuned["tasks"]["sst2"]["accuracy"]["mean"])
 
 
-def test_a_sentence_embedder_is_asked_to_find_halves(tmp_path: Path) -> None:
+def test_a_sentence_embedder_retrieves_halves(tmp_path: Path) -> None:
     text = write_sentences(tmp_path / "text.txt")
     request = request_for(tmp_path, text, model=tiny_model(tiny_tokenizer(), heads=()))
     directory = tmp_path / "model"
@@ -130,32 +133,32 @@ def test_a_sentence_embedder_is_asked_to_find_halves(tmp_path: Path) -> None:
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     steps = [{"idx": 0, "path": "", "type": "x.Transformer"}, {"idx": 1, "path": "1_Pooling", "type": "x.Pooling"}]
     (directory / "modules.json").write_text(json.dumps(steps))
-    summary = look(request, random_orders=0).results["summary"]
+    summary = run_heads(request, random_orders=0).results["summary"]
     assert summary["metric"] == "mean reciprocal rank"
     assert 0 < summary["score"] <= 1
     assert summary["left_out"]["sentences of fewer than 8 words (left out)"]["count"] > 0
 
 
-def test_what_cannot_be_asked_is_a_clear_no(glue: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_refused(glue: Path, tmp_path: Path) -> None:
     text = write_sentences(tmp_path / "text.txt")
     bare = request_for(tmp_path / "bare", text, model=tiny_model(tiny_tokenizer(), heads=()))
     with pytest.raises(DataError, match="no masked_lm or causal_lm head"):
-        look(bare)
+        run_heads(bare)
     with pytest.raises(UsageError, match=r"Give --data SOURCE.* or --task TASK"):
-        look(request_for(tmp_path))
+        run_heads(request_for(tmp_path))
     with pytest.raises(UsageError, match="give one of the two"):
-        look(request_for(tmp_path, text), task="rte")
+        run_heads(request_for(tmp_path, text), task="rte")
     with pytest.raises(DataError, match="has no head of a task"):
-        look(request_for(tmp_path), task="rte", data_dir=glue)
+        run_heads(request_for(tmp_path), task="rte", data_dir=glue)
     other = classifier(tmp_path / "other", "acceptable", "unacceptable")
     with pytest.raises(DataError, match="a head that is not one of rte"):
-        look(request_for(tmp_path, models=[str(other)]), task="rte", data_dir=glue)
+        run_heads(request_for(tmp_path, models=[str(other)]), task="rte", data_dir=glue)
     assert not list(tmp_path.rglob("results.json"))
 
 
-def test_a_model_that_answers_by_no_head_is_told_so() -> None:
+def test_a_model_that_needs_no_head_is_named() -> None:
     ones = np.ones((1, 2))
-    figures = HeadFigures(
+    figures = HeadResults(
         "m",
         "rte",
         "accuracy",
@@ -170,5 +173,5 @@ def test_a_model_that_answers_by_no_head_is_told_so() -> None:
         [0, 1, 2],
         {"importance": [0.4, 0.5, 0.6]},
     )
-    told = " ".join(finding.sentence for finding in report(figures).findings)
+    told = " ".join(finding.sentence for finding in heads_report(figures)[1])
     assert "Without any head the accuracy of m is 0.6, no worse than 0.4 with all 2" in told

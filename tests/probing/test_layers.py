@@ -16,11 +16,11 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.models.recorder import layer_points
+from bertkit.probing.layers import ProbeFit
 from bertkit.probing.layers import measure as module
 from bertkit.probing.layers.measure import (
     Items,
     LinearProbe,
-    ProbeFit,
     centre_of_gravity,
     control_labels,
     divergence_from_uniform,
@@ -61,7 +61,7 @@ def test_a_probe_is_scikit_learns_logistic_regression(penalty: float) -> None:
     assert (probe.predict(words(labels)) == theirs.predict(features)).all()
 
 
-def test_items_computed_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_items_computed_together_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tables, labels = [cloud(53, 5, 1), cloud(53, 5, 2)], np.arange(53) % 3
     fit = ProbeFit(max_iterations=15)
     whole = LinearProbe(tables, 1, 3, fit).fit(words(labels))
@@ -87,7 +87,7 @@ def test_pooling_equals_brute_force(places: list[tuple[int, int]], seed: int) ->
 
 
 def test_attention_finds_the_word_that_decides() -> None:
-    """The label is told by the one word of a span that carries a mark; the mean of four words blurs it."""
+    """The label depends on the one word of a span that carries a mark; the mean of four words blurs it."""
     generator = np.random.default_rng(0)
     table = torch.zeros(4 * 120, 6)
     labels = generator.integers(0, 2, 120)
@@ -119,7 +119,7 @@ def test_two_spans_have_features_of_their_own() -> None:
     assert (swapped == labels).mean() < 0.8
 
 
-def test_a_mix_turns_to_the_layer_that_knows() -> None:
+def test_a_mix_learns_the_layer_that_holds_the_labels() -> None:
     labels = np.random.default_rng(1).integers(0, 3, 150)
     tables = [cloud(150, 6, seed) for seed in range(4)]
     tables[2] = tables[2] + 3 * torch.nn.functional.one_hot(torch.from_numpy(labels), 6)
@@ -129,8 +129,8 @@ def test_a_mix_turns_to_the_layer_that_knows() -> None:
     assert abs(centre_of_gravity(probe.mix_weights) - 2) < 0.5
 
 
-def test_what_cannot_be_learnt_takes_n_log_k_bits() -> None:
-    """States that say nothing: constant zero, labels equally frequent in each portion's eyes by a heavy penalty."""
+def test_labels_that_cannot_be_learnt_take_n_log_k_bits() -> None:
+    """Constant states, and a penalty so heavy that all labels stay equally probable."""
     labels, table = np.arange(97) % 5, torch.zeros(97, 3)
     order = np.random.default_rng(0).permutation(97)
     code = online_code([table], words(labels), 5, ProbeFit(penalty=1e9), order)
@@ -140,7 +140,7 @@ def test_what_cannot_be_learnt_takes_n_log_k_bits() -> None:
     assert untrained.bits == pytest.approx(97 * math.log2(5), rel=1e-9)
 
 
-def test_the_code_is_the_sum_over_portions_of_what_each_probe_pays() -> None:
+def test_the_code_is_the_sum_of_the_portions_coded_by_each_probe() -> None:
     table = cloud(400, 4)
     labels = (table[:, 0] > 0).long().numpy()
     order = np.random.default_rng(2).permutation(400)
@@ -156,7 +156,7 @@ def test_the_code_is_the_sum_over_portions_of_what_each_probe_pays() -> None:
 
 
 def test_selectivity_is_nothing_where_memory_suffices() -> None:
-    """States are the word's number, labels hang on the word alone: the control task is as easy as the task."""
+    """States are the word's number, labels depend on the word alone: the control task is as easy as the task."""
     generator = np.random.default_rng(0)
     kinds = generator.integers(0, 6, 240)
     table = torch.nn.functional.one_hot(torch.from_numpy(kinds), 6).float()
@@ -170,7 +170,7 @@ def test_selectivity_is_nothing_where_memory_suffices() -> None:
     assert right == [1.0, 1.0]
 
 
-def test_control_labels_hang_on_the_word_and_follow_the_labels_frequencies() -> None:
+def test_control_labels_depend_on_the_word_and_follow_the_labels_frequencies() -> None:
     keys = [f"w{number % 3000}" for number in range(5000)]
     labels = np.array([0] * 4000 + [1] * 750 + [-1] * 250)
     known: dict[str, int] = {}

@@ -13,28 +13,29 @@ import pytest
 import torch
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import load_subjects, short_name
+from bertkit.evaluation.loaded_model import load_models, short_name
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.hub import save_model
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.pretraining.recipe import load_recipe
+from bertkit.probing import ProbeSettings
 from bertkit.probing.contextuality.run import ContextualitySettings, probe_contextuality
 from bertkit.probing.points import list_points
-from bertkit.probing.run import Analysis, Finding, Probed, ProbeRequest, carry_out
+from bertkit.probing.report import Finding, Report, Table
+from bertkit.probing.run import ProbeRequest, ProbeResult, run_probe
 from bertkit.probing.sentence_sources import read_texts
-from bertkit.probing.similarity.measure import linear_cka, svcca
 from bertkit.probing.similarity.run import SimilaritySettings, probe_similarity
 from bertkit.recipe.dump import dump_recipe
+from bertkit.recipe.resolve import Override
 from bertkit.run.checkpoint import save_checkpoint
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.verify import verify_run
-from bertkit.settings import Settings
 from tests.probing.request import request_for, write_sentences, write_treebank
 from tests.probing.tiny_models import BERT, GPT2, save_tiny, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
 
-def table(probed: Probed, name: str) -> list[dict[str, str]]:
+def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
     assert probed.run is not None
     with (probed.run.path / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -54,36 +55,46 @@ def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 # ---- what every kind shares
 
 
-class Nothing(Settings):
-    """No settings."""
+class NoSettings(ProbeSettings):
+    """None but the seed."""
+
+    kind = "none"
 
 
-def look(request: ProbeRequest, analysis: Analysis, data: dict[str, str] | None = None) -> Probed:
-    return carry_out("look", Nothing(), request, request.subjects(), lambda: analysis, data=data or {"t": "0"})
+def probe(request: ProbeRequest, report: Report, data: dict[str, str] | None = None) -> ProbeResult:
+    return run_probe(request, NoSettings(), request.subjects(), lambda: report, data=data or {"t": "0"})
 
 
 @pytest.mark.usefixtures("draws")
 def test_findings_become_tables_figures_and_sentences(tmp_path: Path) -> None:
     from bertkit.evaluation.figures import new_figure
 
-    analysis = Analysis(
+    drawn: list[Any] = []
+
+    def draw(table: Table) -> Any:
+        drawn.append(table)
+        return new_figure("x")[0]
+
+    numbers = {"layer": [0, 1, 2], "x": [0.25, None, float("nan")]}
+    report = Report(
         {"value": np.float32(0.5), "values": np.arange(3), "none": float("nan")},
         {"value": "half"},
         [
-            Finding("drawn", "It is half.", ["layer", "x"], [[0, 0.25], [1, None]], lambda: new_figure("x")[0]),
+            Finding("drawn", "It is half.", numbers, draw),
             Finding("told", "It is told."),
         ],
         {"more/page.html": lambda path: path.write_text("<p>") and None},
     )
-    probed = look(request_for(tmp_path), analysis)
+    probed = probe(request_for(tmp_path), report)
     run = probed.run
     assert run is not None
-    assert run.path.name.startswith("probe-look-")
+    assert run.path.name.startswith("probe-none-")
     found = {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
     wanted = {"tables/drawn.csv", "figures/drawn.svg", "figures/drawn.png", "summary.txt", "more/page.html"}
     assert wanted <= found
     assert not any("told" in name for name in found)
-    assert table(probed, "drawn") == [{"layer": "0", "x": "0.25"}, {"layer": "1", "x": ""}]
+    assert [list(row.values()) for row in table(probed, "drawn")] == [["0", "0.25"], ["1", ""], ["2", ""]]
+    assert drawn == [numbers]
     assert (run.path / "summary.txt").read_text() == "It is half.\nIt is told.\n"
     assert run.results is not None
     assert run.results["summary"] == {"value": 0.5, "values": [0, 1, 2], "none": None}
@@ -94,9 +105,9 @@ def test_findings_become_tables_figures_and_sentences(tmp_path: Path) -> None:
 
 
 def test_a_run_is_named_by_what_decides_its_result(tmp_path: Path) -> None:
-    empty = Analysis({}, {}, [])
+    empty = Report({}, {}, [])
     names = [
-        look(request_for(tmp_path, batch_tokens=size), empty, {"t": content}).run.path.name.split("-")[2]  # type: ignore[union-attr]  # there is a run
+        probe(request_for(tmp_path, batch_tokens=size), empty, {"t": content}).run.path.name.split("-")[2]  # type: ignore[union-attr]  # there is a run
         for size, content in ((300, "0"), (77, "0"), (300, "1"))
     ]
     assert names[0] == names[1] != names[2]
@@ -105,11 +116,11 @@ def test_a_run_is_named_by_what_decides_its_result(tmp_path: Path) -> None:
 def test_a_failed_analysis_is_a_failed_run(tmp_path: Path) -> None:
     request = request_for(tmp_path, run_dir=tmp_path / "here")
 
-    def fail() -> Analysis:
+    def fail() -> Report:
         raise DataError("no")
 
     with pytest.raises(DataError):
-        carry_out("look", Nothing(), request, request.subjects(), fail, data={})
+        run_probe(request, NoSettings(), request.subjects(), fail, data={})
     assert RunDirectory.open(tmp_path / "here").status == "failed"
 
 
@@ -119,8 +130,9 @@ def test_a_failed_analysis_is_a_failed_run(tmp_path: Path) -> None:
 def write_run(directory: Path, steps: Sequence[int], *, finished: bool = True) -> Path:
     """A pretraining run as it would have been left, with another model in each checkpoint."""
     tokenizer = tiny_tokenizer()
-    sizes = [f"model.{key}={value}" for key, value in BERT.items()]
-    recipe = load_recipe("quickstart", ["model.family=bert", "data.sequence_length=40", *sizes])
+    sizes = {f"model.{key}": value for key, value in BERT.items()}
+    values = {"model.family": "bert", "data.sequence_length": 40, **sizes}
+    recipe = load_recipe("quickstart", [Override(key, value) for key, value in values.items()])
     identity = RunIdentity("pretrain", "tiny", dump_recipe(recipe), "0" * 64, 0, ["x"])
     run = RunDirectory.create(directory, identity, directory)
     for step in steps:
@@ -134,7 +146,7 @@ def write_run(directory: Path, steps: Sequence[int], *, finished: bool = True) -
 
 def test_checkpoints_of_a_run_are_models(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [100, 300])
-    first, second = load_subjects([f"{run}@all"])
+    first, second = load_models([f"{run}@all"])
     assert [each.label for each in (first, second)] == ["run@100", "run@300"]
     assert first.training == {"run": "run", "steps": 100, "tokens": 1000}
     for subject, step in ((first, 100), (second, 300)):
@@ -142,16 +154,16 @@ def test_checkpoints_of_a_run_are_models(tmp_path: Path) -> None:
         for name, parameter in expected.named_parameters():
             assert torch.equal(dict(subject.model.named_parameters())[name], parameter)
         assert subject.model.head_names == ("masked_lm",)
-    (finished,) = load_subjects([str(run)])
+    (finished,) = load_models([str(run)])
     assert all(torch.equal(a, b) for a, b in zip(finished.model.parameters(), second.model.parameters(), strict=True))
     with pytest.raises(DataError, match=r"no such checkpoint; the run has kept those of steps 100, 300"):
-        load_subjects([f"{run}@200"])
+        load_models([f"{run}@200"])
 
 
 def test_checkpoints_of_a_run_without_tokenizer_say_what_to_do(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [100], finished=False)
     with pytest.raises(DataError, match="bertkit pretrain --resume"):
-        load_subjects([f"{run}@100"])
+        load_models([f"{run}@100"])
 
 
 def test_a_random_twin_has_the_same_shapes_and_other_weights(tmp_path: Path) -> None:
@@ -173,10 +185,10 @@ def test_models_are_named_shortly_and_apart(tmp_path: Path) -> None:
     for place in ("one", "two"):
         save_tiny(tiny_model(tiny_tokenizer(), seed=len(place)), tiny_tokenizer(), tmp_path / place / "model")
         save_tiny(tiny_model(tiny_tokenizer(), seed=1), tiny_tokenizer(), tmp_path / place / "x")
-    subjects = load_subjects([str(tmp_path / "one/x"), str(tmp_path / "two/x")])
+    subjects = load_models([str(tmp_path / "one/x"), str(tmp_path / "two/x")])
     assert [each.label for each in subjects] == [str(tmp_path / "one/x"), str(tmp_path / "two/x")]
     with pytest.raises(UsageError, match="given twice"):
-        load_subjects([str(tmp_path / "one/x")] * 2)
+        load_models([str(tmp_path / "one/x")] * 2)
     with pytest.raises(UsageError, match="one model at a time"):
         request_for(tmp_path, models=[str(tmp_path / "one/x"), str(tmp_path / "two/x")]).subject()
 
@@ -231,7 +243,7 @@ def test_no_text_is_said(tmp_path: Path) -> None:
 # ---- points
 
 
-def shapes(probed: Probed) -> dict[str, tuple[str, list[int]]]:
+def shapes(probed: ProbeResult) -> dict[str, tuple[str, list[int]]]:
     return {each["name"]: (" x ".join(each["shape"]), each["example"]) for each in probed.results["summary"]["points"]}
 
 
@@ -252,7 +264,7 @@ def test_points_are_listed_with_symbols_and_sizes(tmp_path: Path) -> None:
 def test_points_of_another_family_are_its_own(tmp_path: Path) -> None:
     sizes = BERT | {"hidden_size": 24, "num_attention_heads": 4}
     model = tiny_model(tiny_tokenizer(), ModernBertConfig(**sizes))
-    found = shapes(list_points(request_for(tmp_path, model=model)))
+    found = shapes(list_points(request_for(tmp_path, model=model), "The reader tests."))
     assert found["blocks.0.mlp.hook_pre"][0] == "T x 2F"
     assert found["blocks.1.attn.hook_v"][0] == "T x N x H"
     assert found["ln_final.hook_normalized"][0] == "T x D"
@@ -263,7 +275,7 @@ def test_points_of_another_family_are_its_own(tmp_path: Path) -> None:
 # ---- contextuality
 
 
-def contextuality(tmp_path: Path, **settings: Any) -> Probed:
+def contextuality(tmp_path: Path, **settings: Any) -> ProbeResult:
     data = tmp_path / "text.txt"
     if not data.exists():
         write_sentences(data)
@@ -349,7 +361,7 @@ def test_a_causal_model_has_contextuality_too(tmp_path: Path) -> None:
 # ---- similarity
 
 
-def similarity(tmp_path: Path, models: Sequence[Path] = (), **settings: Any) -> Probed:
+def similarity(tmp_path: Path, models: Sequence[Path] = (), **settings: Any) -> ProbeResult:
     data = tmp_path / "text.txt"
     if not data.exists():
         write_sentences(data)
@@ -408,8 +420,9 @@ def test_the_figures_are_those_of_the_states(tmp_path: Path) -> None:
     assert len(common.places) == 90
     layers = collect(subject, common.sentences[1], common.places, 55, torch.device("cpu"))
     found = similarities(layers)
-    assert found.cka[0, 2] == pytest.approx(linear_cka(layers[0], layers[2]), abs=1e-12)
-    assert found.svcca[1, 2] == pytest.approx(svcca(layers[1], layers[2]), abs=1e-6)
+    pair = similarities(layers[1:])
+    assert found.cka[1, 2] == pytest.approx(pair.cka[0, 1], abs=1e-12)
+    assert found.svcca[1, 2] == pytest.approx(pair.svcca[0, 1], abs=1e-6)
 
 
 def test_results_are_json_of_numbers(tmp_path: Path) -> None:

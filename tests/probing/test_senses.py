@@ -114,7 +114,7 @@ def test_an_occurrence_may_have_several_senses() -> None:
         ('{"id": "x", "token": ["a"], "senses": []}', "did you mean 'token'"),
     ],
 )
-def test_a_line_at_fault_is_named(tmp_path: Path, line: str, said: str) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text(f"{SENTENCE}\n{line}\n", encoding="utf-8")
     with pytest.raises(DataError) as caught:

@@ -1,4 +1,4 @@
-"""CKA and SVCCA: what they are invariant to, what they equal, and what they say of things known in advance."""
+"""CKA and SVCCA: invariances, equal formulas, and values that are known in advance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertkit.probing.similarity.measure import linear_cka, main_directions, similarities, svcca
+from bertkit.probing.similarity.measure import main_directions, similarities
+
+
+def linear_cka(x: Tensor, y: Tensor) -> float:
+    return float(similarities([x, y]).cka[0, 1])
+
+
+def svcca(x: Tensor, y: Tensor, variance: float = 0.99) -> float:
+    return float(similarities([x, y], variance=variance).svcca[0, 1])
 
 
 def matrix(rows: int, columns: int, seed: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from bertkit.errors import DataError
 from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.recorder import FINAL_NORM, layer_points, point_shapes
+from bertkit.models.recorder import FINAL_NORM, layer_points, recordable_points
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.probing.states import layer_states
 from tests.models.oracle import Case, Inputs, all_cases, ask_oracle, make_inputs, make_twins
@@ -100,7 +100,7 @@ def test_the_batch_changes_nothing_beyond_rounding() -> None:
     assert words == [word for sentence in sentences for word in sentence.words]
 
 
-def test_first_takes_the_first_piece_and_mean_their_mean() -> None:
+def test_a_words_state_is_the_mean_of_its_tokens() -> None:
     model, sentences = tiny_model(tiny_tokenizer()), encoded_texts()
     assert any(end - start > 1 for sentence in sentences for start, end in sentence.spans_W2.tolist())
     numbers = [np.arange(sentence.ids_T.size) for sentence in sentences]
@@ -111,17 +111,16 @@ def test_first_takes_the_first_piece_and_mean_their_mean() -> None:
     (tokens,) = layer_states(model, pieces, max_batch_tokens=10_000)
     offsets = np.cumsum([0, *(s.ids_T.size for s in sentences)])
     spans = np.concatenate([s.spans_W2 + offset for s, offset in zip(sentences, offsets, strict=False)]).tolist()
-    for pooling, pool in (("first", lambda rows: rows[0]), ("mean", lambda rows: rows.mean(0))):
-        (found,) = layer_states(model, sentences, pooling=pooling, max_batch_tokens=10_000)
-        for states_WD, tokens_TD in zip(found.states, tokens.states, strict=True):
-            expected = torch.stack([pool(tokens_TD[start:end]) for start, end in spans])
-            torch.testing.assert_close(states_WD, expected)
+    (found,) = layer_states(model, sentences, max_batch_tokens=10_000)
+    for states_WD, tokens_TD in zip(found.states, tokens.states, strict=True):
+        expected = torch.stack([tokens_TD[start:end].mean(0) for start, end in spans])
+        torch.testing.assert_close(states_WD, expected)
 
 
 def test_a_survey_records_nothing_and_changes_nothing() -> None:
     model, sentences = tiny_model(tiny_tokenizer()), encoded_texts()
     before = model(packed(sentences))
-    shapes = point_shapes(model, packed(sentences))
+    shapes = recordable_points(model, packed(sentences))
     assert torch.equal(model(packed(sentences)), before)
     tokens, longest = sum(each.ids_T.size for each in sentences), max(each.ids_T.size for each in sentences)
     assert shapes["blocks.1.attn.hook_pattern"] == (len(TEXTS), 2, longest, longest)

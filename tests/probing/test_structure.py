@@ -10,24 +10,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.sparse.csgraph import floyd_warshall, minimum_spanning_tree
+from scipy.sparse.csgraph import floyd_warshall
 from scipy.stats import spearmanr
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
+from bertkit.probing.structure import ProbeTraining
 from bertkit.probing.structure.measure import (
     GoldTree,
-    ProbeTraining,
     Treebank,
     chain_scores,
     depth_scores,
     distance_scores,
     held_out_loss,
-    predictions,
     spearman_rows,
     train,
 )
-from bertkit.probing.structure.trees import chain, embedded, spanning_tree, tree_depths, tree_distances, tree_edges
+from bertkit.probing.structure.trees import chain, spanning_tree, tree_distances, tree_edges
 from bertkit.tasks.readers.trees import find_cycle, read_trees
 
 
@@ -39,6 +38,29 @@ def random_heads(words: int, seed: int) -> list[int]:
     for number in range(words):
         heads[place[number]] = -1 if number == 0 else place[int(generator.integers(number))]
     return heads
+
+
+def embedded(heads: list[int]) -> np.ndarray:
+    """Vectors whose squared distances are the tree's distances, and whose squared lengths are the depths, (W, W).
+
+    A word is the sum of a unit vector of its own and its head; the root is the origin, its own vector left out.
+    """
+    vectors = np.zeros((len(heads), len(heads)))
+    for place in np.argsort(tree_distances(heads)[heads.index(-1)], kind="stable").tolist():
+        if heads[place] >= 0:
+            vectors[place] = vectors[heads[place]]
+            vectors[place, place] = 1.0
+    return vectors
+
+
+def prims_tree(distances: np.ndarray) -> list[tuple[int, int]]:
+    """Grow one tree from word 0 by the nearest word outside of it (Prim 1957)."""
+    inside, edges = {0}, []
+    while len(inside) < len(distances):
+        _, a, b = min((distances[a, b], a, b) for a in inside for b in set(range(len(distances))) - inside)
+        inside.add(b)
+        edges.append((min(a, b), max(a, b)))
+    return sorted(edges)
 
 
 def gold(words: int, seed: int, punctuation: tuple[int, ...] = ()) -> GoldTree:
@@ -55,7 +77,9 @@ def test_tree_distances_are_the_shortest_paths(words: int, seed: int) -> None:
     np.fill_diagonal(graph, 0)
     paths = floyd_warshall(graph)
     assert np.array_equal(tree_distances(heads), paths)
-    assert np.array_equal(tree_depths(heads), paths[heads.index(-1)])
+    tree = GoldTree.of(heads, np.ones(words, bool))
+    assert np.array_equal(tree.distances_WW.numpy(), paths)
+    assert np.array_equal(tree.depths_W.numpy(), paths[heads.index(-1)])
 
 
 @given(st.integers(1, 12), st.integers(0, 99))
@@ -64,16 +88,14 @@ def test_an_embedding_has_the_trees_distances_and_depths(words: int, seed: int) 
     vectors = embedded(heads)
     apart = ((vectors[:, None] - vectors[None]) ** 2).sum(2)
     assert np.array_equal(apart, tree_distances(heads))
-    assert np.array_equal((vectors**2).sum(1), tree_depths(heads))
+    assert np.array_equal((vectors**2).sum(1), tree_distances(heads)[heads.index(-1)])
 
 
 @given(st.integers(1, 11), st.integers(0, 99))
-def test_the_spanning_tree_is_scipys(words: int, seed: int) -> None:
+def test_the_spanning_tree_is_prims(words: int, seed: int) -> None:
     apart = np.random.default_rng(seed).uniform(0.1, 1, (words, words))
     apart = apart + apart.T
-    theirs = minimum_spanning_tree(np.triu(apart, 1)).tocoo()
-    expected = sorted((min(a, b), max(a, b)) for a, b in zip(theirs.row.tolist(), theirs.col.tolist(), strict=True))
-    assert spanning_tree(apart, np.ones(words, bool)) == expected
+    assert spanning_tree(apart, np.ones(words, bool)) == prims_tree(apart)
 
 
 def test_distances_of_zero_still_make_a_tree() -> None:
@@ -85,7 +107,7 @@ def test_distances_of_zero_still_make_a_tree() -> None:
 def test_the_trees_own_distances_give_back_its_edges(words: int, seed: int) -> None:
     heads = random_heads(words, seed)
     kept = np.ones(words, bool)
-    assert spanning_tree(tree_distances(heads).astype(float), kept) == tree_edges(heads, kept)
+    assert spanning_tree(tree_distances(heads), kept) == tree_edges(heads, kept)
 
 
 @given(st.integers(2, 30), st.integers(0, 99))
@@ -111,7 +133,6 @@ def test_gold_distances_and_depths_score_one() -> None:
     depths = depth_scores(trees, [tree.depths_W.numpy().astype(float) for tree in trees])
     assert (distances.uuas, distances.spearman) == (1.0, pytest.approx(1.0))
     assert (depths.root_accuracy, depths.spearman) == (1.0, pytest.approx(1.0))
-    assert distances.sentences == len(range(5, 23))
 
 
 def test_spearman_averages_words_then_lengths() -> None:
@@ -161,7 +182,7 @@ def test_a_probe_finds_embedded_trees(form: str) -> None:
     training, held_out = embedded_bank(200, 1), embedded_bank(31, 2)
     settings = ProbeTraining(max_epochs=60, learning_rate=3e-2, batch_sentences=20, patience_epochs=15)
     probe = train(form, training, held_out, rank=6, draw=Draw(0), settings=settings)  # type: ignore[arg-type]
-    predicted = predictions(probe, held_out)
+    predicted = probe.predict(held_out.states)
     assert probe.held_out_loss < 2e-3
     # Correlations stay below 1: words as far in the tree are not exactly as far in the space.
     if form == "distance":
@@ -211,9 +232,7 @@ def conllu(heads: list[str], *, name: str = "weblog-7") -> str:
         (["_", "1"], 4, "'_', expected 0"),
     ],
 )
-def test_what_is_no_tree_is_named_with_sentence_and_line(
-    tmp_path: Path, heads: list[str], line: int, said: str
-) -> None:
+def test_invalid_trees_are_named_with_sentence_and_line(tmp_path: Path, heads: list[str], line: int, said: str) -> None:
     path = tmp_path / "bad.conllu"
     path.write_text("# newdoc\n" + conllu(heads).replace("# sent_id", "# text = x\n# sent_id"), encoding="utf-8")
     with pytest.raises(DataError) as caught:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.probing.sentences import (
-    NO_PIECES,
+    NO_TOKENS,
     NO_WORDS,
     TOO_LONG,
     EncodedSentence,
@@ -95,9 +95,9 @@ def test_what_cannot_be_read_is_counted_and_named() -> None:
     ]
     encoded = list(encoder.encode(sentences))
     assert [(each.name, each.number) for each in encoded] == [("good", 0), ("also good", 4)]
-    assert encoder.notes.counts == {NO_WORDS: 1, TOO_LONG: 1, NO_PIECES: 1}
+    assert encoder.notes.counts == {NO_WORDS: 1, TOO_LONG: 1, NO_TOKENS: 1}
     assert encoder.notes.named[TOO_LONG][0].startswith("long: the tokens of the")
-    assert encoder.notes.named[NO_PIECES][0].startswith("odd: the")
+    assert encoder.notes.named[NO_TOKENS][0].startswith("odd: the")
 
 
 def test_a_sentence_of_exactly_the_limit_is_read() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_schema import AdamW, Lamb, SmallRecipe
+from tests.overrides import parsed
 
-from bertkit.distillation.task_recipe import load_distill_recipe
+from bertkit.distillation.recipe import load_distill_recipe
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import load_finetune_recipe
 from bertkit.pretraining.recipe import load_recipe
@@ -41,13 +42,13 @@ def _in_a_folder_with_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def load(text: str, *overrides: str) -> SmallRecipe:
     Path("mine.yaml").write_text(text)
-    return load_as(SmallRecipe, "mine", overrides)
+    return load_as(SmallRecipe, "mine", parsed(overrides))
 
 
-def fault_of(text: str, *overrides: str) -> str:
-    with pytest.raises(UsageError) as fault:
+def error_of(text: str, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
         load(text, *overrides)
-    return str(fault.value)
+    return str(caught.value)
 
 
 def test_numbers_written_with_an_exponent_reach_the_settings() -> None:
@@ -100,9 +101,9 @@ def test_a_circle_of_extends_is_refused_and_shown() -> None:
 
 
 def test_a_missing_base_names_the_file_that_wants_it() -> None:
-    assert fault_of("extends: bse\n").startswith("mine.yaml: extends: 'bse': no such recipe")
-    assert "did you mean 'base'?" in fault_of("extends: bse\n")
-    assert fault_of("seed: 1\nextends: [base]\n").startswith("mine.yaml:2: extends: expected the name of one recipe")
+    assert error_of("extends: bse\n").startswith("mine.yaml: extends: 'bse': no such recipe")
+    assert "did you mean 'base'?" in error_of("extends: bse\n")
+    assert error_of("seed: 1\nextends: [base]\n").startswith("mine.yaml:2: extends: expected the name of one recipe")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,9 @@ def test_a_missing_base_names_the_file_that_wants_it() -> None:
 )
 def test_a_file_that_is_no_recipe_is_refused(content: bytes, message: str) -> None:
     Path("mine.yaml").write_bytes(content)
-    with pytest.raises(UsageError) as fault:
+    with pytest.raises(UsageError) as caught:
         load_as(SmallRecipe, "mine")
-    assert message in str(fault.value)
+    assert message in str(caught.value)
 
 
 def test_a_byte_order_mark_does_no_harm() -> None:
@@ -173,9 +174,9 @@ def test_a_later_set_wins_and_a_mapping_replaces_the_whole() -> None:
     ],
 )
 def test_a_wrong_set_is_quoted_with_the_nearest_key(override: str, message: str) -> None:
-    fault = fault_of("extends: base\n", override)
-    assert f"--set {override}: " in fault
-    assert message in fault
+    error = error_of("extends: base\n", override)
+    assert f"--set {override}: " in error
+    assert message in error
 
 
 def test_resolving_keeps_the_line_of_the_file_that_gave_a_value() -> None:
@@ -189,17 +190,17 @@ def test_resolving_keeps_the_line_of_the_file_that_gave_a_value() -> None:
 def test_overrides_of_a_loaded_recipe_are_those_of_the_file() -> None:
     overrides = ["seed=3", "objective.masked_lm.rate=0.2", "optimisation.optimizer.eps=1e-8"]
     recipe = load_as(SmallRecipe, "base")
-    assert with_overrides(recipe, overrides) == load_as(SmallRecipe, "base", overrides)
+    assert with_overrides(recipe, parsed(overrides)) == load_as(SmallRecipe, "base", parsed(overrides))
     assert with_overrides(recipe, []) == recipe
     with pytest.raises(UsageError, match=r"--set sed=3: sed: unknown key; did you mean seed\?"):
-        with_overrides(recipe, ["sed=3"])
+        with_overrides(recipe, parsed(["sed=3"]))
 
 
-def test_a_fault_repeats_a_long_override_in_part() -> None:
+def test_an_error_repeats_a_long_override_in_part() -> None:
     override = f"sed={'3' * 200}"
-    with pytest.raises(UsageError) as fault:
-        load_as(SmallRecipe, "base", [override])
-    assert f"--set {override[:60]}...: sed: unknown key" in str(fault.value)
+    with pytest.raises(UsageError) as caught:
+        load_as(SmallRecipe, "base", parsed([override]))
+    assert f"--set {override[:60]}...: sed: unknown key" in str(caught.value)
 
 
 TRICKY = st.one_of(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.overrides import parsed
 
 from bertkit.finetuning.recipe import changed, load_finetune_recipe, resolved
 from bertkit.recipe import renamed
@@ -33,7 +34,7 @@ optimisation:
 def optimisation_of(directory: Path, text: str, *overrides: str, name: str = "x") -> OptimisationConfig:
     file = directory / f"{name}.yaml"
     file.write_text(text, encoding="utf-8")
-    return load_finetune_recipe(str(file), overrides).optimisation
+    return load_finetune_recipe(str(file), parsed(overrides)).optimisation
 
 
 def test_old_keys_are_the_new_ones_and_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -57,7 +58,7 @@ def test_old_keys_are_the_new_ones_and_one_line_says_so(tmp_path: Path, caplog: 
 )
 def test_overrides_take_either_key_and_leave_the_rest(tmp_path: Path, override: str, wanted: dict[str, Any]) -> None:
     assert optimisation_of(tmp_path, OLD, override).schedule.model_dump() == wanted
-    recipe = changed(load_finetune_recipe(str(tmp_path / "x.yaml")), [override])
+    recipe = changed(load_finetune_recipe(str(tmp_path / "x.yaml")), parsed([override]))
     assert recipe.optimisation.schedule.model_dump() == wanted
 
 

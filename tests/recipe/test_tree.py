@@ -85,7 +85,7 @@ def test_aliases_repeat_a_value() -> None:
     ],
 )
 def test_doubtful_yaml_is_refused_with_its_place(text: str, message: str) -> None:
-    with pytest.raises(UsageError) as fault:
+    with pytest.raises(UsageError) as caught:
         read_tree(text, "r.yaml")
-    assert message in str(fault.value)
-    assert "r.yaml" in str(fault.value)
+    assert message in str(caught.value)
+    assert "r.yaml" in str(caught.value)

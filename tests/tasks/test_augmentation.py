@@ -19,7 +19,6 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.tasks.augmentation import (
-    AUGMENTATIONS,
     AnyAugmentation,
     MaskedLMWords,
     Masking,
@@ -36,6 +35,7 @@ from bertkit.tasks.examples import MaskedText, TextExample
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
+from tests.overrides import parsed
 
 NOUNS = ("cat", "dog", "king", "garden", "river")
 VERBS = ("sees", "likes", "paints")
@@ -102,8 +102,8 @@ def test_a_text_is_put_together_as_it_was_but_for_what_changed() -> None:
     assert cut.words == ["It's", "a", "well-made", "film", ",", "isn't", "it", "?"]
     assert cut.changed({}) == cut.text
     assert cut.changed({3: "play", 6: "she"}) == "  It's a well-made play, isn't she?"
-    assert cut.changed({3: "play", 7: "!"}, range(2, 5)) == "well-made play,"
-    masked = cut.changed({1: None, 3: None}, range(1, 5))
+    assert cut.changed({3: "play", 7: "!"}, parsed(range(2, 5))) == "well-made play,"
+    masked = cut.changed({1: None, 3: None}, parsed(range(1, 5)))
     assert isinstance(masked, MaskedText)
     assert masked.parts == ("", " well-made ", ",")
     assert masked == "[MASK] well-made [MASK],"
@@ -428,7 +428,7 @@ def test_other_settings_seeds_examples_or_files_are_other_work(tagged: str, mask
 
 def test_wrong_settings_and_models_are_refused(masked_lm: Path, tmp_path: Path) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(AnyAugmentation)
-    for name, kind in AUGMENTATIONS.items():
+    for name, kind in {"masking": Masking, "masked_lm": MaskedLMWords}.items():
         assert type(adapter.validate_python({"name": name, **({"model": "m"} if name == "masked_lm" else {})})) is kind
     with pytest.raises(ValidationError, match=r"mask and same_tag add up to 1\.2"):
         Masking(mask=0.6, same_tag=0.6)

@@ -6,9 +6,9 @@ import pytest
 
 from bertkit.errors import UsageError
 from bertkit.models.heads import HEAD_KINDS
-from bertkit.tasks.catalogue import GLUE, TASKS, TaskSpec, find_task, iob2
-from bertkit.tasks.readers.hub import HUB_LAYOUTS
+from bertkit.tasks.catalogue import GLUE, TASKS, TaskSpec, find_task
 from bertkit.tasks.readers.load import READERS
+from bertkit.tasks.spec import iob2
 
 EVERY = [pytest.param(spec, id=name) for name, spec in TASKS.items()]
 
@@ -24,6 +24,7 @@ def test_an_entry_is_complete_and_consistent(spec: TaskSpec) -> None:
     assert spec.paper
     assert spec.settings.source
     assert spec.archive
+    assert (spec.columns is not None) == (spec.layout == "glue")
 
 
 @pytest.mark.parametrize("spec", EVERY)
@@ -32,10 +33,6 @@ def test_default_settings_lie_on_the_grid_of_their_paper(spec: TaskSpec) -> None
     assert settings.learning_rate in (settings.learning_rates or (settings.learning_rate,))
     assert settings.batch_sequences in (settings.batch_grid or (settings.batch_sequences,))
     assert settings.epochs in (settings.epoch_grid or (settings.epochs,))
-
-
-def test_every_task_of_the_hub_says_how_its_copy_is_laid_out() -> None:
-    assert set(HUB_LAYOUTS) == {name for name, spec in TASKS.items() if spec.hub_id}
 
 
 def test_the_tasks_that_are_promised_are_there() -> None:

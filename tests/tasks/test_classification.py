@@ -89,10 +89,10 @@ def test_windows_of_a_long_text_are_averaged_and_lose_nothing(model: HeadedModel
     settings = TextSettings(window_stride=7)
     task = Classification(NAMES, ["accuracy"], settings)
     features = task.encode([*examples(2), long], encoder(16))
-    assert features.num_items == 3
+    assert features.num_examples == 3
     assert features.account.sequences > 3
     assert features.account.tokens_dropped == features.account.examples_cut == 0
-    first = int(features.item_starts_I1[2])
+    first = int(features.example_starts_I1[2])
     alone = []
     for number in range(first, features.account.sequences):
         ids = features.ids_T[features.starts_S1[number] : features.starts_S1[number + 1]].tolist()
@@ -146,12 +146,12 @@ def test_several_labels_are_sigmoids_with_a_threshold_of_one_half(model: HeadedM
     task = MultiLabelClassification(NAMES, ["micro_f1"], TextSettings())
     some = [TextExample("0", "the cat", None, ("bad", "so-so")), TextExample("1", "a list of words", None, ())]
     features = task.encode(some, encoder())
-    np.testing.assert_array_equal(features.item_labels["label"], [[1, 0, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(features.example_labels["label"], [[1, 0, 1], [0, 0, 0]])
     batch = features.batch(np.arange(2))
     with torch.no_grad():
         part = task.loss(model, model(batch.packed), batch)
     logits = logits_of(task, model, features, range(2))
-    expected = functional.binary_cross_entropy_with_logits(logits, batch.item_labels["label"]) * 2
+    expected = functional.binary_cross_entropy_with_logits(logits, batch.example_labels["label"]) * 2
     torch.testing.assert_close(part.sum, expected, rtol=1e-5, atol=1e-6)
     assert task.prediction(some[0], np.array([0.1, -0.1, 3.0])).prediction == ["bad", "so-so"]
     scores = task.score([Prediction("0", ["bad"]), Prediction("1", [])], some)

@@ -59,7 +59,7 @@ def test_a_separator_in_the_text_is_text() -> None:
     encoder = SequenceEncoder(tiny_tokenizer(), max_tokens=40)
     (ids,) = encoder.ids(["the cat [SEP] is fine"])
     assert encoder.tokenizer.sep_id not in ids
-    assert [piece.ids for piece in encoder.pieces(["the cat [SEP] is fine"])] == [ids]
+    assert [encoding.ids for encoding in encoder.encodings(["the cat [SEP] is fine"])] == [ids]
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 40))

@@ -69,10 +69,10 @@ def test_a_faulty_line_is_named(line: object, message: str, tmp_path: Path) -> N
         read_paradigms(write(tmp_path / "p.jsonl", pair(), line, pair()))
 
 
-def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+def test_a_byte_that_is_not_utf8_is_located(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", pair())
     path.write_bytes(path.read_bytes() + b'{"sentence_good": "caf\xe9"}\n')
-    with pytest.raises(DataError, match=r"p.jsonl, line 2: not UTF-8 \(byte 23 of the line\)"):
+    with pytest.raises(DataError, match=r"p.jsonl: not valid UTF-8 at byte offset 98 .*convert the file to UTF-8"):
         read_paradigms(path)
 
 

@@ -129,7 +129,12 @@ def test_a_directory_of_parquet_is_read_by_the_library_itself(tmp_path: Path) ->
     columns = {"id": ["17"], "sentence_A": ["a"], "sentence_B": ["b"], "label": [2], "relatedness_score": [3.5]}
     names = ClassLabel(names=["entailment", "neutral", "contradiction"])
     rows(columns, label=names).to_parquet(str(directory / "validation.parquet"))
-    copies = {name: TASKS[name].model_copy(update={"hub_id": str(directory)}) for name in ("sick-e", "sick-r")}
+    hub = TASKS["sick-e"].hub, TASKS["sick-r"].hub
+    copies = {
+        name: TASKS[name].model_copy(update={"hub": copy.model_copy(update={"id": str(directory)})})
+        for name, copy in zip(("sick-e", "sick-r"), hub, strict=True)
+        if copy is not None
+    }
     assert read_hub(copies["sick-e"], "dev").examples == [TextExample("17", "a", "b", "contradiction")]
     assert read_hub(copies["sick-r"], "dev").examples == [TextExample("17", "a", "b", 3.5)]
 

@@ -13,14 +13,19 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.examples import TaggedExample, TextExample
-from bertkit.tasks.readers import Columns, label_names, read_own, read_table
+from bertkit.tasks.readers import Columns, label_names, read_own
 from bertkit.tasks.readers.table import QUOTED
+from bertkit.tasks.spec import Kind
 
 ROWS = [
     {"text": 'He said "hi", twice', "other": "so", "label": "pos"},
     {"text": "two words", "other": "no", "label": "neg"},
     {"text": "caf\u00e9 \u2028 end", "other": "é", "label": "pos"},
 ]
+
+
+def read_table(path: Path, kind: Kind = "classification", **columns: str | None) -> list[TextExample]:
+    return [each for each in read_own(path, kind, Columns(**columns)).examples if isinstance(each, TextExample)]
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -184,7 +189,7 @@ def test_ids_come_from_their_column_and_are_made_unique(tmp_path: Path) -> None:
         ("mine.xlsx", b"", UsageError, r"a table ends in \.csv, \.tsv, \.jsonl or \.parquet, not in '\.xlsx'"),
         ("mine.csv", b"", DataError, "is empty"),
         ("mine.csv", b"text,label\n", DataError, "holds no examples"),
-        ("mine.csv", b"text,text\na,b\n", DataError, "column 'text' stands there twice"),
+        ("mine.csv", b"text,text\na,b\n", DataError, "column 'text' is there twice"),
         ("mine.jsonl", b"[1]\n", DataError, "line 1: expected a JSON object, found a list"),
         ("mine.jsonl", b'{"text": "a", "label": "x"}\n{\n', DataError, "line 2, column 2: not valid JSON"),
         ("mine.parquet", b"text,label\n", DataError, "not a readable Parquet file"),

@@ -47,13 +47,13 @@ def test_the_labels_give_the_answer_back(answer: str) -> None:
     """Logits that favour the encoded labels predict the text of the answer, whole pieces of it at least."""
     own, example = task(), question(answer)
     features = own.encode([example], encoder(30))
-    assert features.num_items > 1
+    assert features.num_examples > 1
     outputs = [np.zeros((int(tokens), 2)) for tokens in features.tokens_I]
-    inside = [i for i in range(features.num_items) if features.item_labels[START][i] > 0]
+    inside = [i for i in range(features.num_examples) if features.example_labels[START][i] > 0]
     assert inside
     for item in inside:
         chunk = features.extra[item]
-        start, end = int(features.item_labels[START][item]), int(features.item_labels[END][item])
+        start, end = int(features.example_labels[START][item]), int(features.example_labels[END][item])
         if chunk.has_most_context[start - chunk.first]:
             outputs[item] = certain(features, item, start, end)
     (found,) = own.predictions([example], features, outputs)
@@ -64,9 +64,9 @@ def test_the_labels_give_the_answer_back(answer: str) -> None:
 
 def test_a_chunk_without_the_answer_has_it_at_the_classifier_token() -> None:
     features = task().encode([question("cat")], encoder())
-    starts = features.item_labels[START]
+    starts = features.example_labels[START]
     assert (starts == 0).any()
-    assert ((features.item_labels[END] == 0) == (starts == 0)).all()
+    assert ((features.example_labels[END] == 0) == (starts == 0)).all()
 
 
 def test_chunks_are_those_of_the_released_rule() -> None:
@@ -82,9 +82,9 @@ def test_chunks_are_those_of_the_released_rule() -> None:
         expected.append(-max(scores)[1])
     assert most_context(chunks, 16).tolist() == expected
     features = task().encode([question("cat")], encoder())
-    piece = encoder().pieces([CONTEXT])[0]
-    begins = [features.extra[i].offsets[0] for i in range(features.num_items)]
-    assert begins == [piece.offsets[5 * i] for i in range(features.num_items)]
+    piece = encoder().encodings([CONTEXT])[0]
+    begins = [features.extra[i].offsets[0] for i in range(features.num_examples)]
+    assert begins == [piece.offsets[5 * i] for i in range(features.num_examples)]
     counted = sum(int(chunk.has_most_context.sum()) for chunk in features.extra)
     assert counted == len(piece.ids)
 
@@ -111,7 +111,7 @@ def test_no_answer_scores_the_smallest_over_chunks_and_a_threshold_is_tuned() ->
     for number, logits in enumerate(outputs):
         logits[0] = 3.0 - number
     (found,) = own.predictions([example], features, outputs)
-    lowest = 2 * (3.0 - (features.num_items - 1))
+    lowest = 2 * (3.0 - (features.num_examples - 1))
     assert found.scores["null_odds"] == pytest.approx(lowest)
 
     examples = [question("cat", "a"), question("list", "b"), question("cat", "c", impossible=True)]
@@ -143,16 +143,16 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
     model, _ = load_model(directory)
     own = task()
     features = own.encode([question("cat"), question("fineness", "1")], encoder())
-    batch = features.batch(np.arange(features.num_items))
+    batch = features.batch(np.arange(features.num_examples))
     with torch.no_grad():
         hidden_TD = model.eval()(batch.packed)
         part = own.loss(model, hidden_TD, batch)
         outputs = own.decode(model, hidden_TD, batch)
     expected = 0.0
-    for item in range(features.num_items):
+    for item in range(features.num_examples):
         span = slice(features.starts_S1[item], features.starts_S1[item + 1])
         ids, types = features.ids_T[span].astype(np.int64), features.token_types_T[span].astype(np.int64)
-        start, end = (torch.tensor([features.item_labels[name][item]]) for name in (START, END))
+        start, end = (torch.tensor([features.example_labels[name][item]]) for name in (START, END))
         with torch.no_grad():
             found = oracle(
                 input_ids=torch.from_numpy(ids)[None],
@@ -166,7 +166,7 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
         assert float(found.loss) == pytest.approx(float(own_loss) / 2, rel=1e-6)
         expected += float(found.loss)
     assert float(part.sum) == pytest.approx(expected, rel=1e-5)
-    assert part.count == features.num_items
+    assert part.count == features.num_examples
 
 
 def test_an_answer_without_a_token_and_a_length_without_room() -> None:

@@ -1,10 +1,9 @@
-"""Files for official scorers: the bytes they expect, and a checker that names every fault by file and line."""
+"""Files for the GLUE server: the bytes it expects, and a checker that names every error by file and line."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +16,13 @@ from hypothesis import strategies as st
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.submission import (
     GLUE_FILES,
-    AnswerCandidate,
     GlueFile,
-    TaggedSentence,
     check_submission,
-    conll_columns,
     glue_file,
     glue_tsv,
     glue_zip,
-    squad_files,
-    submission_faults,
-    write_conll_columns,
+    submission_errors,
     write_glue_submission,
-    write_squad_files,
 )
 
 SHORT = GlueFile("RTE", 3, ("entailment", "not_entailment"))
@@ -221,7 +214,7 @@ def test_many_faults_of_one_file_are_cut_short(texts: dict[str, str], tmp_path: 
     wrong = texts["AX.tsv"].replace("neutral", "2")
     found = [each for each in check_submission(pack(tmp_path / "s.zip", {"AX.tsv": wrong})) if each.file == "AX.tsv"]
     assert len(found) == 21
-    assert str(found[-1]) == "AX.tsv: has 348 more faults"
+    assert str(found[-1]) == "AX.tsv: has 348 more errors"
 
 
 def test_missing_moved_doubled_and_foreign_files_are_named(texts: dict[str, str], tmp_path: Path) -> None:
@@ -254,72 +247,6 @@ def test_a_damaged_zip_never_breaks_the_check(place: int, byte: int, cut: bool) 
     place %= len(packed)
     packed[place] ^= byte
     damaged = bytes(packed[:place] if cut else packed)
-    found = submission_faults(damaged, "s.zip")
+    found = submission_errors(damaged, "s.zip")
     assert found
     assert all(str(fault) for fault in found)
-
-
-def test_squad_files_are_the_released_codes_to_the_byte() -> None:
-    candidates = {"q1": [AnswerCandidate("Denver", 2.0, 1.0), AnswerCandidate("", 1.0, 2.0)], "q2": []}
-    files = squad_files({"q1": "Zürich", "q2": ""}, candidates, {"q1": 0.0, "q2": -2.5}, prefix="eval_")
-    assert files["eval_predictions.json"] == '{\n    "q1": "Z\\u00fcrich",\n    "q2": ""\n}\n'
-    assert files["eval_nbest_predictions.json"] == (
-        '{\n    "q1": [\n'
-        '        {\n            "text": "Denver",\n            "probability": 0.5,\n'
-        '            "start_logit": 2.0,\n            "end_logit": 1.0\n        },\n'
-        '        {\n            "text": "",\n            "probability": 0.5,\n'
-        '            "start_logit": 1.0,\n            "end_logit": 2.0\n        }\n    ],\n'
-        '    "q2": [\n        {\n            "text": "empty",\n            "probability": 1.0,\n'
-        '            "start_logit": 0.0,\n            "end_logit": 0.0\n        }\n    ]\n}\n'
-    )
-    assert files["eval_null_odds.json"] == '{\n    "q1": 0.0,\n    "q2": -2.5\n}\n'
-    assert json.loads(files["eval_na_prob.json"]) == pytest.approx({"q1": 0.5, "q2": 0.07585818002124355})
-    assert list(files) == [f"eval_{name}.json" for name in ("predictions", "nbest_predictions", "null_odds", "na_prob")]
-
-
-def test_at_most_twenty_answers_are_kept_and_their_probabilities_sum_to_one() -> None:
-    candidates = [AnswerCandidate(str(i), np.float32(900 - i), np.float32(100)) for i in range(23)]
-    kept = json.loads(squad_files({}, {"q": candidates})["nbest_predictions.json"])["q"]
-    assert [each["text"] for each in kept] == [str(i) for i in range(20)]
-    assert sum(each["probability"] for each in kept) == pytest.approx(1)
-
-
-def test_probabilities_of_no_answer_do_not_overflow_and_keep_the_order() -> None:
-    odds = [-1e6, -800.0, -1.0, 0.0, 1.0, 800.0, 1e6]
-    files = squad_files({}, None, {str(i): x for i, x in enumerate(odds)})
-    found = list(json.loads(files["na_prob.json"]).values())
-    assert found == sorted(found)
-    assert (found[0], found[3], found[-1]) == (0.0, 0.5, 1.0)
-
-
-def test_numbers_that_json_lacks_are_named_by_question(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"null_odds\.json: question q7 has a number that is not finite: nan"):
-        write_squad_files(tmp_path / "out", {"q7": ""}, None, {"q7": float("nan")})
-    assert not (tmp_path / "out").exists()
-    (path,) = write_squad_files(tmp_path / "out", {"q7": "fox"})
-    assert path.read_bytes() == b'{\n    "q7": "fox"\n}\n'
-
-
-SENTENCES = (
-    TaggedSentence(["EU", "rejects"], ["B-ORG", "O"], ["B-ORG", "O"], 0),
-    TaggedSentence(["10 000", ""], ["O", "O"], ["B-MISC", "O"], 0),
-    TaggedSentence(["Peter"], ["B-PER"], ["B-PER"], 1),
-)
-
-
-def test_columns_are_conllevals_to_the_byte(tmp_path: Path) -> None:
-    body = "EU B-ORG B-ORG\nrejects O O\n\n10_000 B-MISC O\n_ O O\n\n", "Peter B-PER B-PER\n\n"
-    assert conll_columns(SENTENCES, document_lines=False) == "".join(body)
-    start = "-DOCSTART- -X- O O\n\n"
-    assert conll_columns(SENTENCES) == f"{start}{body[0]}{start}{body[1]}"
-    write_conll_columns(tmp_path / "deep" / "dev.txt", SENTENCES)
-    assert (tmp_path / "deep" / "dev.txt").read_bytes() == conll_columns(SENTENCES).encode()
-
-
-def test_unlabelled_sentences_have_one_tag_column() -> None:
-    assert conll_columns([TaggedSentence(["EU"], ["B-ORG"])], document_lines=False) == "EU B-ORG\n\n"
-
-
-def test_a_sentence_with_too_few_tags_is_refused() -> None:
-    with pytest.raises(DataError, match="sentence 0: columns of 2, 1 items"):
-        conll_columns([TaggedSentence(["EU", "rejects"], ["O"])])

@@ -19,7 +19,7 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.pretraining.recipe import PretrainingOptimisation
-from bertkit.recipe.faults import validate
+from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import read_tree
 from bertkit.training.config import OptimisationConfig
 from bertkit.training.optimizers import (

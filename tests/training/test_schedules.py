@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.recipe.faults import validate
+from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import read_tree
 from bertkit.training.config import OptimisationConfig, StageConfig
 from bertkit.training.schedules import (

@@ -1,7 +1,7 @@
-"""The `bertkit` command: finds the subcommand, runs it, and turns every fault into its exit code.
+"""The `bertkit` command: finds the subcommand, runs it, and turns every error into its exit code.
 
 Nothing here follows a paper; exit codes and streams are those of the command-line contract. A subcommand's module is
-imported only when it is asked for, and imports nothing heavy itself, so that `--help` and `--version` answer at once.
+imported only when it runs or shows its help, so that `--help` and `--version` take a fifth of a second.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ import typer
 from typer.exceptions import TyperException
 
 from bertkit import __version__
-from bertkit.cli.common import spread_arguments, story
-from bertkit.cli.console import ReaderLeftError
-from bertkit.cli.groups import LazyGroup
+from bertkit.cli.commands import CommandGroup
+from bertkit.cli.console import ClosedOutputError, console
 from bertkit.errors import BertkitError, DataError, UsageError
+from bertkit.run import NEWEST
 
 COMMANDS = {
-    "tokenize": "bertkit.cli.tokenize",
-    "pretrain": "bertkit.cli.pretrain",
-    "finetune": "bertkit.cli.finetune",
-    "distill": "bertkit.cli.distill",
-    "show-batch": "bertkit.cli.show_batch",
-    "fill": "bertkit.cli.fill",
-    "eval": "bertkit.cli.eval",
-    "probe": "bertkit.cli.probe",
-    "predict": "bertkit.cli.predict",
-    "export": "bertkit.cli.export",
-    "runs": "bertkit.cli.runs",
-    "recipes": "bertkit.cli.recipes",
+    "tokenize": "bertkit.cli.tokenize:tokenize",
+    "pretrain": "bertkit.cli.pretrain:pretrain",
+    "finetune": "bertkit.cli.finetune:finetune",
+    "distill": "bertkit.cli.distill:distill",
+    "show-batch": "bertkit.cli.show_batch:show_batch",
+    "fill": "bertkit.cli.fill:fill",
+    "eval": "bertkit.cli.eval:Suites",
+    "probe": "bertkit.cli.probe:Kinds",
+    "predict": "bertkit.cli.predict:predict",
+    "export": "bertkit.cli.export:export",
+    "runs": "bertkit.cli.runs:Runs",
+    "recipes": "bertkit.cli.recipes:Recipes",
 }
-"""Each subcommand and the module that holds its `app`, in the order of the help page."""
+"""Each subcommand and its function, or its class of commands, in the order of the help page."""
 
 COMPLETION = "_BERTKIT_COMPLETE"
 """Set by the shell's completion script, which passes the words to complete in the environment and no arguments."""
@@ -49,25 +49,30 @@ COMPLETION = "_BERTKIT_COMPLETE"
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it: stopped by Ctrl-C where there was nothing to save."""
 
-READER_LEFT = 141
+CLOSED_OUTPUT = 141
 """128 + SIGPIPE, as shells have it: stdout was closed before all was written, as by `| head`."""
 
-_MACHINE_FAULTS = {
+OPTIONAL_VALUE = {"--resume": NEWEST}
+"""Options whose value may be left out, with the value that stands for none."""
+
+MANY_VALUES = frozenset({"--data"})
+"""Options that take several words, as a shell's glob makes them: `--data *.txt`."""
+
+_MACHINE_ERRORS = {
     errno.ENOSPC: "free some space and run again",
     errno.EDQUOT: "free some space and run again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
-    errno.EACCES: "check who may read and write there",
-    errno.EPERM: "check who may read and write there",
-    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "check the permissions",
+    errno.EPERM: "check the permissions",
+    errno.EROFS: "choose a directory that can be written",
     errno.EIO: "check the disk",
 }
 
 
-class Commands(LazyGroup):
+class Commands(CommandGroup):
     """The subcommands."""
 
     table = COMMANDS
-    called = "command"
     path = "bertkit"
 
 
@@ -91,11 +96,11 @@ def bertkit(
 
 def run(arguments: Sequence[str]) -> int:
     """Run `bertkit` with these arguments and return its exit code; nothing but SystemExit is ever raised."""
-    story.begin()
+    console.open()
     try:
         return _run(arguments)
     finally:
-        story.end()
+        console.close()
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -105,27 +110,27 @@ def _run(arguments: Sequence[str]) -> int:
         return UsageError.exit_code
     command = typer.main.get_command(app)
     try:
-        code = command.main(spread_arguments(list(arguments)), prog_name="bertkit", standalone_mode=False)
+        code = command.main(one_value_each(list(arguments)), prog_name="bertkit", standalone_mode=False)
         sys.stdout.flush()
-    except BertkitError as fault:
-        return _tell(fault)
-    except TyperException as fault:
-        return _tell_usage(fault)
+    except BertkitError as error:
+        return _report(error)
+    except TyperException as error:
+        return _report_usage(error)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except (ReaderLeftError, BrokenPipeError):
+    except (ClosedOutputError, BrokenPipeError):
         # What is left to write has nowhere to go, Python's own flush at exit included.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_LEFT
-    except OSError as fault:
-        if fault.errno not in _MACHINE_FAULTS:
-            return _tell_bug(fault)
-        where = f"{fault.filename}: " if fault.filename else ""
-        return _tell(DataError(f"{where}{fault.strerror}; {_MACHINE_FAULTS[fault.errno]}"))
+        return CLOSED_OUTPUT
+    except OSError as error:
+        if error.errno not in _MACHINE_ERRORS:
+            return _report_bug(error)
+        where = f"{error.filename}: " if error.filename else ""
+        return _report(DataError(f"{where}{error.strerror}; {_MACHINE_ERRORS[error.errno]}"))
     except Exception as bug:
-        return _tell_bug(bug)
+        return _report_bug(bug)
     if code == INTERRUPTED:
-        story.error("interrupted")
+        console.error("interrupted")
     return code if isinstance(code, int) else 0
 
 
@@ -137,38 +142,73 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def _tell(fault: BertkitError) -> int:
-    story.error(str(fault) or type(fault).__name__)
-    return fault.exit_code
+def one_value_each(arguments: list[str]) -> list[str]:
+    """Bring `--resume [RUN]` and `--data SOURCE...` into the one form that the parser knows: an option with one value.
+
+    A word after a bare `--resume` is its RUN unless it begins with `-` or names a YAML file, which is a recipe. Words
+    after the first of `--data` are further sources as long as they look like one: `hub:` or `builtin:`, a `/`, `.` or
+    `*` in it, or an existing path; so `--data a.txt quickstart` still ends in a recipe's name.
+    """
+    found: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return [*found, word, *words]
+        if word in OPTIONAL_VALUE:
+            has_value = bool(words) and not words[0].startswith("-") and not _is_yaml(words[0])
+            found.append(f"{word}={words.pop(0) if has_value else OPTIONAL_VALUE[word]}")
+        elif word in MANY_VALUES and words and not words[0].startswith("-"):
+            found.append(f"{word}={words.pop(0)}")
+            while words and _is_source(words[0]):
+                found.append(f"{word}={words.pop(0)}")
+        else:
+            found.append(word)
+    return found
 
 
-def _tell_usage(fault: TyperException) -> int:
-    context = getattr(fault, "ctx", None)
-    text = fault.format_message().strip()
-    help_of = f"; see `{context.command_path} --help`" if context is not None else ""
-    story.error(text.rstrip(".") + help_of)
-    return fault.exit_code
+def _is_yaml(word: str) -> bool:
+    return word.endswith((".yaml", ".yml"))
 
 
-def _tell_bug(bug: Exception) -> int:
+def _is_source(word: str) -> bool:
+    if word.startswith("-") or _is_yaml(word):
+        return False
+    return word.startswith(("hub:", "builtin:")) or any(sign in word for sign in "/.*") or os.path.exists(word)
+
+
+def _report(error: BertkitError) -> int:
+    console.error(str(error) or type(error).__name__)
+    return error.exit_code
+
+
+def _report_usage(error: TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    text = error.format_message().strip()
+    see = f"; see `{context.command_path} --help`" if context is not None else ""
+    console.error(text.rstrip(".") + see)
+    return error.exit_code
+
+
+def _report_bug(bug: Exception) -> int:
     text = "".join(traceback.format_exception(bug))
-    where = story.log_file or _open_log()
+    path = console.log_file or _open_log()
     try:
-        if where is None:
+        if path is None:
             handle, name = tempfile.mkstemp(prefix=f"bertkit-{datetime.now():%Y%m%d-%H%M%S}-", suffix=".txt", text=True)
             os.close(handle)
-            where = Path(name)
-        with where.open("a", encoding="utf-8") as file:
+            path = Path(name)
+        with path.open("a", encoding="utf-8") as file:
             file.write(f"arguments: {sys.argv[1:]}\n{text}")
-        told = f"the traceback is in {where}"
+        where = f"the traceback is in {path}"
     except OSError as unwritable:
-        told = f"the traceback could not be written ({unwritable}):\n{text}"
-    story.error(f"a bug in bertkit: {type(bug).__name__}: {bug}\n{told}")
+        where = f"the traceback could not be written ({unwritable}):\n{text}"
+    console.error(f"a bug in bertkit: {type(bug).__name__}: {bug}\n{where}")
     return BertkitError.exit_code
 
 
 def _open_log() -> Path | None:
-    """The file that a run in progress logs to, if there is one."""
+    """The log file of the run in progress; None where there is none."""
     for handler in logging.getLogger("bertkit").handlers:
         if isinstance(handler, logging.FileHandler):
             return Path(handler.baseFilename)

@@ -1,7 +1,7 @@
-"""What a command tells: the story on stderr for people, the result on stdout for programs.
+"""The two streams of a command: progress and logs on stderr for people, the result on stdout for programs.
 
-Nothing here follows a paper. The story is Python's own logging under the name `bertkit`, so a line that any layer logs
-is shown here and kept in the run's log.txt alike; sibling common.py holds the options, this file the two streams.
+Nothing here follows a paper. Messages are Python's own logging under the name `bertkit`, so that a line that any layer
+logs is shown here and kept in the run's log.txt alike.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
+    import rich.console
+    import rich.progress
 
 PLAIN_LINE_SECONDS = 10.0
 """Where stderr is no terminal, a progress line is printed at most this often."""
@@ -27,17 +27,17 @@ PLAIN_LINE_SECONDS = 10.0
 logger = logging.getLogger("bertkit")
 
 
-class ReaderLeftError(Exception):
-    """Whoever reads stdout (`| head`) has what it wanted and has closed it."""
+class ClosedOutputError(Exception):
+    """The reader of stdout, such as `| head`, has closed it."""
 
 
 class Meter:
-    """The progress of one piece of work; made by `Story.progress`."""
+    """The progress of one piece of work; made by `Console.progress`."""
 
-    def __init__(self, story: Story, label: str, total: int | None, unit: str) -> None:
-        self._story, self._label, self._total, self._unit = story, label, total, unit
-        self._started = self._said = time.monotonic()
-        self._bar: Progress | None = None
+    def __init__(self, console: Console, label: str, total: int | None, unit: str) -> None:
+        self._console, self._label, self._total, self._unit = console, label, total, unit
+        self._started = self._printed = time.monotonic()
+        self._bar: rich.progress.Progress | None = None
         self.completed = 0
         self.note = ""
 
@@ -51,25 +51,25 @@ class Meter:
         self.note = self.note if note is None else note
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=completed, note=self.note)
-        elif time.monotonic() - self._said >= PLAIN_LINE_SECONDS:
-            self._said = time.monotonic()
-            self._story.line(self.text())
+        elif time.monotonic() - self._printed >= PLAIN_LINE_SECONDS:
+            self._printed = time.monotonic()
+            self._console.line(self.text())
 
     def text(self) -> str:
-        """One plain line: how far, how fast, how long yet."""
+        """One plain line: units done, speed, time left."""
         seconds = max(time.monotonic() - self._started, 1e-9)
-        rate = self.completed / seconds
+        units_per_second = self.completed / seconds
         done = f"{self.completed:,}"
         if self._total:
             done += f"/{self._total:,} ({self.completed / self._total:.0%})"
-        parts = [f"{self._label}: {done} {self._unit}", f"{speed(rate)} {self._unit}/s"]
-        if self._total and rate > 0:
-            parts.append(f"{duration(max(self._total - self.completed, 0) / rate)} left")
+        parts = [f"{self._label}: {done} {self._unit}", f"{speed(units_per_second)} {self._unit}/s"]
+        if self._total and units_per_second > 0:
+            parts.append(f"{duration(max(self._total - self.completed, 0) / units_per_second)} left")
         return ", ".join([*parts, self.note] if self.note else parts)
 
 
-class Story:
-    """Everything meant for people, on stderr.
+class Console:
+    """Messages, tables and progress, on stderr.
 
     `verbosity` is -1 with -q (warnings and errors only), 0 by default, 1 and more with -v (debug lines too). There is
     neither bar nor colour where stderr is not a terminal, and NO_COLOR is honoured.
@@ -79,7 +79,7 @@ class Story:
         self.log_file: Path | None = None
         self._verbosity = 0
         self._level_before = logger.level
-        self._console: Console | None = None
+        self._rich: rich.console.Console | None = None
 
     @property
     def verbosity(self) -> int:
@@ -88,25 +88,24 @@ class Story:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person watches: bars and colours are for terminals only."""
+        """Whether stderr is a terminal: only there are bars and colours shown."""
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     @property
-    def console(self) -> Console:
-        """The rich console on stderr, made when first wanted (rich takes a tenth of a second to import)."""
-        if self._console is None or self._console.file is not sys.stderr:
-            from rich.console import Console
+    def rich(self) -> rich.console.Console:
+        """The rich console on stderr, made at its first use (rich takes a tenth of a second to import)."""
+        if self._rich is None or self._rich.file is not sys.stderr:
+            import rich.console
 
-            self._console = Console(
-                file=sys.stderr, highlight=False, force_terminal=None if self.is_terminal else False
-            )
-        return self._console
+            is_terminal = None if self.is_terminal else False
+            self._rich = rich.console.Console(file=sys.stderr, highlight=False, force_terminal=is_terminal)
+        return self._rich
 
-    def begin(self, verbosity: int = 0) -> None:
-        """Start telling: attach the logger's handler and forget what an earlier command of this process set."""
-        self.end()
+    def open(self, verbosity: int = 0) -> None:
+        """Attach the logger's handler and reset what an earlier command of this process set."""
+        self.close()
         self.log_file = None
-        logger.addHandler(_StoryHandler(self))
+        logger.addHandler(_ConsoleHandler(self))
         self._level_before = logger.level
         logger.setLevel(logging.DEBUG)
         logger.propagate = False  # a library that sets up the root logger would have each line shown twice
@@ -114,19 +113,19 @@ class Story:
         if not self.is_terminal:
             quiet_library_bars()
 
-    def end(self) -> None:
-        """Stop telling: leave the logger as `begin` found it."""
-        for handler in [h for h in logger.handlers if isinstance(h, _StoryHandler)]:
+    def close(self) -> None:
+        """Leave the logger as `open` found it."""
+        for handler in [h for h in logger.handlers if isinstance(h, _ConsoleHandler)]:
             logger.removeHandler(handler)
             logger.setLevel(self._level_before)
         logger.propagate = True
 
     def set_verbosity(self, verbosity: int) -> None:
-        """Choose what is shown; what is logged to a file stays complete."""
+        """Choose what is shown; a log file gets all messages."""
         self._verbosity = verbosity
         level = logging.WARNING if verbosity < 0 else logging.DEBUG if verbosity > 0 else logging.INFO
         for handler in logger.handlers:
-            if isinstance(handler, _StoryHandler):
+            if isinstance(handler, _ConsoleHandler):
                 handler.setLevel(level)
         if verbosity < 0:
             quiet_library_bars()
@@ -144,18 +143,18 @@ class Story:
         logger.warning("%s", text)
 
     def error(self, text: str) -> None:
-        """Shown always; the command ends with its fault's exit code."""
+        """Shown always; the command ends with the error's exit code."""
         logger.error("%s", text)
 
     def line(self, text: str, style: str | None = None) -> None:
-        """A line shown unless -q and not logged, such as one of a progress report."""
+        """A line that is shown unless -q and not logged, such as one of a progress report."""
         if self._verbosity >= 0:
             self._write(text, style)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
-        """A table for people: aligned text, figures to the right; shown unless -q.
+        """A table: text to the left, numbers to the right; shown unless -q.
 
-        On a terminal rich draws it; elsewhere columns are parted by two blanks and never cut, so that a log holds all.
+        On a terminal rich draws it; elsewhere two blanks separate the columns and nothing is cut, for a log.
         """
         cells = [["" if cell is None else f"{cell}" for cell in row] for row in rows]
         right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
@@ -172,15 +171,15 @@ class Story:
             drawn.add_column(escape(name), justify="right" if to_right else "left", overflow="fold")
         for row in cells:
             drawn.add_row(*(escape(cell) for cell in row))
-        self.console.print(drawn)
+        self.rich.print(drawn)
 
     @contextmanager
     def progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[Meter]:
-        """Show the progress of a piece of work: a bar on a terminal, else now and then a plain line."""
+        """Show the progress of a piece of work: a bar on a terminal, else a plain line from time to time."""
         meter = Meter(self, label, total, unit)
         if self._verbosity < 0 or not self.is_terminal:
             yield meter
-            if self._verbosity >= 0 and meter.completed and meter._said > meter._started:
+            if self._verbosity >= 0 and meter.completed and meter._printed > meter._started:
                 self.line(meter.text())
             return
         from rich import progress as bars
@@ -194,7 +193,7 @@ class Story:
             bars.TextColumn("{task.fields[note]}", markup=False),
         )
         # What is written to stdout meanwhile is the result, and goes there: rich would show it above the bar.
-        with bars.Progress(*columns, console=self.console, transient=True, redirect_stdout=False) as bar:
+        with bars.Progress(*columns, console=self.rich, transient=True, redirect_stdout=False) as bar:
             bar.add_task(label, total=total, note="")
             meter._bar = bar
             yield meter
@@ -211,44 +210,54 @@ class Story:
 
     def _write(self, text: str, style: str | None = None) -> None:
         if self.is_terminal:
-            self.console.print(text, style=style, markup=False, soft_wrap=True)
+            self.rich.print(text, style=style, markup=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
 
-class _StoryHandler(logging.Handler):
-    """Shows log records as the story."""
+class _ConsoleHandler(logging.Handler):
+    """Shows log records on the console."""
 
     _prefix: Mapping[int, str] = {logging.WARNING: "warning: ", logging.ERROR: "error: ", logging.CRITICAL: "error: "}
     _style: Mapping[int, str] = {logging.DEBUG: "dim", logging.WARNING: "yellow", logging.ERROR: "red"}
 
-    def __init__(self, story: Story) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__()
-        self._story = story
+        self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self._prefix.get(record.levelno, "") + record.getMessage()
-        self._story._write(text, self._style.get(record.levelno))
+        self._console._write(text, self._style.get(record.levelno))
 
 
 def quiet_library_bars() -> None:
-    """Keep the libraries' own bars off a log file; a value that the user set stays."""
+    """Switch the libraries' own progress bars off, unless the user has set the variable."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 
-def speed(rate: float) -> str:
-    """Units a second as people say them: 1,234, 12, 3.4, 0.05."""
-    return f"{rate:,.0f}" if rate >= 9.95 else f"{rate:.2g}"
+def speed(units_per_second: float) -> str:
+    """A speed, rounded: 1,234, 12, 3.4, 0.05."""
+    return f"{units_per_second:,.0f}" if units_per_second >= 9.95 else f"{units_per_second:.2g}"
 
 
 def duration(seconds: float) -> str:
-    """A length of time as people say it: 8 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """A length of time: 8 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
     whole = round(seconds)
     for size, unit, smaller_size, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // smaller_size} {smaller}"
     return f"{whole} s"
+
+
+def figure(value: float | None) -> str:
+    """A score in a table: 0.8765, or - where there is none."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def percent(share: float | None) -> str:
+    """A share in a table of percentages: 87.7, or - where there is none."""
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def jsonable(value: Any) -> Any:
@@ -268,7 +277,7 @@ def result(value: object, *, as_json: bool = False, stream: TextIO | None = None
     """Write the command's result to stdout: `value` as one line of text, or as one JSON document with `as_json`.
 
     Raises:
-        ReaderLeftError: stdout is closed; the command need not go on.
+        ClosedOutputError: stdout is closed; the command can stop.
     """
     out = stream or sys.stdout
     text = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False) if as_json else str(value)
@@ -276,8 +285,8 @@ def result(value: object, *, as_json: bool = False, stream: TextIO | None = None
         out.write(text.rstrip("\n") + "\n")
         out.flush()
     except BrokenPipeError as closed:
-        raise ReaderLeftError from closed
+        raise ClosedOutputError from closed
 
 
-story = Story()
-"""The one story of this process."""
+console = Console()
+"""The console of this process."""

@@ -1,160 +1,111 @@
 """`bertkit eval speed`: parameters, multiply-adds, megabytes and milliseconds of models, beside their scores.
 
-Nothing here follows a paper. Sibling of eval.py's suites; it compares models, and so takes several.
+Nothing here follows a paper. Unlike the other suites it compares several models.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import typer
-
-from bertkit.cli.common import Device, RunDir, option, result, runs_root, story
-from bertkit.cli.shared import Common, keep_log, with_options
-from bertkit.errors import UsageError
+from bertkit.cli.console import console, percent, result
+from bertkit.cli.options import Common, Device, RunDir, keep_log, option, runs_root, spelled
+from bertkit.evaluation.settings import SpeedSettings
 
 _BUSY = 0.9
-"""A process that computes and has less of a processor than this shares it with others."""
+"""A process that computes and gets less of a processor than this shares it with others."""
+
+Results = Annotated[
+    list[str] | None,
+    option(
+        "--results",
+        metavar="[MODEL=]RUN",
+        help="A run with scores of one of the models; a MODEL that is a run brings its own. Repeatable.",
+    ),
+]
+Methods = Annotated[
+    list[str] | None,
+    option(
+        "--method",
+        metavar="MODEL=METHOD",
+        help="Method whose published row stands beside a model: distilbert, tinybert, ... or none (default: that of its"
+        " run, else by family and size). Repeatable.",
+    ),
+]
 
 
-@dataclass(frozen=True)
-class Timed(Common):
-    """What is said of the models besides, and where it computes and writes; there is no choice of how much is computed
-    at once, for that is what is measured."""
-
-    results: Annotated[
-        list[str] | None,
-        option(
-            "--results",
-            metavar="[MODEL=]RUN",
-            help="A run with scores of one of the models, beside those of a MODEL that is a run itself. Repeatable.",
-        ),
-    ] = None
-    methods: Annotated[
-        list[str] | None,
-        option(
-            "--method",
-            metavar="MODEL=METHOD",
-            help="Whose published row stands beside a model: distilbert, tinybert, ... or none (default: as its run"
-            " says, else by family and size). Repeatable.",
-        ),
-    ] = None
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draw of tokens.")] = 0
-    run_dir: RunDir = None
-    device: Device = None
-
-
-@with_options
 def speed(
-    models: Annotated[
-        list[str] | None,
-        option(
-            "--model",
-            metavar="MODEL",
-            help="A Hub id, a model or a run directory. Repeatable; the first is what the others are compared with.",
-        ),
-    ] = None,
-    batch_sizes: Annotated[
-        str, typer.Option("--batch-sizes", metavar="N,N", help="Sentences computed at once.")
-    ] = "1,32",
-    lengths: Annotated[
-        str, typer.Option("--lengths", metavar="N,N", help="Tokens of a sentence, special ones included.")
-    ] = "32,128,512",
-    threads: Annotated[
-        int | None, option("--threads", metavar="N", min=1, help="Threads (default: as torch finds them).")
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", min=1, help="Rounds in which every model is timed once.")
-    ] = 7,
-    clock: Annotated[
-        Literal["wall", "processor"],
-        typer.Option(
-            "--clock",
-            help="Time that passes; or processor time of one thread, for a machine that is busy with other things.",
-        ),
-    ] = "wall",
     *,
-    common: Timed,
+    settings: Annotated[
+        SpeedSettings,
+        spelled(
+            models="--model MODEL",
+            batch_sizes="--batch-sizes N,N",
+            lengths="--lengths N,N",
+            old={"--repeats": "--rounds"},
+        ),
+    ],
+    results: Results = None,
+    methods: Methods = None,
+    run_dir: RunDir = None,
+    device: Device = None,
+    common: Common,
 ) -> None:
     """Size and speed beside the scores: `bertkit eval speed --model TEACHER --model STUDENT --threads 1`
 
-    Tokens are random, text is not cut into pieces here; models are timed in turn, in one process.
+    Inputs are random tokens, so that the tokenizer's time is not measured; models are timed in turn, in one process.
     """
-    if not models:
-        raise UsageError("no models: give --model MODEL, once for each model; the first is the reference")
-    batches, tokens = _numbers("--batch-sizes", batch_sizes), _numbers("--lengths", lengths)
-
-    from bertkit.evaluation.run import MeasureRequest
-    from bertkit.evaluation.speed.contenders import SpeedSettings
+    from bertkit.evaluation.run import MeasurementArguments
     from bertkit.evaluation.speed.run import evaluate_speed
 
-    request = MeasureRequest(
-        device=common.device or "auto",
+    request = MeasurementArguments(
+        device=device or "auto",
         runs_root=runs_root(),
-        run_dir=common.run_dir,
+        run_dir=run_dir,
         offline=common.offline,
         command=sys.argv,
         begun=keep_log,
     )
-    settings = SpeedSettings(
-        models=models,
-        batch_sizes=batches,
-        lengths=tokens,
-        threads=threads,
-        clock=clock,
-        rounds=repeats,
-        seed=common.seed,
+    evaluated = evaluate_speed(
+        request, settings, results=results or (), methods=methods or (), progress=console.progress
     )
-    results, methods = common.results or (), common.methods or ()
-    evaluated = evaluate_speed(request, settings, results=results, methods=methods, progress=story.progress)
-    _tell(evaluated.results)
-    story.info(f"everything is in {evaluated.run.path}")
-    told = ("threads", "device", "machine", "processor_share", "compression", "pareto")
-    more = {key: evaluated.results[key] for key in told}
-    document = {**evaluated.document, "run": evaluated.run.path, **more}
+    _print(evaluated.results)
+    console.info(f"everything is in {evaluated.run.path}")
+    more = ("threads", "device", "machine", "processor_share", "compression", "pareto")
+    document = {**evaluated.document, "run": evaluated.run.path, **{key: evaluated.results[key] for key in more}}
     result(document if common.as_json else evaluated.run.path, as_json=common.as_json)
 
 
-def _numbers(option: str, text: str) -> list[int]:
-    """`1,32` as numbers, each once."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"{option} {text}: expected whole numbers from 1, parted by commas, such as 1,32")
-    return list(dict.fromkeys(map(int, parts)))
-
-
-def _tell(results: Mapping[str, Any]) -> None:
-    """The tables for people: the models, their times, and the compression table."""
+def _print(results: Mapping[str, Any]) -> None:
+    """The tables: the models, their times, and the compression."""
     machine, threads = results["machine"], results["threads"]
     where = f"{threads} {'thread' if threads == 1 else 'threads'} of {machine['cpu']}"
     if results["device"] != "cpu":
         where = ", ".join(machine["gpus"])
     if results["settings"]["clock"] == "processor":
         where += ", processor time"
-    _tell_models(results)
-    _tell_times(results, where)
-    _tell_compression(results)
+    _print_models(results)
+    _print_times(results, where)
+    _print_compression(results)
     share = results["processor_share"]
     if results["device"] == "cpu" and results["settings"]["clock"] == "wall" and share < _BUSY:
-        story.warn(
+        console.warn(
             f"the machine is busy: this process had {share:.0%} of one processor, so that times are too long and ratios"
             " rough; repeat it when nothing else runs, or with --clock processor --threads 1"
         )
-    asked = {model["asked"] for model in results["models"]}
-    if len(asked) > 1:
-        story.warn(
-            f"not all models are asked for the same ({', '.join(sorted(asked))}): a head that reads one token spares"
+    outputs = {model["asked"] for model in results["models"]}
+    if len(outputs) > 1:
+        console.warn(
+            f"the models compute different outputs ({', '.join(sorted(outputs))}): a head that reads one token skips"
             " most of the last layer"
         )
 
 
-def _tell_models(results: Mapping[str, Any]) -> None:
+def _print_models(results: Mapping[str, Any]) -> None:
     lengths = results["settings"]["lengths"]
     tasks = list(dict.fromkeys(task for model in results["models"] for task in model["scores"]))
-    columns = ["model", "asked", "parameters", "outside tables", "MB"]
+    columns = ["model", "output", "parameters", "outside tables", "MB"]
     columns += [f"multiply-adds, {length}" for length in lengths] + [f"{task} %" for task in tasks]
     rows = []
     for model in results["models"]:
@@ -165,12 +116,12 @@ def _tell_models(results: Mapping[str, Any]) -> None:
             + [_millions(model["parameters"]), _millions(model["parameters_without_embeddings"])]
             + [f"{model['disk_mb']:.1f}"]
             + [_millions(count) for count in counts]
-            + ["-" if score is None else f"{100 * score['value']:.1f}" for score in scores]
+            + [percent(score and score["value"]) for score in scores]
         )
     _table(columns, rows, title=f"size, beside {results['models'][0]['label']}", text_columns=2)
 
 
-def _tell_times(results: Mapping[str, Any], where: str) -> None:
+def _print_times(results: Mapping[str, Any], where: str) -> None:
     columns = ["batch", "tokens", "model", "ms a sentence", "quartiles", "sentences/s", "x the first"]
     rows = []
     for cell in results["cells"]:
@@ -179,23 +130,23 @@ def _tell_times(results: Mapping[str, Any], where: str) -> None:
             rows.append([*place, "-", cell["reason"], "-", "-"])
             continue
         spread = f"{_brief(cell['ms_lower_quartile'])} to {_brief(cell['ms_upper_quartile'])}"
-        rate, ratio = _brief(cell["sentences_per_second"]), _times(cell["speed_up"])
-        rows.append([*place, _brief(cell["ms_per_sentence"]), spread, rate, ratio])
+        per_second, ratio = _brief(cell["sentences_per_second"]), _times(cell["speed_up"])
+        rows.append([*place, _brief(cell["ms_per_sentence"]), spread, per_second, ratio])
     _table(columns, rows, title=f"time: median of {results['settings']['rounds']} rounds on {where}", text_columns=3)
 
 
-def _tell_compression(results: Mapping[str, Any]) -> None:
+def _print_compression(results: Mapping[str, Any]) -> None:
     columns = ["model", "size x", "parameters x", "kept %", "speed x"]
     columns += ["published", "size x", "kept %", "speed x", "against"]
     rows, sources = [], {}
     for row in results["compression"][1:]:
-        ours = [_times(row["size"]), _times(row["parameters"]), _share(row["retention"]), _times(row["speed_up"])]
+        ours = [_times(row["size"]), _times(row["parameters"]), percent(row["retention"]), _times(row["speed_up"])]
         published = row["published"]
         if published is None:
             rows.append([row["label"], *ours, *["-"] * 5])
             continue
         sources[published["title"]] = published
-        theirs = [_times(published["compression"]), _share(published["retention"]), _times(published["speed_up"])]
+        theirs = [_times(published["compression"]), percent(published["retention"]), _times(published["speed_up"])]
         rows.append([row["label"], *ours, published["title"], *theirs, published["against"]])
     if not rows:
         return
@@ -203,17 +154,17 @@ def _tell_compression(results: Mapping[str, Any]) -> None:
     first = results["models"][0]["label"]
     _table(columns, rows, title=f"compression of {first} (speed at {at}), and what is published", text_columns=1)
     for title, row in sources.items():
-        story.info(f"{title}: {row['source']}{'; ' + row['note'] if row['note'] else ''}")
+        console.info(f"{title}: {row['source']}{'; ' + row['note'] if row['note'] else ''}")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str, text_columns: int) -> None:
-    """A table whose columns behind the first ones are figures, to the right."""
+    """A table whose columns after the first ones hold numbers, to the right."""
     widths = [max(len(row[number]) for row in [columns, *rows]) for number in range(len(columns))]
     aligned = [
         [cell if number < text_columns else cell.rjust(widths[number]) for number, cell in enumerate(row)]
         for row in [columns, *rows]
     ]
-    story.table(aligned[0], aligned[1:], title=title)
+    console.table(aligned[0], aligned[1:], title=title)
 
 
 def _millions(count: int | None) -> str:
@@ -226,7 +177,3 @@ def _brief(value: float) -> str:
 
 def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"

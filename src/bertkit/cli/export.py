@@ -1,6 +1,6 @@
-"""`bertkit export`: write a model anew, checked against its source.
+"""`bertkit export`: write a model in the format of other tools, checked against its source.
 
-Nothing here follows a paper. The work is jobs/exporting/export.py's.
+Nothing here follows a paper. The work is done in bertkit.inference.export.
 """
 
 from __future__ import annotations
@@ -10,36 +10,32 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.common import command_app, result, story
-from bertkit.cli.shared import Common, with_options
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common
 
 SHOWN_WEIGHTS = 3
-"""How many names of weights are shown of each kind; export.json has them all."""
-
-app = command_app()
+"""How many names of weights are shown of each group; export.json has them all."""
 
 
-@app.command()
-@with_options
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a model or a run directory.")],
     to: Annotated[
         Path,
-        typer.Option("--to", metavar="DIR", show_default=False, help="New directory; an earlier export is replaced."),
+        typer.Option("--to", metavar="DIR", show_default=False, help="Directory to write; replaces an earlier export."),
     ],
     kind: Annotated[
         Literal["hf", "int8", "onnx"],
         typer.Option(
             "--format",
-            help="A Hugging Face directory; int8: a quarter of its size and faster on a CPU, for bertkit alone; or an"
-            " ONNX graph (needs the extra `onnx`).",
+            help="hf: a Hugging Face directory; int8: a quarter of its size and faster on a CPU, for bertkit alone;"
+            " onnx: an ONNX graph (needs the extra `onnx`).",
         ),
     ] = "hf",
     int8: Annotated[bool, typer.Option("--int8", help="With --format onnx: a graph of int8 weights.")] = False,
     *,
     common: Common,
 ) -> None:
-    """Write a model anew for other tools: `bertkit export RUN --to DIR`; refused unless it gives the same numbers."""
+    """Write a model for other tools, checked against the source within a tolerance: `bertkit export RUN --to DIR`"""
     from bertkit.errors import UsageError
     from bertkit.inference.export.export import Format, export_model
 
@@ -48,13 +44,13 @@ def export(
     written: Format = "onnx-int8" if int8 and kind == "onnx" else kind
     record = export_model(model, to, kind=written, offline=common.offline)
     if record["weights"]["unexpected"]:
-        story.warn(f"{model}: weights that no part of the model uses were left out, see below")
-    story.table(("weights", "number", ""), _weights(record["weights"]), title=f"{record['family']}: {model}")
+        console.warn(f"{model}: weights that the model does not use were left out; they are listed below")
+    console.table(("weights", "number", ""), _weights(record["weights"]), title=f"{record['family']}: {model}")
     if not record["tokenizer"]:
-        story.warn(f"{model}: has no tokenizer files, so none were written")
+        console.warn(f"{model}: has no tokenizer files, so none were written")
     probe = record["probe"]
     how = "" if record["measure"] == "absolute" else f"; {record['measure']}"
-    story.info(
+    console.info(
         f"largest difference to the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g}{how}),"
         f" over {probe['sequences']} sequences of {probe['tokens']:,} tokens"
     )

@@ -1,6 +1,6 @@
 """`bertkit fill`: the most probable words at each [MASK].
 
-Nothing here follows a paper. The quickest look at what a pretrained model knows.
+Nothing here follows a paper.
 """
 
 from __future__ import annotations
@@ -9,18 +9,12 @@ from typing import Annotated
 
 import typer
 
-from bertkit.cli.common import Model, command_app, model_or_default, result, story
-from bertkit.cli.shared import Common, with_options
-
-app = command_app()
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common, Model, model_or_default
 
 
-@app.command()
-@with_options
 def fill(
-    texts: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="Texts with [MASK] where a word is to be filled in.")
-    ],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts with [MASK] in place of words.")],
     model: Model = None,
     top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Words for each mask.")] = 5,
     *,
@@ -33,7 +27,7 @@ def fill(
 
     directory = find_model(model_or_default(model), offline=common.offline)
     loaded, report = load_model(directory)
-    story.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
+    console.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
     filled = fill_masks(loaded, load_tokenizer(directory), texts, top=top)
     if common.as_json:
         result(filled, as_json=True)

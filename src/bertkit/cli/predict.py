@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bertkit.cli.common import Device, Model, command_app, model_or_default, option, result, story
-from bertkit.cli.shared import Common, Options, with_options
+from bertkit.cli.console import console, result
+from bertkit.cli.options import BatchTokens, Common, Device, FromField, Model, Options, model_or_default, option
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
     from bertkit.inference.predict import Predictor
-
-app = command_app()
 
 InputFile = Annotated[
     Path | None,
@@ -29,47 +27,43 @@ InputFile = Annotated[
         help="Plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; - or nothing: stdin.",
     ),
 ]
-TextColumn = Annotated[
-    str | None, option("--text", metavar="COL", help="Column of the text (default: as in the training data, or text).")
-]
-TextPairColumn = Annotated[
-    str | None,
-    option(
-        "--text-pair", metavar="COL", help="Column of the second text (default: as in the training data, or text_pair)."
-    ),
-]
-InputForm = Annotated[
-    Literal["text", "jsonl", "csv", "tsv", "parquet"] | None,
-    option("--format", help="What the input is (default: by the file's ending or the first line)."),
-]
-Top = Annotated[
-    int | None, option("--top", metavar="K", min=1, help="The K greatest scores only (default: all labels).")
-]
-MaxLength = Annotated[
-    int | None, option("--max-length", metavar="N", min=8, help="Tokens of a sequence (default: as trained).")
-]
-TokensAtOnce = Annotated[int | None, option("--batch-tokens", metavar="N", min=1, help="Tokens computed at once.")]
 
 
 @dataclass(frozen=True)
 class Input(Options):
     """How the input is read."""
 
-    text: TextColumn = None
-    text_pair: TextPairColumn = None
-    form: InputForm = None
+    text: Annotated[
+        str | None,
+        option("--text", metavar="COL", help="Column of the text (default: as in the training data, or text)."),
+    ] = None
+    text_pair: Annotated[
+        str | None,
+        option(
+            "--text-pair",
+            metavar="COL",
+            help="Column of the second text (default: as in the training data, or text_pair).",
+        ),
+    ] = None
+    format: Annotated[
+        Literal["text", "jsonl", "csv", "tsv", "parquet"] | None,
+        option("--format", help="Format of the input (default: by the file's ending or the first line)."),
+    ] = None
 
 
-@app.command()
-@with_options
 def predict(
     file: InputFile = None,
     model: Model = None,
     *,
     reading: Input,
-    top: Top = None,
-    max_length: MaxLength = None,
-    batch_tokens: TokensAtOnce = None,
+    top: Annotated[
+        int | None, option("--top", metavar="K", min=1, help="The K greatest scores only (default: all labels).")
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        FromField("bertkit.finetuning.inputs:FinetuneData", "data.max_length"),
+    ] = None,
+    batch_tokens: BatchTokens = None,
     device: Device = None,
     common: Common,
 ) -> None:
@@ -77,7 +71,7 @@ def predict(
 
     Examples: `echo "a fine film" | bertkit predict --model RUN`, `bertkit predict --model RUN reviews.csv --text body`.
     """
-    from bertkit.evaluation.run import MeasureRequest
+    from bertkit.evaluation.run import MeasurementArguments
     from bertkit.inference.predict import Predictor
     from bertkit.inference.predict_input import check_there
 
@@ -85,34 +79,38 @@ def predict(
     if path is not None:
         check_there(path)
     name = model_or_default(model)
-    engine = MeasureRequest(device=device or "auto", batch_tokens=batch_tokens).engine()
+    engine = MeasurementArguments(
+        device=device or "auto", batch_tokens=None if batch_tokens == "auto" else batch_tokens
+    ).engine()
     predictor = Predictor.load(name, engine, max_length=max_length, offline=common.offline)
-    _answer(predictor, name, path, reading, top)
+    _print_predictions(predictor, name, path, reading, top)
 
 
-def _answer(predictor: Predictor, name: str, path: Path | None, reading: Input, top: int | None) -> None:
-    """Every line of the input answered on stdout, as it comes."""
+def _print_predictions(predictor: Predictor, name: str, path: Path | None, reading: Input, top: int | None) -> None:
+    """The prediction of every line on stdout, as soon as it is made."""
     from bertkit.inference.predict import document_of
     from bertkit.inference.predict_input import examples_of, open_input
 
     columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair)
     windows = {}
     if path is None and sys.stdin.isatty():
-        story.info("reading lines from the terminal, each is answered at once; end with Ctrl-D")
+        console.info("reading lines from the terminal; the prediction of each follows at once; end with Ctrl-D")
         windows = {"first": 1, "largest": 1}
-    rows = open_input(path, sys.stdin.buffer, reading.form, columns)
+    rows = open_input(path, sys.stdin.buffer, reading.format, columns)
     blank = lines = 0
-    # Where the answers themselves are on the screen, they show how far it is.
-    display = silent_progress if sys.stdout.isatty() else story.progress
+    # On a terminal the predictions themselves show the progress.
+    display = silent_progress if sys.stdout.isatty() else console.progress
     with display("predictions", unit="examples") as meter:
         for example, prediction in predictor.stream(examples_of(rows, predictor.kind, columns), **windows):
             if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
-                story.warn(f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL")
+                console.warn(
+                    f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL"
+                )
             lines += 1
             blank += example is None
             result(document_of(example, prediction, top=top), as_json=True)
             meter.update(lines)
     if blank:
-        story.warn(f"{blank} of {lines} lines are blank; their prediction is null")
+        console.warn(f"{blank} of {lines} lines are blank; their prediction is null")
     if not lines:
-        story.warn(f"{path or 'stdin'} holds nothing to predict")
+        console.warn(f"{path or 'stdin'} has nothing to predict")

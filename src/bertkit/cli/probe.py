@@ -1,47 +1,208 @@
-"""`bertkit probe`: what a model knows and how it attends, kind by kind.
+"""`bertkit probe`: what a model has learnt and how it attends, one command for each kind of probe.
 
-Nothing here follows a paper; each kind's job does. A kind is a subcommand with options of its own. To add one, write
-its function beside the others (cli/probe_*.py) and enter it in KINDS; it is imported when it is asked for.
+Nothing here follows a paper; each kind's probe does. To add one, enter it in KINDS: its options are generated from its
+settings.
 """
 
 from __future__ import annotations
 
-import typer
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from bertkit.cli.groups import LazyGroup
+from bertkit.cli.commands import CommandGroup
+from bertkit.cli.console import console, result
+from bertkit.cli.options import DEFAULT_MODEL, Common, DataDir, Measuring, Spelling, model_or_default, option, spelled
 
+if TYPE_CHECKING:
+    from bertkit.probing.run import ProbeRequest
+
+Models = Annotated[
+    list[str] | None,
+    option(
+        "--model",
+        metavar="MODEL",
+        help="A Hub id, a model or a run directory; RUN@500 is the checkpoint of that step, RUN@all every one that the"
+        f" run has kept. Repeatable where a probe compares models (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
+    ),
+]
+StoreGb = Annotated[
+    float | None,
+    option("--store-gb", metavar="GB", min=0, help="Disk for hidden states while the probe runs (default: 8)."),
+]
+EXAMPLE = "The reader walks to the old house."
+TEXT = "Text: files, directories, globs, hub:ORG/NAME or builtin:pydocs; or treebanks (.conllu)."
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of probe on the command line.
+
+    Attributes:
+        settings: class that its options are generated from, as `module:class`; `probe_KIND` of the module's run.py runs
+            it.
+        spelling: of options whose name differs from the field's.
+        data: help of `--data`.
+        test_data: help of `--test-data`; None where the kind trains on nothing.
+        is_task: whether it takes a task's folder.
+    """
+
+    settings: str
+    spelling: Spelling = field(default_factory=Spelling)
+    data: str = TEXT
+    test_data: str | None = None
+    is_task: bool = False
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Its options: models and data, the settings, and those of every measurement."""
+        module, _, name = self.settings.partition(":")
+        inputs: dict[str, Any] = {"model": Models, "data": _files("--data", "SOURCE...", self.data)}
+        if self.test_data is not None:
+            inputs |= {"test_data": _files("--test-data", "FILE", f"{self.test_data} Repeatable."), "store_gb": StoreGb}
+        if self.is_task:
+            inputs["data_dir"] = DataDir
+        schema = getattr(import_module(module), name)
+        settings = Annotated[schema, self.spelling]  # type: ignore[valid-type]  # a class known when this runs
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return [
+            *(inspect.Parameter(each, keyword, default=None, annotation=hint) for each, hint in inputs.items()),
+            inspect.Parameter("settings", keyword, annotation=settings),
+            inspect.Parameter("common", keyword, annotation=Measuring),
+        ]
+
+
+def _files(flag: str, metavar: str, help: str) -> Any:
+    return Annotated[list[str] | None, option(flag, metavar=metavar, help=help)]
+
+
+_HELD_OUT = "(default: a fifth of the sentences of --data, which are then not trained on)."
 KINDS = {
-    "points": "bertkit.cli.probe_states:points",
-    "contextuality": "bertkit.cli.probe_states:contextuality",
-    "attention": "bertkit.cli.probe_attention:attention",
-    "attribution": "bertkit.cli.probe_attention:attribution",
-    "effective-attention": "bertkit.cli.probe_attention:effective_attention",
-    "heads": "bertkit.cli.probe_heads:heads",
-    "layers": "bertkit.cli.probe_syntax:layers",
-    "structure": "bertkit.cli.probe_syntax:structure",
-    "senses": "bertkit.cli.probe_senses:senses",
-    "similarity": "bertkit.cli.probe_states:similarity",
-    "behaviour": "bertkit.cli.probe_behaviour:behaviour",
+    "contextuality": Kind(
+        "bertkit.probing.contextuality:ContextualitySettings",
+        spelled(words="--word WORD", static_layers="--static-layer L"),
+    ),
+    "attention": Kind(
+        "bertkit.probing.attention:AttentionSettings", spelled(pattern_pairs="--pairs N", show="--show TEXT")
+    ),
+    "attribution": Kind(
+        "bertkit.probing.attribution:AttributionSettings",
+        spelled(texts="--text TEXT", target="--target WORD", methods="--method NAME", directions="--directions K"),
+    ),
+    "effective-attention": Kind(
+        "bertkit.probing.effective_attention:EffectiveAttentionSettings", spelled(lengths="--length TOKENS")
+    ),
+    "heads": Kind(
+        "bertkit.probing.heads:HeadsSettings",
+        spelled(task="--task TASK", prune_share="--prune-share SHARE", mask_rate="--masking-rate SHARE"),
+        is_task=True,
+    ),
+    "layers": Kind(
+        "bertkit.probing.layers:LayersSettings",
+        spelled(tasks="--task TASK"),
+        data="Annotated sentences: a treebank (.conllu), CoNLL columns (chunks, entities), or .jsonl with labelled"
+        " spans.",
+        test_data=f"What scores are computed on, one file for each of --data, in their order {_HELD_OUT}",
+    ),
+    "structure": Kind(
+        "bertkit.probing.structure:StructureSettings",
+        spelled(rank="--rank R", ranks="--ranks R"),
+        data="A treebank (.conllu).",
+        test_data=f"What scores are computed on {_HELD_OUT}",
+    ),
+    "senses": Kind(
+        "bertkit.probing.senses:SensesSettings",
+        spelled(ks="--k N", words="--word LEMMA", capped="--capped/--not-capped"),
+        data="Examples: a .jsonl file of SemCor's shape, or .data.xml.",
+        test_data=f"X.data.xml with X.gold.key.txt beside it, or .jsonl {_HELD_OUT}",
+    ),
+    "similarity": Kind("bertkit.probing.similarity:SimilaritySettings", spelled(variance="--variance SHARE")),
+    "behaviour": Kind(
+        "bertkit.probing.behaviour:BehaviourSettings",
+        spelled(only="--only PATTERN", top="--top K"),
+        data="Minimal pairs (a folder or .jsonl file of BLiMP's shape) or diagnostics (a .tsv file of lm-diagnostics,"
+        " or a folder of them). Repeatable.",
+    ),
 }
-"""Each kind's name on the command line, and the module and function that hold its command; one line a kind."""
+"""Each kind's name on the command line; one entry a kind."""
 
 
-class KindGroup(LazyGroup):
-    """The kinds."""
+class Kinds(CommandGroup):
+    """Probe a model; each kind has options of its own: `bertkit probe KIND --help`."""
 
-    table = KINDS
-    called = "kind of probe"
+    table: ClassVar = {"points": f"{__name__}:points", **{name: kind.settings for name, kind in KINDS.items()}}
+    noun = "kind of probe"
     path = "bertkit probe"
 
-
-app = typer.Typer(
-    help="Look into a model; each kind has options of its own: `bertkit probe KIND --help`.",
-    cls=KindGroup,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+    def load(self, name: str) -> Callable[..., None] | type[CommandGroup]:
+        """The function of a kind, whose help is its settings' docstring."""
+        return command_of(name, KINDS[name]) if name in KINDS else super().load(name)
 
 
-@app.callback()
-def probe() -> None:
-    """Look into a model; each kind has options of its own: `bertkit probe KIND --help`."""
+def command_of(name: str, kind: Kind) -> Callable[..., None]:
+    """The function that runs a kind, with the kind's options as its signature."""
+    parameters = kind.parameters()
+
+    def command(*, settings: Any, common: Measuring, **inputs: Any) -> None:
+        package = kind.settings.partition(":")[0]
+        probe = getattr(import_module(f"{package}.run"), f"probe_{name.replace('-', '_')}")
+        probed = probe(request(common, **inputs), settings)
+        for sentence in probed.sentences:
+            console.info(sentence)
+        common.finish(probed.run, probed.document)
+
+    settings = next(each.annotation for each in parameters if each.name == "settings")
+    command.__doc__ = settings.__origin__.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # of the command line
+    return command
+
+
+def request(
+    common: Measuring,
+    *,
+    model: list[str] | None,
+    data: list[str] | None = None,
+    test_data: list[str] | None = None,
+    store_gb: float | None = None,
+    data_dir: str | None = None,
+) -> ProbeRequest:
+    """The arguments of a probe."""
+    from bertkit.probing import STORE_GB
+    from bertkit.probing.run import ProbeRequest
+
+    return ProbeRequest(
+        models=model or [model_or_default(None)],
+        data=data or (),
+        test_data=test_data or (),
+        store_gb=STORE_GB if store_gb is None else store_gb,
+        data_dir=None if data_dir is None else Path(data_dir),
+        progress=console.progress,
+        **common.request_fields(),
+    )
+
+
+def points(
+    model: Models = None,
+    sentence: Annotated[
+        str, option("--sentence", metavar="TEXT", help=f"The sizes are those of this sentence (default: {EXAMPLE}).")
+    ] = EXAMPLE,
+    *,
+    common: Common,
+) -> None:
+    """Every point that can be recorded, with its shape: `bertkit probe points --model M`"""
+    from bertkit.probing.points import SYMBOLS, list_points
+
+    probed = list_points(request(Measuring(offline=common.offline), model=model), sentence)
+    if common.as_json:
+        result(probed.document, as_json=True)
+        return
+    found = probed.results["summary"]
+    used = {symbol for point in found["points"] for symbol in point["shape"]}
+    for point in found["points"]:
+        shape = " x ".join(point["shape"])
+        sizes = " x ".join(map(str, point["example"]))
+        result(f"{point['name']:<42}{shape:<16}{sizes}")
+    console.info("; ".join(f"{symbol}: {meaning}" for symbol, meaning in SYMBOLS.items() if symbol in used))
+    console.info(f"sizes are those of {found['example']['sentence']!r}, {found['example']['tokens']} tokens")

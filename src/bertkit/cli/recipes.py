@@ -1,19 +1,25 @@
 """`bertkit recipes`: what ships, and what a recipe comes to once `extends` and `--set` are applied.
 
-Nothing here follows a paper. Sibling runs.py looks at what was run; this looks at what can be.
+Nothing here follows a paper. Sibling runs.py does the same for runs.
 """
 
 from __future__ import annotations
 
-from bertkit.cli.common import RecipeName, SetOption, command_app, result, story
-from bertkit.cli.shared import Telling, with_options
+from typing import ClassVar
 
-app = command_app("List the shipped recipes, or show one in full.")
+from bertkit.cli.commands import CommandGroup
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Output, RecipeName, SetOption, set_overrides
 
 
-@app.command("list")
-@with_options
-def list_recipes(*, common: Telling) -> None:
+class Recipes(CommandGroup):
+    """List the shipped recipes, or show one in full."""
+
+    table: ClassVar = {"list": "bertkit.cli.recipes:list_recipes", "show": "bertkit.cli.recipes:show_recipe"}
+    path = "bertkit recipes"
+
+
+def list_recipes(*, common: Output) -> None:
     """List the recipes that ship: name, kind, title, paper."""
     from bertkit.recipe.resolve import shipped_headers
 
@@ -24,22 +30,20 @@ def list_recipes(*, common: Telling) -> None:
     width = max((len(header["name"]) for header in headers), default=0)
     for header in headers:
         result(f"{header['name']:{width}}  {header['kind']}  {header['title'] or ''}")
-    story.info(f"{len(headers)} recipes; `bertkit recipes show NAME` shows one in full")
+    console.info(f"{len(headers)} recipes; `bertkit recipes show NAME` shows one in full")
 
 
-@app.command("show")
-@with_options
 def show_recipe(
     recipe: RecipeName,
-    overrides: SetOption = None,
+    settings: SetOption = None,
     *,
-    common: Telling,
+    common: Output,
 ) -> None:
     """Show a recipe resolved: every setting, defaults included, as YAML (or JSON)."""
     from bertkit.recipe.dump import dump_recipe
     from bertkit.recipe.hashing import what_hash
-    from bertkit.recipe.load import load_any
+    from bertkit.recipe.resolve import load_any
 
-    resolved = load_any(recipe, overrides or ())
+    resolved = load_any(recipe, set_overrides(settings))
     result(resolved.model_dump(mode="json") if common.as_json else dump_recipe(resolved), as_json=common.as_json)
-    story.info(f"what-hash {what_hash(resolved)}")
+    console.info(f"what-hash {what_hash(resolved)}")

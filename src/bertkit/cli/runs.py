@@ -1,42 +1,39 @@
-"""`bertkit runs`: look at runs and check that they are still what they were.
+"""`bertkit runs`: list, show, compare and verify runs.
 
-Nothing here follows a paper. Sibling recipes.py shows what can be run; this shows what was.
+Nothing here follows a paper. Sibling recipes.py does the same for recipes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from bertkit.cli.common import command_app, option, result, runs_root, story
-from bertkit.cli.shared import Common, Telling, with_options
+from bertkit.cli.commands import CommandGroup
+from bertkit.cli.console import console, figure, result
+from bertkit.cli.options import Common, Output, RunName, option, runs_root
 from bertkit.errors import DataError
 
 if TYPE_CHECKING:
     from bertkit.run.directory import RunDirectory
 
 SHOWN_RESULTS = 3
-"""How many figures of a run's results fit in its line of `runs list`."""
-
-app = command_app("List the runs, show one, compare two, or verify that a run's files are what it wrote.")
+"""How many numbers of a run's results fit in its line of `runs list`."""
 
 
-def _complete_run(incomplete: str) -> list[str]:
-    return sorted(path.parent.name for path in runs_root().glob(f"{incomplete}*/run.json"))
+class Runs(CommandGroup):
+    """List the runs, show one, compare two, or verify that a run's files are what it wrote."""
+
+    table: ClassVar = {
+        "list": "bertkit.cli.runs:list_runs",
+        "show": "bertkit.cli.runs:show_run",
+        "diff": "bertkit.cli.runs:diff",
+        "verify": "bertkit.cli.runs:verify",
+    }
+    path = "bertkit runs"
 
 
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="A run directory, or the id of one (`bertkit runs list`).", autocompletion=_complete_run
-    ),
-]
-
-
-@app.command("list")
-@with_options
-def list_runs(*, common: Telling) -> None:
+def list_runs(*, common: Output) -> None:
     """List the runs under BERTKIT_RUNS (else runs/), the newest first: id, status, steps, start, results."""
     from bertkit.run.find import find_runs
 
@@ -47,15 +44,13 @@ def list_runs(*, common: Telling) -> None:
     width = max((len(row["id"]) for row in rows), default=0)
     for row in rows:
         started = row["started"][:16].replace("T", " ")
-        figures = _figures(row["result"])
+        figures = _numbers(row["result"])
         result(f"{row['id']:{width}}  {row['status']:7}  {row['steps']:>9,}  {started}  {figures}".rstrip())
-    story.info(f"{len(rows)} runs in {runs_root()}; `bertkit runs show RUN` shows one")
+    console.info(f"{len(rows)} runs in {runs_root()}; `bertkit runs show RUN` shows one")
 
 
-@app.command("show")
-@with_options
-def show_run(run: RunName, *, common: Telling) -> None:
-    """Show a run: what it was asked, how far it got, its newest figures, results and checkpoints."""
+def show_run(run: RunName, *, common: Output) -> None:
+    """Show a run: its command, status, newest metrics, results and checkpoints."""
     from bertkit.run.find import find_run
 
     found = find_run(run, runs_root())
@@ -64,18 +59,16 @@ def show_run(run: RunName, *, common: Telling) -> None:
         result(shown, as_json=True)
         return
     record = shown["record"]
-    story.table(("field", "value"), [*_summary(shown), *_flat("", record["fingerprints"])], title=found.id)
+    console.table(("field", "value"), [*_summary(shown), *_flat("", record["fingerprints"])], title=found.id)
     for title in ("metrics", "results"):
         if shown[title]:
-            story.table((title, "value"), _flat("", shown[title]))
+            console.table((title, "value"), _flat("", shown[title]))
     if len(record["attempts"]) > 1:
         attempts = [(a["started"], a.get("ended"), a["status"], a.get("exit_reason")) for a in record["attempts"]]
-        story.table(("started", "ended", "status", "reason"), attempts, title="attempts")
+        console.table(("started", "ended", "status", "reason"), attempts, title="attempts")
     result(found.path)
 
 
-@app.command("diff")
-@with_options
 def diff(
     a: RunName,
     b: RunName,
@@ -85,7 +78,7 @@ def diff(
         str | None, option("--metric", metavar="NAME", help="In place of the task's primary metric.")
     ] = None,
     resamples: Annotated[int, typer.Option("--resamples", metavar="N", min=1, help="Of the bootstrap.")] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the bootstrap.")] = 0,
     *,
     common: Common,
 ) -> None:
@@ -103,11 +96,11 @@ def diff(
     for each in document["comparisons"]:
         if each["recipe"]:
             differing = [(one["key"], one["a"], one["b"]) for one in each["recipe"]]
-            story.table((f"{each['task']}: recipe", first.id, second.id), differing)
-        rows = [(name, *(_figure(pair[key]) for key in "ab")) for name, pair in each["scores"].items()]
-        story.table((f"{each['task']} {each['split']}", first.id, second.id), rows)
+            console.table((f"{each['task']}: recipe", first.id, second.id), differing)
+        rows = [(name, *(figure(pair[key]) for key in "ab")) for name, pair in each["scores"].items()]
+        console.table((f"{each['task']} {each['split']}", first.id, second.id), rows)
         counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in each["agreement"].items())
-        story.info(f"{each['examples']:,} examples: {counts}")
+        console.info(f"{each['examples']:,} examples: {counts}")
         low, high = each["interval"]
         result(
             f"{each['task']} {each['split']} {each['metric']}: {each['difference']:+.4f} from A to B,"
@@ -115,9 +108,7 @@ def diff(
         )
 
 
-@app.command("verify")
-@with_options
-def verify(run: RunName, *, common: Telling) -> None:
+def verify(run: RunName, *, common: Output) -> None:
     """Check every file of a run against its recorded hash; exit code 5 where one is missing, truncated or altered."""
     from dataclasses import asdict
 
@@ -129,14 +120,10 @@ def verify(run: RunName, *, common: Telling) -> None:
     if common.as_json:
         result({"run": report.path, "ok": not report.errors, "checks": checks}, as_json=True)
     else:
-        story.table(("part", "verdict", ""), [(c.name, c.verdict, c.detail) for c in report.checks])
+        console.table(("part", "verdict", ""), [(c.name, c.verdict, c.detail) for c in report.checks])
     report.raise_for_errors()
     if not common.as_json:
         result(report.path)
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:
@@ -144,7 +131,7 @@ def _row(run: RunDirectory) -> dict[str, Any]:
     try:
         results = run.results
     except DataError as error:  # one damaged file does not hide the other runs
-        story.warn(str(error))
+        console.warn(str(error))
         results = None
     return {
         "id": run.id,
@@ -208,7 +195,7 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, object]]:
     return [(prefix, value)] if value is not None else []
 
 
-def _figures(results: dict[str, Any] | None) -> str:
-    """The first few numbers of a run's results, for one line."""
+def _numbers(results: dict[str, Any] | None) -> str:
+    """The first numbers of a run's results, for one line."""
     numbers = [(k, v) for k, v in _flat("", results or {}) if isinstance(v, int | float) and not isinstance(v, bool)]
     return "  ".join(f"{name} {value:.4g}" for name, value in numbers[:SHOWN_RESULTS])

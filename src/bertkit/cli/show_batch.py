@@ -6,34 +6,24 @@ Nothing here follows a paper. In colour on a terminal; the marks say the same wi
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertkit.cli.common import (
-    Data,
-    Seed,
-    SetOption,
-    cache_root,
-    command_app,
-    result,
-    runs_root,
-    story,
-)
-from bertkit.cli.shared import Common, as_overrides, with_options
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Common, Data, Seed, SetOption, cache_root, runs_root, set_overrides
+from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.pretraining.show_batch import ShownBatch, ShownSequence, ShownToken
 
 STYLES = {"masked": "bold cyan", "replaced": "bold red", "kept": "bold green", "moved": "bold magenta"}
 
-app = command_app()
 
-
-@app.command()
-@with_options
 def show_batch(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE|RUN", help="A recipe (file or shipped name), or a run directory.")
@@ -43,41 +33,67 @@ def show_batch(
         int, typer.Option("--sequences", metavar="N", min=1, help="Show so many sequences of the batch.")
     ] = 4,
     data: Data = None,
-    overrides: SetOption = None,
+    settings: SetOption = None,
     seed: Seed = None,
     *,
     common: Common,
 ) -> None:
-    """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`."""
+    """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`.
+
+    Of a recipe on a task, its settings name what the command line of `finetune` or `distill` would: `bertkit show-batch
+    distil-task --set task=mrpc --set data.directory=glue --set teacher=runs/mrpc`.
+    """
+    from bertkit.finetuning.show_batch import show_task_batch
     from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.show_batch import show_batch as batch_of
+    from bertkit.recipe.resolve import overrides_of
 
-    request = PretrainArguments(
-        recipe=recipe,
-        overrides=[*(overrides or ()), *as_overrides({"seed": seed})],
-        sources=data or (),
-        runs_root=runs_root(),
-        cache=cache_root(),
-        offline=common.offline,
-    )
-    batch = batch_of(request, step=step, sequences=sequences, progress=story.progress)
+    shared: dict[str, Any] = {
+        "overrides": [*overrides_of({} if seed is None else {"seed": seed}), *set_overrides(settings)],
+        "runs_root": runs_root(),
+        "offline": common.offline,
+    }
+    arguments = _of_task(recipe, shared)
+    if arguments is None:
+        request = PretrainArguments(recipe=recipe, sources=data or (), cache=cache_root(), **shared)
+        batch = batch_of(request, step=step, sequences=sequences, progress=console.progress)
+    elif data:
+        raise UsageError("--data: the recipe is of a task, and this is of text")
+    else:
+        batch = show_task_batch(arguments, step=step, sequences=sequences)
     if common.as_json:
         result(batch.as_document(), as_json=True)
         return
     _print(batch)
 
 
+def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
+    """The arguments of a recipe or run on a task; None where it is on text."""
+    from bertkit.distillation.task_arguments import DistillArguments
+    from bertkit.finetuning.arguments import FinetuneArguments
+    from bertkit.recipe.resolve import kind_of, resolve_recipe
+
+    recorded = Path(recipe) / "recipe.yaml"
+    name = str(recorded) if recorded.is_file() else recipe
+    tree = resolve_recipe(name)
+    if kind_of(tree) == "finetune":
+        return FinetuneArguments(recipe=name, **shared)
+    if kind_of(tree) == "distill" and tree.child("objective") is None:
+        return DistillArguments(recipe=name, cache=cache_root(), progress=console.progress, **shared)
+    return None
+
+
 def _print(batch: ShownBatch) -> None:
-    from rich.console import Console
+    import rich.console
 
     # No soft wrapping where nobody looks: a sequence is one line then.
-    console = Console(highlight=False, soft_wrap=True)
+    out = rich.console.Console(highlight=False, soft_wrap=True)
     stage = f", stage {batch.stage}" if batch.stage else ""
-    console.print(f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences")
+    out.print(f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences")
     for number, sequence in enumerate(batch.sequences, start=1):
-        console.print()
-        console.print(_heading(number, sequence), style="bold", markup=False)
-        console.print(_line(sequence))
+        out.print()
+        out.print(_heading(number, sequence), style="bold", markup=False)
+        out.print(_line(sequence))
 
 
 def _heading(number: int, sequence: ShownSequence) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bertkit.compression.head_importance import Asked, Floats, Measure, least_first
+from bertkit.compression.head_importance import ExampleBatch, Floats, Measure, least_first
 from bertkit.models.headed import HeadedModel
 from bertkit.training.method import TrainingData
 
@@ -38,18 +38,18 @@ class TrainingLoss(Measure):
         self._parts = data.features.cut(items, data.engine.micro_batch_tokens)
         self._features = data.features
 
-    def batches(self) -> Sequence[Asked]:
+    def batches(self) -> Sequence[ExampleBatch]:
         batches = (self._features.batch(items).to(self.device) for items in self._parts)
-        return [Asked(batch.packed, batch.item_B, batch.num_items, batch) for batch in batches]
+        return [ExampleBatch(batch.packed, batch.example_B, batch.num_examples, batch) for batch in batches]
 
-    def loss(self, hidden_TD: Tensor, asked: Asked) -> Tensor:
-        return self.task.loss(self.model, hidden_TD, asked.content).sum
+    def loss(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
+        return self.task.loss(self.model, hidden_TD, batch.content).sum
 
-    def answers(self, hidden_TD: Tensor, asked: Asked) -> float:
-        return float(self.loss(hidden_TD, asked))
+    def outputs(self, hidden_TD: Tensor, batch: ExampleBatch) -> float:
+        return float(self.loss(hidden_TD, batch))
 
-    def score(self, answers: Sequence[float]) -> float:
-        return sum(answers) / self.examples
+    def score(self, outputs: Sequence[float]) -> float:
+        return sum(outputs) / self.examples
 
 
 def least_worth(worth_LN: Floats, present_LN: Floats, count: int) -> dict[int, list[int]]:

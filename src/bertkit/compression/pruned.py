@@ -242,7 +242,7 @@ class Pruned(Method):
         prunable_attentions(model.encoder)
         # Heads that are gone already are zeros for as long as it takes, so that layers have equally many.
         gone = restore_heads(model)
-        measure = TrainingLoss(model, data, self._items(data.features.num_items, seed))
+        measure = TrainingLoss(model, data, self._items(data.features.num_examples, seed))
         heads = Heads.of(model)
         importance_LN = head_importance(measure, heads)
         worth_LN = normalised_by_layer(importance_LN) if self.normalise == "layer" else importance_LN

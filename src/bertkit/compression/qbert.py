@@ -132,7 +132,7 @@ class QBert(Quantising):
         self, model: HeadedModel, layers: Sequence[Sequence[nn.Linear]], seed: int, data: TrainingData
     ) -> list[list[float]]:
         """Of each layer, the largest eigenvalue on each part of the data."""
-        items = data.features.num_items
+        items = data.features.num_examples
         count = min(items, max(2, min(self.sensitivity_examples, round(self.sensitivity_share * items))))
         chosen = Draw(seed, "qbert").permuted("sensitivity", np.arange(count), size=items, epoch=0)
         parts = np.array_split(chosen, min(self.sensitivity_parts, count))

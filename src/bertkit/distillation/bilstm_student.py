@@ -1,4 +1,4 @@
-"""A BiLSTM before its first step: a vocabulary of its own, learnt from the task's texts, and weights drawn anew.
+"""An untrained BiLSTM: a vocabulary of its own, learnt from the task's texts, and weights drawn anew.
 
 Tang et al. 2019, arXiv:1903.12136, section 4.2. All that is written is a model directory, which `bertkit finetune`,
 `distill`, `predict` and `eval` take like any other.
@@ -11,7 +11,12 @@ Shapes: V vocabulary, E width of the embeddings.
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import logging
+import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,21 +25,50 @@ import torch
 from tokenizers import processors
 
 from bertkit.errors import UsageError
+from bertkit.files import sha256_of
+from bertkit.finetuning.data import load_examples
+from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
+from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer, word_tokenizer
 from bertkit.text.word_vectors import read_word_vectors
 
 log = logging.getLogger(__name__)
 
-
 _CONTINUES = "##"
 
 
+def cached_bilstm(recipe: FinetuneRecipe, student: BilstmStudent, *, cache: Path, offline: bool) -> Path:
+    """The directory of a BiLSTM with untrained weights, made once for the same texts, settings and seed."""
+    examples = load_examples(recipe, "train", offline=offline).examples
+    pairs = recipe.spec.kind == "choice" or any(isinstance(each, TextExample) and each.text_pair for each in examples)
+    # A resolved recipe has the number of texts; here the data give it.
+    settings = {name: getattr(student, name) for name in BilstmStudent.model_fields if name != "texts"}
+    texts = [text for example in examples for text in _texts(example)]
+    vectors = None if student.word_vectors is None else sha256_of(Path(student.word_vectors).expanduser())
+    digest = hashlib.sha256(json.dumps([settings, vectors, pairs, recipe.seed]).encode())
+    for text in texts:
+        digest.update(f"{len(text)} {text}".encode("utf-8", "backslashreplace"))
+    directory = cache / "students" / digest.hexdigest()[:32]
+    if not (directory / "model.safetensors").is_file():
+        # Under its name a directory is whole.
+        writing = directory.with_name(f"{directory.name}.{os.getpid()}")
+        new_bilstm(texts, BilstmStudent(**settings), writing, pairs=pairs, seed=recipe.seed)
+        try:
+            writing.rename(directory)
+        except OSError as error:
+            # Another process was first, with the same bytes.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(writing)
+    return directory
+
+
 def new_bilstm(texts: Iterable[str], student: BilstmStudent, out: Path, *, pairs: bool, seed: int = 0) -> Path:
-    """Write a BiLSTM that has learnt nothing yet, without a head; the same texts, settings and seed give equal bytes.
+    """Write a BiLSTM with untrained weights, without a head; the same texts, settings and seed give equal bytes.
 
     Args:
         texts: the task's, of the training examples alone; of pairs both.
@@ -49,7 +83,7 @@ def new_bilstm(texts: Iterable[str], student: BilstmStudent, out: Path, *, pairs
     Raises:
         UsageError: a vocabulary too small for the text's characters, word vectors of another width, or a student made
             for another number of texts.
-        DataError: no text, or a faulty file of word vectors.
+        DataError: no text, or word vectors that cannot be read.
     """
     tokenizer = own_tokenizer(texts, student)
     model = HeadedModel(student.config(2 if pairs else 1).build(tokenizer.vocab_size, pad_id=tokenizer.pad_id))
@@ -92,4 +126,15 @@ def _take_vectors(model: HeadedModel, tokenizer: Tokenizer, student: BilstmStude
     row = torch.from_numpy(np.array([words[word] for word in vectors.words], dtype=np.int64))
     with torch.no_grad():
         model.encoder.word_embedding.weight[row] = torch.from_numpy(vectors.vector_NE)
-    log.info("%s: %d of %d words begin with its vectors", path, len(vectors.words), len(words))
+    log.info("%s: %d of %d words have its vectors", path, len(vectors.words), len(words))
+
+
+def _texts(example: Example) -> Iterable[str]:
+    if isinstance(example, TextExample):
+        return [text for text in (example.text, example.text_pair) if text]
+    if isinstance(example, TaggedExample):
+        return [" ".join(example.words)]
+    if isinstance(example, QuestionExample):
+        return [example.question, example.context]
+    assert isinstance(example, ChoiceExample)
+    return [text for text in (example.context, example.question, *example.endings) if text]

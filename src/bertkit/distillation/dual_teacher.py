@@ -1,13 +1,13 @@
 """A teacher that reads two vocabularies, its own and its student's, and trains beside its student.
 
 Zhao et al. 2019, arXiv:1909.11687v1, dual training: the teacher has a table of words for each vocabulary, of its own
-width, and an output layer for each, tied to its table; which of them predicts a piece depends on the vocabulary that
-the piece belongs to. Not found: what the two output layers share (here the dense layer and norm before the product with
-the words) and how the student's words begin (here drawn anew, by the rules of the teacher's family).
+width, and an output layer for each, tied to its table; which of them predicts a token depends on the vocabulary that
+the token belongs to. Not found: what the two output layers share (here the dense layer and norm before the product with
+the words) and how the student's words are initialised (here drawn anew, by the rules of the teacher's family).
 
 Ids of both vocabularies stand in one space: the teacher's own first, then the student's.
 
-Shapes: T packed tokens, M tokens asked for, D the teacher's width, V the rows of its own table, W the student's words.
+Shapes: T packed tokens, M predicted tokens, D the teacher's width, V the rows of its own table, W the student's words.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class DualTeacher(nn.Module):
         return found
 
     def loss(self, batch: PackedBatch, index_M: Tensor, id_M: Tensor) -> tuple[LossSum, LossSum]:
-        """Summed cross-entropy of the masked pieces of its own vocabulary, and of those of the student's.
+        """Summed cross-entropy of the masked tokens of its own vocabulary, and of those of the student's.
 
         Args:
             batch: what it reads, in ids of both vocabularies.

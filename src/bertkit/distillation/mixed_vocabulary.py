@@ -1,13 +1,13 @@
 """A teacher's masked LM on text that two vocabularies cut: some words by its student's, the others by its own.
 
 Zhao et al. 2019, arXiv:1909.11687v1, dual training: every word of a training sequence is cut by the student's
-vocabulary with a probability p_DT, and the teacher, which trains beside its student, predicts the masked pieces, each
-among the pieces of the vocabulary that it belongs to. So it learns the student's words from contexts of its own, and
-the other way round. Its student reads the same text in its own pieces alone (masked_lm.py), and meets its teacher in
-shared_projections.py. p_DT was not to be found; 0.5 is a choice of this package.
+vocabulary with a probability p_DT, and the teacher, which trains beside its student, predicts the masked tokens, each
+among the tokens of the vocabulary that it belongs to. So it learns the student's words from contexts of its own, and
+the other way round. Its student reads the same text in its own tokens alone (masked_lm.py), and is compared with its
+teacher in shared_projections.py. p_DT was not to be found; 0.5 is a choice of this package.
 
-The corpus is stored in the student's pieces, so a word that they do not know stays [UNK] for the teacher, too. Special
-tokens are the teacher's own. The teacher's masks are drawn apart from the student's.
+The corpus is stored in the student's tokens, so a word that is unknown to the student stays [UNK] for the teacher, too.
+Special tokens are the teacher's own. The teacher's masks are drawn apart from the student's.
 
 Shapes: T packed tokens of the student, N of the mixed text, B sequences, W words, U words cut by the teacher's
 vocabulary, M masked tokens, V the student's vocabulary.
@@ -15,6 +15,7 @@ vocabulary, M masked tokens, V the student's vocabulary.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -28,8 +29,9 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.dual_teacher import teacher_of
-from bertkit.distillation.retokenize import Recutter
+from bertkit.distillation.retokenize import WordRetokenizer
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.base import Objective
@@ -42,7 +44,7 @@ _NOT_MASKED = -1
 _LABEL, _TOKEN_TYPE, _DROPPED = "label", "token_type", "dropped"
 
 
-class BesideTeacher(Objective):
+class TeacherObjective(Objective):
     """An objective of a teacher that trains beside its student: the student's states are not read."""
 
     @property
@@ -52,20 +54,24 @@ class BesideTeacher(Objective):
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return batch.ids_T.new_zeros(0)
 
+    @abstractmethod
+    def compares(self, shapes: ShapePair) -> str:
+        """What is compared, for people."""
+
 
 @dataclass(frozen=True, eq=False)
 class TwoVocabularies:
-    """What the corruption must know of both vocabularies; travels to workers.
+    """What the corruption needs of both vocabularies; travels to workers.
 
     Attributes:
-        recutter: from the student's pieces to the teacher's.
-        rows: ids of the student's pieces begin here in the mixed text, behind those of the teacher's table.
+        retokenizer: from the student's tokens to the teacher's.
+        rows: the first id of the student's tokens in the mixed text, behind those of the teacher's table.
         words: V.
-        teacher: of its own pieces.
+        teacher: of its own tokens.
         max_tokens: of the teacher's longest sequence.
     """
 
-    recutter: Recutter
+    retokenizer: WordRetokenizer
     rows: int
     words: int
     teacher: Vocabulary
@@ -78,8 +84,8 @@ class Mixed:
 
     Attributes:
         samples: with the ids of both.
-        origin_N: the student's token that each piece stands for; the first of its word where the teacher's cut it.
-        dropped_B: pieces that were left out of each sequence, for the teacher reads no longer ones.
+        origin_N: the student's token that each token stands for; the first of its word where the teacher's cut it.
+        dropped_B: tokens that were left out of each sequence, for the teacher reads no longer ones.
     """
 
     samples: Samples
@@ -87,7 +93,7 @@ class Mixed:
     dropped_B: Integers
 
 
-class MixedVocabulary(BesideTeacher):
+class MixedVocabulary(TeacherObjective):
     """The teacher's masked LM on words cut by either vocabulary."""
 
     student_share: float = Field(
@@ -127,7 +133,7 @@ class MixedVocabulary(BesideTeacher):
         return []
 
     def between(self, student: Tokenizer, teacher: Tokenizer, *, rows: int, max_tokens: int) -> Self:
-        """The objective with what it must know of both vocabularies.
+        """The objective with what it needs of both vocabularies.
 
         Args:
             student, teacher: the tokenizers.
@@ -139,22 +145,22 @@ class MixedVocabulary(BesideTeacher):
         """
         known = self.model_copy()
         known._vocabularies = TwoVocabularies(
-            Recutter(student, teacher), rows, student.vocab_size, Vocabulary.of(teacher), max_tokens
+            WordRetokenizer(student, teacher), rows, student.vocab_size, Vocabulary.of(teacher), max_tokens
         )
         return known
 
     @property
     def vocabularies(self) -> TwoVocabularies:
         """Both vocabularies, once they are known."""
-        assert self._vocabularies is not None, "between() tells them"
+        assert self._vocabularies is not None, "between() sets them"
         return self._vocabularies
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Leave the mixed text among the targets, masked; the student's own text stays as it is.
 
-        `index_M` of the targets has an entry for every piece of the mixed text: the student's token that it stands for.
+        `index_M` of the targets has an entry for every token of the mixed text: the student's token that it stands for.
         `id_M` is what the teacher reads there. Columns: `label`, what stood there where it is masked, else -1;
-        `token_type`; `dropped`, at a sequence's first piece.
+        `token_type`; `dropped`, at a sequence's first token.
         """
         mixed = self.mixed(samples, draw)
         ids_N, label_N = self._masked(mixed.samples, Draw(draw.seed, f"{draw.scope}/teacher"))
@@ -167,20 +173,20 @@ class MixedVocabulary(BesideTeacher):
         """The text as the teacher reads it, before anything is masked.
 
         Args:
-            samples: in the student's pieces, not corrupted.
-            draw: one number a word, addressed by its first piece, says which vocabulary cuts it.
+            samples: in the student's tokens, not corrupted.
+            draw: one number a word, addressed by its first token, decides which vocabulary cuts it.
         """
         known = self.vocabularies
-        special_T = known.recutter.special_V[samples.ids_T]
-        words = BatchWords.of(samples, known.recutter.marks)
+        special_T = known.retokenizer.special_V[samples.ids_T]
+        words = BatchWords.of(samples, known.retokenizer.marks)
         by_student_W = samples.uniform_T(draw, "vocabulary/cut")[words.start_W] < self.student_share
         taken_W = ~by_student_W & (special_T[words.start_W] < 0)
         start_U, end_U = words.start_W[taken_W], (words.start_W + words.length_W)[taken_W]
-        cut = [known.recutter.cut(samples.ids_T[a:b]) for a, b in zip(start_U.tolist(), end_U.tolist(), strict=True)]
+        cut = [known.retokenizer.cut(samples.ids_T[a:b]) for a, b in zip(start_U.tolist(), end_U.tolist(), strict=True)]
         taken_T = np.zeros(words.word_T.shape, dtype=np.bool_)
         inside_T = words.word_T >= 0
         taken_T[inside_T] = taken_W[words.word_T[inside_T]]
-        # A word that is cut anew stands where its first piece stood; its other pieces make none.
+        # A word that is cut anew stands where its first token stood; its other tokens make none.
         length_T = np.where(taken_T, 0, 1)
         length_T[start_U] = [len(each) for each in cut]
         origin_N = np.repeat(np.arange(length_T.size), length_T)
@@ -189,7 +195,7 @@ class MixedVocabulary(BesideTeacher):
         return _within(known.max_tokens, samples, ids_N, origin_N)
 
     def _masked(self, mixed: Samples, draw: Draw) -> tuple[Integers, Integers]:
-        """What the teacher reads, and what is to be predicted of it: masked_lm's rule, each piece by itself."""
+        """What the teacher reads, and what it predicts: masked_lm's rule, each token by itself."""
         known = self.vocabularies
         masking = self._masking
         counts_B = masking.counts_B(
@@ -212,6 +218,9 @@ class MixedVocabulary(BesideTeacher):
     def _masking(self) -> MaskedLM:
         return MaskedLM(rate=self.rate, max_predictions=self.max_predictions)
 
+    def compares(self, shapes: ShapePair) -> str:
+        return f"words cut by the student's vocabulary with probability {self.student_share:g}"
+
     def expected_count(self, length: int) -> float:
         return self._masking.expected_count(length)
 
@@ -219,9 +228,9 @@ class MixedVocabulary(BesideTeacher):
         return int((batch.targets[self.term].columns[_LABEL] >= 0).sum())
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """The teacher's summed cross-entropy at the masked pieces, each among those of its vocabulary.
+        """The teacher's summed cross-entropy at the masked tokens, each among those of its vocabulary.
 
-        Tallies: masked pieces that are the `student`'s, how many of them are `right`, and pieces that were `dropped`.
+        Counters: masked tokens that are the `student`'s, how many of them are `right`, and tokens that were `dropped`.
         """
         targets = batch.targets[self.term]
         index_M = (targets.columns[_LABEL] >= 0).nonzero().flatten()
@@ -234,7 +243,7 @@ class MixedVocabulary(BesideTeacher):
         return LossSum(own.sum + students.sum, own.count + students.count, own.correct + students.correct, counters)
 
     def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
-        """The share of the masked pieces that are the student's, the teacher's accuracy at them, and pieces dropped."""
+        """The share of the masked tokens that are the student's, the teacher's accuracy at them, and tokens dropped."""
         return {
             f"student_share/{self.term}": counters.get("student", 0) / max(1, count),
             f"student_accuracy/{self.term}": counters.get("right", 0) / max(1, counters.get("student", 0)),
@@ -243,7 +252,7 @@ class MixedVocabulary(BesideTeacher):
 
 
 def mixed_lengths(batch: PackedBatch) -> Tensor:
-    """Pieces of each sequence of the mixed text, (B,)."""
+    """Tokens of each sequence of the mixed text, (B,)."""
     index_N = batch.targets[MixedVocabulary.term].index_M
     sequence_N = torch.bucketize(index_N, batch.sequences.cu_seqlens_B1[1:].long(), right=True)
     return torch.bincount(sequence_N, minlength=batch.num_sequences)
@@ -265,7 +274,7 @@ def mixed_batch(batch: PackedBatch) -> PackedBatch:
 
 
 def _within(max_tokens: int, samples: Samples, ids_N: Integers, origin_N: Integers) -> Mixed:
-    """Samples of the mixed pieces; of longer sequences the beginning, and the last token, which closes them."""
+    """Samples of the mixed tokens; of longer sequences the first tokens, and the last one, which closes them."""
     sequence_N = samples.sequence_T[origin_N]
     length_B = np.bincount(sequence_N, minlength=samples.lengths_B.size)
     position_N = np.arange(ids_N.size) - (np.cumsum(length_B) - length_B)[sequence_N]

@@ -1,8 +1,8 @@
-"""Words of one WordPiece vocabulary cut by another: so a teacher reads text that is stored in its student's pieces.
+"""Words of one WordPiece vocabulary cut by another: so a teacher reads text that is stored in its student's tokens.
 
 Zhao et al. 2019, arXiv:1909.11687v1, dual training. Both vocabularies are WordPieces over equal words (the same case,
-the same accents), so that a word's pieces, joined, are the word, and it can be cut anew; what a student's vocabulary
-does not know (its [UNK]) cannot. Sibling of text/pieces.py, which compares two vocabularies piece by piece.
+the same accents), so that a word's tokens, joined, are the word, and it can be cut anew; what a student's vocabulary
+does not know (its [UNK]) cannot. Sibling of text/pieces.py, which compares two vocabularies token by token.
 
 Shapes: V the student's vocabulary.
 """
@@ -25,16 +25,16 @@ MAX_WORDS = 1 << 18
 """Words that are remembered; the memory starts anew when it is full."""
 
 
-class Recutter:
-    """Cuts a student's words into its teacher's pieces, and remembers the words that it has cut.
+class WordRetokenizer:
+    """Cuts a student's words into its teacher's tokens, and remembers the words that it has cut.
 
     Args:
-        student: whose pieces the words are given in.
-        teacher: whose pieces they become.
+        student: whose tokens the words are given in.
+        teacher: whose tokens they become.
 
     Attributes:
-        marks: where words begin in the student's pieces.
-        special_V: what each special token of the student's vocabulary is in the teacher's, by its role; -1 for pieces
+        marks: where words begin in the student's tokens.
+        special_V: what each special token of the student's vocabulary is in the teacher's, by its role; -1 for tokens
             of text.
 
     Raises:
@@ -54,11 +54,11 @@ class Recutter:
         self._known: dict[bytes, Integers] = {}
 
     def cut(self, word: Integers) -> Integers:
-        """The teacher's pieces of one word.
+        """The teacher's tokens of one word.
 
         Args:
-            word: the student's pieces of it, none of them special. Of a word whose beginning was cut off, the teacher's
-                pieces continue a word, too.
+            word: the student's tokens of it, none of them special. Of a word whose beginning was cut off, the teacher's
+                tokens continue a word, too.
         """
         key = word.tobytes()
         found = self._known.get(key)
@@ -69,10 +69,10 @@ class Recutter:
         return found
 
     def _cut(self, word: Integers) -> Integers:
-        pieces = [self._student.token(piece) for piece in word.tolist()]
-        text = pieces[0] + "".join(piece.removeprefix(self._prefix) for piece in pieces[1:])
+        own = [self._student.token(token) for token in word.tolist()]
+        text = own[0] + "".join(token.removeprefix(self._prefix) for token in own[1:])
         tokens = self._teacher.backend.model.tokenize(text)
-        # Where no piece continues a word with this character, the mark itself would be cut.
+        # Where no token continues a word with this character, the mark itself would be cut.
         if text.startswith(self._prefix) and not tokens[0].value.startswith(text[: len(self._prefix) + 1]):
             return np.array([self._teacher.unk_id], dtype=np.int64)
         return np.array([token.id for token in tokens], dtype=np.int64)

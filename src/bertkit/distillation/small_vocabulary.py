@@ -1,8 +1,8 @@
 """Training of a student with a small vocabulary of its own, its teacher training beside it.
 
 Zhao et al. 2019, arXiv:1909.11687v1. Pretraining has the loop; here is what stands beside the model: a teacher that
-reads both vocabularies, and the projections between the two. Sibling text_student.py has a teacher that stays as it is
-and reads what its student reads.
+reads both vocabularies, and the projections between the two. Sibling text.py has a teacher that is not trained and
+reads what its student reads.
 """
 
 from __future__ import annotations
@@ -15,29 +15,35 @@ from typing import Any
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.shards import TokenShards
+from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.dual_teacher import TEACHER, check_teacher
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, mixed_lengths
-from bertkit.distillation.objectives import distilled_among
-from bertkit.distillation.projections import PROJECTIONS
+from bertkit.distillation.objectives import distillation_objectives
+from bertkit.distillation.recipe import DistillTextRecipe
 from bertkit.distillation.retokenize import word_rules
-from bertkit.distillation.shared_projections import SharedProjections, add_teacher, beside_teacher
-from bertkit.distillation.text_recipe import DistillTextRecipe
-from bertkit.distillation.text_trainer import freeze
+from bertkit.distillation.shared_projections import (
+    PARAMETER_PROJECTIONS,
+    SharedProjections,
+    add_teacher,
+    teacher_objectives,
+)
+from bertkit.distillation.teacher_files import TeacherFiles
+from bertkit.distillation.text import freeze, log_terms
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import check_vocabulary, load_model, read_config, refuse_quantised
-from bertkit.models.model_files import encoder_directory
+from bertkit.models.hub import read_config, refuse_quantised
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
 from bertkit.training.engine import resolve_engine
+from bertkit.training.plan import PlannedTeacher
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +53,10 @@ class MixedVocabularyTrainer(Pretrainer):
 
     Args:
         recipe: resolved.
-        shards: the corpus in the student's pieces.
+        shards: the corpus in the student's tokens.
         run: the directory, whose lock the caller holds.
         cache: where plans of epochs are kept.
-        teacher: a masked LM; it is trained, and changed.
-        teacher_tokenizer: its own.
+        teacher: a masked LM; it trains along.
     """
 
     def __init__(
@@ -61,11 +66,10 @@ class MixedVocabularyTrainer(Pretrainer):
         run: RunDirectory,
         *,
         cache: Path,
-        teacher: HeadedModel,
-        teacher_tokenizer: Tokenizer,
+        teacher: TeacherFiles,
     ) -> None:
         self.student_recipe = recipe
-        self.teacher, self.teacher_tokenizer = teacher, teacher_tokenizer
+        self.teacher, self.teacher_tokenizer = load_trained_teacher(teacher), teacher.tokenizer
         super().__init__(recipe, shards, run, cache=cache)
 
     def _prepared(self, objective: Objective) -> Objective:
@@ -124,71 +128,45 @@ class MixedVocabularyTrainer(Pretrainer):
             f"{self.vocabulary.size:,}",
             f"{sizes[TEACHER]:,}",
             self.student_recipe.teacher,
-            f"{sizes.get(PROJECTIONS, 0):,}",
+            f"{sizes.get(PARAMETER_PROJECTIONS, 0):,}",
         )
-        for stage, term, weight, compares in lesson_rows(self.student_recipe):
-            log.info("  %s%-18s weight %-8g %s", stage and f"{stage}  ", term, weight, compares)
+        log_terms(self.student_recipe, ShapePair.from_configs(self.recipe.model, self.teacher.encoder.config))
 
 
-def lesson_rows(recipe: DistillTextRecipe) -> list[tuple[str, str, float, str]]:
-    """What the teacher that trains along is for, as rows for people: stage ("" where there is one), term, weight, and
-    what it does."""
-    stages = stages_of(recipe)
-    rows = []
-    for stage in stages:
-        steps = f"steps {stage.first_step:,} to {stage.end_step:,}" if len(stages) > 1 else ""
-        for objective in beside_teacher(stage.recipe.objectives):
-            if isinstance(objective, MixedVocabulary):
-                does = f"words cut by the student's vocabulary with probability {objective.student_share:g}"
-            else:
-                assert isinstance(objective, SharedProjections)
-                does = f"parameters of {', '.join(objective.parts)}, {' and '.join(objective.directions)}"
-            rows.append((steps, objective.term, objective.weight, does))
-    return rows
-
-
-def load_dual_teacher(directory: Path) -> HeadedModel:
+def load_trained_teacher(files: TeacherFiles) -> HeadedModel:
     """A teacher that can read two vocabularies.
 
     Raises:
         DataError: it cannot, its weights are quantised, or its tokenizer does not fit its table.
     """
-    _, contents = read_config(encoder_directory(directory))
+    (directory,) = files.directories
+    _, contents = read_config(directory)
     refuse_quantised(directory, contents)
-    teacher, _ = load_model(directory)
-    check_vocabulary(teacher, load_tokenizer(directory), source=str(directory))
+    (teacher,) = files.load()
     check_teacher(teacher, source=str(directory))
     return teacher
 
 
-def check_dual(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
-    """Check a recipe against its teacher, as far as the two configurations tell.
+def check_trained_teacher(recipe: DistillTextRecipe, stage: Recipe, teacher: EncoderConfig) -> None:
+    """Check a stage of a recipe against its teacher, as far as the two configurations show.
 
     Raises:
-        UsageError: a stage has objectives of another kind of teacher, a sequence is longer than the teacher reads, or
-            the student is not as deep as its teacher.
+        UsageError: it has objectives of another kind of teacher, or the student is not as deep as its teacher.
     """
+    own, others = teacher_objectives(stage.objectives), distillation_objectives(stage.objectives)
+    if strange := others if recipe.has_own_vocabulary else own:
+        has = "has" if recipe.has_own_vocabulary else "lacks"
+        raise UsageError(
+            f"optimisation.stages: a stage has {', '.join(each.term for each in strange)}, and the recipe's own"
+            f" objective {has} mixed_vocabulary: one kind of teacher serves all stages; leave them out of it"
+        )
     depths = [getattr(config, "num_hidden_layers", None) for config in (recipe.model, teacher)]
-    for stage in stages_of(recipe):
-        own, others = beside_teacher(stage.recipe.objectives), distilled_among(stage.recipe.objectives)
-        strange = others if recipe.has_own_vocabulary else own
-        if strange:
-            has = "has" if recipe.has_own_vocabulary else "lacks"
-            raise UsageError(
-                f"optimisation.stages: a stage has {', '.join(each.term for each in strange)}, and the recipe's own"
-                f" objective {has} mixed_vocabulary: one kind of teacher serves all stages; leave them out of it"
-            )
-        length = stage.recipe.data.sequence_length
-        if own and length > teacher.max_tokens:
-            raise UsageError(
-                f"data.sequence_length ({length}) is above what the teacher reads ({teacher.max_tokens}); lower it"
-            )
-        if depths[0] != depths[1] and any(isinstance(each, SharedProjections) for each in own):
-            raise UsageError(
-                f"objective.shared_projections: the student has {depths[0]} layers and its teacher {depths[1]}, and"
-                " parameters are compared layer by layer: a student has as many layers as its teacher; write"
-                f" model.num_hidden_layers: {depths[1]}"
-            )
+    if depths[0] != depths[1] and any(isinstance(each, SharedProjections) for each in own):
+        raise UsageError(
+            f"objective.shared_projections: the student has {depths[0]} layers and its teacher {depths[1]}, and"
+            " parameters are compared layer by layer: a student has as many layers as its teacher; write"
+            f" model.num_hidden_layers: {depths[1]}"
+        )
 
 
 def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source: str) -> list[Override]:
@@ -200,7 +178,7 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
         source: what to call the teacher.
 
     Raises:
-        UsageError: the recipe asks for another case, or for accents to be treated otherwise.
+        UsageError: the recipe wants another case, or accents treated otherwise.
         DataError: the teacher's is no WordPiece vocabulary.
     """
     rules = word_rules(teacher)
@@ -210,7 +188,7 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
             " vocabulary of its own beside a teacher that reads WordPieces as BERT does"
         )
     if given.get("path") is not None:
-        return []  # what is in it is checked once it is loaded
+        return []  # its contents are checked once it is loaded
     wanted = {key: rules[key] for key in ("lowercase", "strip_accents")}
     for key, value in wanted.items():
         if given.get(key) not in (None, value):
@@ -221,19 +199,17 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
     return [Override(f"tokenizer.{key}", value) for key, value in wanted.items()]
 
 
-def teacher_costs(recipe: DistillTextRecipe, teacher: HeadedModel) -> dict[str, float]:
-    """What the teacher that trains along adds to a plan: `flops` of the whole run, `memory_mb` and `disk_mb`; its text
-    is taken to be as long as the student's."""
-    costs = {"flops": 0.0, "memory_mb": 0.0, "disk_mb": 0.0}
-    engine = resolve_engine(recipe.engine)
-    kept = count_parameters(teacher).total * CHECKPOINT_BYTES * (engine.intervals.keep_checkpoints + 1)
+def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> PlannedTeacher:
+    """What the teacher that trains along adds to the cost of a run, its text taken to be as long as the student's."""
+    engine, parameters = resolve_engine(recipe.engine), count_parameters(teacher).total
+    flops = memory_bytes = disk_bytes = 0.0
     for stage in stages_of(recipe):
         length, sequences = stage.recipe.data.sequence_length, stage.recipe.optimisation.batch_sequences
         tokens = sequences * length
         for objective in stage.recipe.objectives:
             if isinstance(objective, MixedVocabulary):
                 rows = objective.expected_count(length) / length
-                costs["flops"] += (stage.end_step - stage.first_step) * step_flops(
+                flops += (stage.end_step - stage.first_step) * step_flops(
                     teacher,
                     tokens=tokens,
                     squared_lengths=tokens * length,
@@ -242,6 +218,6 @@ def teacher_costs(recipe: DistillTextRecipe, teacher: HeadedModel) -> dict[str, 
                 )
                 read = min(engine.micro_batch_tokens, tokens)
                 memory = training_memory_bytes(teacher, micro_batch_tokens=read, predictions=read * rows)
-                costs["memory_mb"] = max(costs["memory_mb"], memory / 1e6)
-                costs["disk_mb"] = kept / 1e6
-    return costs
+                memory_bytes = max(memory_bytes, memory)
+                disk_bytes = float(parameters * CHECKPOINT_BYTES * (engine.intervals.keep_checkpoints + 1))
+    return PlannedTeacher(recipe.teachers[0], parameters, flops, memory_bytes, disk_bytes)

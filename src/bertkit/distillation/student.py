@@ -1,41 +1,128 @@
-"""A student out of its teacher's layers.
+"""How a student is made and initialised: on a task from its recipe, on text from parts of its teacher.
 
-Sun et al. 2019, PKD, arXiv:1908.09355, section 4.2 (the first layers); Sanh et al. 2019, DistilBERT, arXiv:1910.01108,
-section 3 (one layer out of two, in another shape: without segment types and pooler). Sibling models/pruning.py takes
-layers out of a model; here the student may also be drawn anew, whole or in part, and may change its family.
+Sun et al. 2019, PKD, arXiv:1908.09355, section 4.2 (the teacher's first layers); Sanh et al. 2019, DistilBERT,
+arXiv:1910.01108, section 3, and its released extract_distilbert.py (one layer out of two, without segment types and
+pooler); Turc et al. 2019, arXiv:1908.08962 (a small pretrained model). On text the student has a configuration of its
+own, and takes the teacher's parameters of the same name and shape. Siblings: models/pruning.py takes layers out of a
+model, bilstm_student.py makes the student that shares nothing with its teacher.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from bertkit.errors import UsageError
+from bertkit.distillation.bilstm_student import cached_bilstm
+from bertkit.distillation.recipe import DistillRecipe, GivenModel, NewModel, TeacherLayers
+from bertkit.distillation.teacher_files import TeacherFiles
+from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.warm_start import head_directory
 from bertkit.models.bert import BertConfig
+from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.hub import read_config
+from bertkit.models.layer_choice import chosen_layers
+from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.models.pruning import keep_layers
+from bertkit.models.quantised import QUANTISATION
 
 log = logging.getLogger(__name__)
 
-_LAYERS = "encoder.layers."
-_DISTILBERT_HAS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "max_position_embeddings",
-    "initializer_range",
-    "hidden_act",
-)
+_LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 
 
-def student_of(
+def student_directory(recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Path, offline: bool = False) -> Path:
+    """Where the model lies that the student is made of, with the tokenizer that it reads with.
+
+    Raises:
+        DataError: it is quantised, and cannot be trained.
+    """
+    student = recipe.student
+    if isinstance(student, GivenModel):
+        directory = encoder_directory(find_model(student.model, offline=offline))
+        name = student.model
+    elif isinstance(student, BilstmStudent):
+        return cached_bilstm(recipe, student, cache=cache, offline=offline)
+    else:
+        directory, name = teacher.directories[0], teacher.names[0]
+    if (
+        not isinstance(student, NewModel)
+        and QUANTISATION in read_config(head_directory(directory, recipe.spec.name))[1]
+    ):
+        raise DataError(
+            f"student: {name} is quantised, and whole numbers cannot be trained; take the model that it was made from"
+        )
+    return directory
+
+
+def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig:
+    """The settings of the student's encoder.
+
+    Args:
+        recipe: resolved.
+        found: those of the model in `student_directory`.
+    """
+    student = recipe.student
+    if isinstance(student, NewModel):
+        return student.config
+    if not isinstance(student, TeacherLayers):
+        return found
+    own = distilbert_config(found) if student.form == "distilbert" else found
+    return own.model_copy(update={"num_hidden_layers": len(student_layers(student, found))})
+
+
+def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> HeadedModel | None:
+    """The student before its first step, made of its teacher; None where it is a model of its own.
+
+    Raises:
+        UsageError: a student that its teacher's layers do not make.
+    """
+    student = recipe.student
+    if isinstance(student, NewModel):
+        encoder = teacher.encoder
+        pad_id = int(encoder.to_hub().get("pad_token_id", student.config.default_pad_id))
+        new = HeadedModel(
+            student.config.build(encoder.vocab_size, pad_id=pad_id), teacher.head_names, labels=teacher.labels
+        )
+        new.initialise(seed)
+        return new
+    if not isinstance(student, TeacherLayers):
+        return None
+    layers = student_layers(student, teacher.encoder.config)
+    whole = student.layers == "all" and student.embeddings and student.head
+    made = (
+        copy.deepcopy(teacher)
+        if whole
+        else from_teacher_layers(teacher, layers, embeddings=student.embeddings, head=student.head, seed=seed)
+    )
+    if student.form == "distilbert":
+        made = as_distilbert(made, seed=seed)
+    return drawn_anew(made, seed=seed) if student.init == "random" else made
+
+
+def student_layers(student: TeacherLayers, teacher: EncoderConfig) -> list[int]:
+    """Which of the teacher's layers, from 0.
+
+    Raises:
+        UsageError: a layer that is not there, or more than there are.
+    """
+    depth = int(teacher.model_dump().get("num_hidden_layers", 0))
+    if student.layers == "all":
+        return list(range(depth))
+    keep = student.number or (max(1, depth // 2) if isinstance(student.layers, str) else None)
+    if keep is not None and keep > depth:
+        raise UsageError(f"student.number: {keep} layers of a teacher of {depth}; a student cannot be deeper")
+    return chosen_layers(student.layers, of=depth, keep=keep)
+
+
+def from_teacher_layers(
     teacher: HeadedModel, layers: Sequence[int], *, embeddings: bool = True, head: bool = True, seed: int = 0
 ) -> HeadedModel:
     """A model of some of the teacher's layers, with its embeddings and heads or with new ones.
@@ -54,7 +141,7 @@ def student_of(
     anew = {
         name
         for name in student.own_state()
-        if not name.startswith(_LAYERS) and not (embeddings if name.startswith("encoder.") else head)
+        if not _LAYER.match(name) and not (embeddings if name.startswith("encoder.") else head)
     }
     if anew:
         student.initialise(seed, only=anew)
@@ -76,7 +163,7 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
         [name for name in model.head_names if name in DistilBertConfig().all_heads()],
         labels=model.labels,
     )
-    # What config.json says of BERT's sizes, the other family calls otherwise.
+    # The keys of BERT's sizes in config.json have other names in this family.
     config = model.encoder.config
     foreign = {*config.to_hub(), *config.hub_fixed}
     smaller.extras = {key: value for key, value in model.extras.items() if key not in foreign}
@@ -105,8 +192,8 @@ def distilbert_config(config: EncoderConfig) -> DistilBertConfig:
             f"student.form: distilbert is BERT's layers without pooler and segment types; the teacher is of the family"
             f" {config.model_type}; leave form out"
         )
-    settings = {name: getattr(config, name) for name in _DISTILBERT_HAS}
-    return DistilBertConfig(**settings)
+    shared = (DistilBertConfig.model_fields.keys() & BertConfig.model_fields.keys()) - {"family"}
+    return DistilBertConfig(**{name: getattr(config, name) for name in shared})
 
 
 def drawn_anew(model: HeadedModel, *, seed: int) -> HeadedModel:
@@ -117,6 +204,60 @@ def drawn_anew(model: HeadedModel, *, seed: int) -> HeadedModel:
     new.extras = dict(model.extras)
     new.initialise(seed)
     return new
+
+
+@torch.no_grad()
+def init_from_teacher(
+    student: HeadedModel,
+    teacher: HeadedModel,
+    *,
+    layers: Sequence[int] | None,
+    embeddings: bool = True,
+    head: bool = True,
+) -> None:
+    """Copy parts of the teacher into the student; what is not taken stays as it is.
+
+    Args:
+        student: with its first weights.
+        teacher: stays as it is.
+        layers: the teacher's, from 0, one for each of the student's; None for none.
+        embeddings: all of the encoder that is not in a layer.
+        head: heads and pooler, as far as the teacher has them.
+
+    Raises:
+        UsageError: a parameter that is to be taken has no counterpart, or one of another shape.
+    """
+    source = dict(teacher.named_parameters())
+    taken = 0
+    for name, parameter in student.named_parameters():
+        layer = _LAYER.match(name)
+        if layer is not None:
+            if layers is None:
+                continue
+            origin, key = _LAYER.sub(f"encoder.layers.{layers[int(layer[1])]}.", name), "layers"
+            taken += 1
+        elif name.startswith("encoder."):
+            if not embeddings:
+                continue
+            origin, key = name, "embeddings"
+        else:
+            if not head or not any(each.startswith(f"{name.partition('.')[0]}.") for each in source):
+                continue
+            origin, key = name, "head"
+        found = source.get(origin)
+        if found is None or found.shape != parameter.shape:
+            has = "none" if found is None else f"one of shape {tuple(found.shape)}"
+            raise UsageError(
+                f"student.{key}: the student's {name} is of shape {tuple(parameter.shape)}, and the teacher has {has};"
+                f" write student.{key}: {'null' if key == 'layers' else 'false'} to draw it anew, or give the"
+                " student's model the teacher's widths"
+            )
+        parameter.copy_(found)
+    if layers is not None and not taken:
+        raise UsageError(
+            f"student.layers: a student of the family {student.encoder.config.model_type} has no layers of its own to"
+            " copy; write student.layers: null"
+        )
 
 
 def _is_copied(smaller: HeadedModel, part: str, source: dict[str, torch.nn.Parameter]) -> bool:

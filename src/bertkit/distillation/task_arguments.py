@@ -1,7 +1,7 @@
-"""What a user asks of distillation on a task, and what it comes to: a recipe, its data, and what trains.
+"""The arguments of distillation on a task: a recipe, its data, and its trainer.
 
-Nothing here follows a paper. It is fine-tuning's request (finetuning/request.py) with teachers, a student, a control
-and a run that goes before; finetuning/suite.py carries it out, seeds, grid, resuming and the choice included.
+Nothing here follows a paper. They are fine-tuning's with teachers, a student, a control and a run that goes
+before; finetuning/run.py carries it out, with seeds, grid and resuming.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bertkit.distillation.student_settings import GivenModel
+from bertkit.distillation.plan import planned_task_teacher
+from bertkit.distillation.recipe import (
+    DistillRecipe,
+    GivenModel,
+    load_distill_recipe,
+    recipe_before,
+    resolved_distillation,
+)
+from bertkit.distillation.task import TaskDistiller, retained
 from bertkit.distillation.task_data import DistillationData, prepare_distillation
-from bertkit.distillation.task_recipe import DistillRecipe, load_distill_recipe, recipe_before, resolved_distillation
-from bertkit.distillation.task_trainer import Distilling, share
 from bertkit.errors import UsageError
 from bertkit.finetuning.arguments import FinetuneArguments, absolute
 from bertkit.finetuning.data import Prepared
@@ -24,6 +30,7 @@ from bertkit.metrics.statistics import summarise
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
+from bertkit.training.plan import PlannedTeacher
 
 
 @dataclass(frozen=True)
@@ -53,14 +60,14 @@ class DistillArguments(FinetuneArguments):
 
     def requested(self) -> DistillRecipe:
         if self.recipe is None:
-            raise UsageError("give a RECIPE that says how the student learns, such as distil-task")
+            raise UsageError("give a RECIPE of how the student learns, such as distil-task")
         return self.completed(self.load(self.recipe))
 
     def completed(self, recipe: DistillRecipe) -> DistillRecipe:
         """The recipe with everything that the command line changes in it, resolved.
 
         Raises:
-            UsageError: all faults at once.
+            UsageError: all errors at once.
         """
         recipe = self.with_data(recipe)
         teachers = tuple(absolute(teacher) for teacher in self.teachers)
@@ -91,21 +98,29 @@ class DistillArguments(FinetuneArguments):
         (taught,) = prepared
         assert isinstance(recipe, DistillRecipe)
         assert isinstance(taught, DistillationData)
-        return Distilling(recipe, taught, run, cache=self.cache, start=start)
+        return TaskDistiller(recipe, taught, run, cache=self.cache, start=start)
+
+    def planned_teacher(
+        self, prepared: Sequence[Prepared], runs: Sequence[tuple[FinetuneRecipe, float]]
+    ) -> PlannedTeacher | None:
+        (taught,) = prepared
+        assert isinstance(taught, DistillationData)
+        own = [(recipe, epochs) for recipe, epochs in runs if isinstance(recipe, DistillRecipe)]
+        return planned_task_teacher(taught, own)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The teacher beside the mean of the students."""
         first = results[0]
-        retained = {
+        shares = {
             split: {
-                name: _mean_share([each["splits"][split].get(name) for each in results], score)
+                name: _mean_retained([each["splits"][split].get(name) for each in results], score)
                 for name, score in own.items()
             }
             for split, own in first["teacher"]["splits"].items()
         }
-        return {**{key: first[key] for key in ("teacher", "student", "control")}, "retained": retained}
+        return {**{key: first[key] for key in ("teacher", "student", "control")}, "retained": shares}
 
 
-def _mean_share(scores: Sequence[float | None], teacher: float | None) -> float | None:
+def _mean_retained(scores: Sequence[float | None], teacher: float | None) -> float | None:
     """The students' mean score as a share of their teacher's."""
-    return share(summarise(dict(enumerate(scores))).as_json()["mean"], teacher)
+    return retained(summarise(dict(enumerate(scores)))["mean"], teacher)

@@ -1,8 +1,8 @@
-"""From a recipe that distils on a task to what the loop reads: the teacher beside the data, both checked.
+"""The data of distillation on a task: what fine-tuning reads, the teacher beside it, and the checks of both.
 
 Nothing here follows a paper. A student that is made of its teacher reads with its tokenizer, and the labels of a new
-head stand in the teacher's order. Where the student reads otherwise, the examples are laid out a second time for the
-teacher. Fine-tuning's data.py reads the task; distill.py trains on what is prepared here.
+head stand in the teacher's order. Where the student reads other tokens, the examples are laid out a second time for the
+teacher. Sibling task.py trains on it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.distillation.task_loss_terms import looks_inside
-from bertkit.distillation.task_recipe import DistillRecipe
-from bertkit.distillation.task_student import has_own_head, student_config, student_directory
-from bertkit.distillation.teachers import Teachers, find_teachers
-from bertkit.distillation.terms import Sizes
-from bertkit.distillation.terms.base import wanted_of
-from bertkit.distillation.terms.logits import LogitError, LogitTerm
+from bertkit.distillation.activations import ShapePair
+from bertkit.distillation.recipe import DistillRecipe, GivenModel
+from bertkit.distillation.student import student_config, student_directory
+from bertkit.distillation.teacher_files import TeacherFiles, find_task_teachers
+from bertkit.distillation.terms import LogitError, LogitTerm, check_single_teacher, compares_layers, specs_of
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.data import (
     EncodedSplit,
@@ -46,53 +44,54 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DistillationData(Prepared):
-    """All that a run reads, its teachers among it.
+    """All that a run reads, its teacher among it.
 
     Attributes:
-        teachers: see there.
-        as_teachers_read: the training examples where the teachers read them otherwise; None: they read the student's.
-        seen_by_teachers: likewise of the splits that are looked at.
-        teacher_scores: of the teachers on these splits, once they were measured; runs on the same data share them.
+        teacher: the models to learn from.
+        teacher_train: the training examples where the teacher reads other tokens; None: it reads the student's.
+        teacher_splits: likewise the splits on which it is evaluated.
+        teacher_scores: of the teacher on these splits, once it is evaluated; runs on the same data share them.
     """
 
-    teachers: Teachers
-    as_teachers_read: EncodedSplit | None
-    seen_by_teachers: Mapping[str, EncodedSplit]
+    teacher: TeacherFiles
+    teacher_train: EncodedSplit | None
+    teacher_splits: Mapping[str, EncodedSplit]
     teacher_scores: dict[str, Scores] = field(default_factory=dict)
 
     @property
     def same_tokens(self) -> bool:
-        """Whether student and teachers read the same tokens."""
-        if self.as_teachers_read is None:
+        """Whether student and teacher read the same tokens."""
+        if self.teacher_train is None:
             return True
-        own, theirs = self.train.features, self.as_teachers_read.features
+        own, theirs = self.train.features, self.teacher_train.features
         return np.array_equal(own.ids_T, theirs.ids_T) and np.array_equal(own.starts_S1, theirs.starts_S1)
 
 
 def prepare_distillation(
     recipe: DistillRecipe, *, cache: Path, offline: bool = False, progress: Progress = silent_progress
 ) -> DistillationData:
-    """Read teachers and data, and lay out the sequences.
+    """Read teacher and data, and lay out the sequences.
 
     Args:
         recipe: resolved.
         cache: the cache's root, for augmented examples and new students.
-        offline: ask no network.
+        offline: use no network.
         progress: the display.
 
     Raises:
         UsageError: teacher and student do not fit each other or the terms.
-        DataError: data, labels, models or tokenizers at fault.
+        DataError: data, labels, models or tokenizers do not fit.
     """
     spec = recipe.spec
     _check_terms(recipe, spec)
-    teachers = find_teachers(recipe.teachers, spec, offline=offline)
-    directory = student_directory(recipe, teachers, cache=cache, offline=offline)
-    preparation = _Preparation(recipe, teachers, cache=cache, offline=offline, progress=progress)
-    # A student that is made of its teacher is no model that lies somewhere: nothing is to be said of its head.
-    made = recipe.model_copy(update={"model": str(directory), "new_head": not has_own_head(recipe)})
+    teacher = find_task_teachers(recipe.teachers, spec, offline=offline)
+    directory = student_directory(recipe, teacher, cache=cache, offline=offline)
+    preparation = _Preparation(recipe, teacher, cache, offline, progress)
+    # A student that is made of its teacher lies in no directory: its head is not compared with the task.
+    new_head = recipe.new_head or not isinstance(recipe.student, GivenModel)
+    made = recipe.model_copy(update={"model": str(directory), "new_head": new_head})
     own = prepare(made, offline=offline, preparation=preparation)
-    _check_labels(teachers, own, recipe)
+    _check_labels(teacher, own, recipe)
     if recipe.labels_weight and not own.train.scored:
         who, remedy = "the term labels", "leave it out"
         if recipe.control:
@@ -101,43 +100,42 @@ def prepare_distillation(
             f"{own.train.split.source or 'train'}: {who} needs a label for every example; {remedy}, or let copies keep"
             " the labels of their examples (augmentation.labels=kept)"
         )
-    splits = _as_teachers_read(recipe, own, teachers)
+    splits = _teacher_splits(recipe, own, teacher)
     found = {each.name: getattr(own, each.name) for each in fields(own)}
     taught = DistillationData(
-        **found | {"fingerprints": {**own.fingerprints, "teacher": teachers.fingerprint}},
-        teachers=teachers,
-        as_teachers_read=splits.get("train"),
-        seen_by_teachers={name: splits.get(name, own.others[name]) for name in own.watched},
+        **found | {"fingerprints": {**own.fingerprints, "teacher": teacher.fingerprint}},
+        teacher=teacher,
+        teacher_train=splits.get("train"),
+        teacher_splits={name: splits.get(name, own.others[name]) for name in own.watched},
     )
     _check_rows(recipe, taught)
     _check_layers(recipe, taught)
     return taught
 
 
+@dataclass(frozen=True)
 class _Preparation(Preparation):
-    """What distillation has other than fine-tuning."""
+    """Where distillation prepares its data otherwise than fine-tuning."""
 
-    needs_labels = False  # said later, and better: prepare_distillation
+    recipe: DistillRecipe
+    teacher: TeacherFiles
+    cache: Path
+    offline: bool
+    progress: Progress
 
-    def __init__(
-        self, recipe: DistillRecipe, teachers: Teachers, *, cache: Path, offline: bool, progress: Progress
-    ) -> None:
-        self.recipe = recipe
-        self.teachers = teachers
-        self.cache = cache
-        self.offline = offline
-        self.progress = progress
+    needs_labels = False  # checked by prepare_distillation
 
     def check_start(self, directory: Path, contents: Mapping[str, Any]) -> None:
-        return  # where it is what learns, `student_directory` has looked at it
+        return  # `student_directory` has checked the student
 
     def labels(self, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if names is None:
             return None
         try:
-            order = self.teachers.labels.order_of(names, source=f"teacher: {self.teachers.names[0]}")
+            assert self.teacher.labels is not None
+            order = self.teacher.labels.order_of(names, source=f"teacher: {self.teacher.names[0]}")
         except ValueError as error:
-            raise DataError(f"teacher: {self.teachers.names[0]}: {error}") from error
+            raise DataError(f"teacher: {self.teacher.names[0]}: {error}") from error
         by_logit = dict(zip(order, names, strict=True))
         return tuple(by_logit[number] for number in range(len(names)))
 
@@ -178,33 +176,34 @@ def _check_terms(recipe: DistillRecipe, spec: TaskSpec) -> None:
             )
 
 
-def _check_labels(teachers: Teachers, own: Prepared, recipe: DistillRecipe) -> None:
+def _check_labels(teacher: TeacherFiles, own: Prepared, recipe: DistillRecipe) -> None:
     """Raises:
     DataError: the student has a head already, whose labels stand in another order."""
     if recipe.spec.kind in ("regression", "span", "choice"):
         return
-    theirs, mine = ([name.casefold() for name in names] for names in (teachers.labels.names, own.task.labels.names))
+    assert teacher.labels is not None
+    theirs, mine = ([name.casefold() for name in names] for names in (teacher.labels.names, own.task.labels.names))
     if theirs != mine:
         raise DataError(
             f"student: its labels are {', '.join(own.task.labels.names)}, the teacher's"
-            f" {', '.join(teachers.labels.names)}; answers are compared label by label: give --set new_head=true to"
+            f" {', '.join(teacher.labels.names)}; outputs are compared label by label: give --set new_head=true to"
             " draw its head anew in the teacher's order"
         )
 
 
-def _as_teachers_read(recipe: DistillRecipe, own: Prepared, teachers: Teachers) -> dict[str, EncodedSplit]:
-    """The splits that are read by the teachers too, where they read them otherwise."""
+def _teacher_splits(recipe: DistillRecipe, own: Prepared, teacher: TeacherFiles) -> dict[str, EncodedSplit]:
+    """The splits that the teacher reads too, where it reads other tokens."""
     config = student_config(recipe, read_config(own.model_directory)[0])
     assert recipe.data.max_length is not None
-    lengths = {min(recipe.data.max_length, each.max_tokens) for each in (config, teachers.config)}
+    lengths = {min(recipe.data.max_length, each.max_tokens) for each in (config, teacher.config)}
     alike = (
-        own.tokenizer.fingerprint == teachers.tokenizer.fingerprint
+        own.tokenizer.fingerprint == teacher.tokenizer.fingerprint
         and len(lengths) == 1
-        and config.reads_token_types == teachers.config.reads_token_types
+        and config.reads_token_types == teacher.config.reads_token_types
     )
     if alike:
         return {}
-    theirs = sequence_encoder(recipe, teachers.tokenizer, teachers.config)
+    theirs = sequence_encoder(recipe, teacher.tokenizer, teacher.config)
     splits = {"train": own.train, **{name: own.others[name] for name in own.watched}}
     return {
         name: encode_split(own.task, name, each.split, theirs, must_be_scored=False) for name, each in splits.items()
@@ -228,7 +227,7 @@ def _check_rows(recipe: DistillRecipe, taught: DistillationData) -> None:
             f"student: the answers of {recipe.spec.name} are tokens, and student and teacher cut texts into different"
             f" ones; {remedy}"
         )
-    theirs = taught.as_teachers_read
+    theirs = taught.teacher_train
     assert theirs is not None
     if recipe.spec.kind == "tagging" and list(taught.train.features.extra) != list(theirs.features.extra):
         raise UsageError(
@@ -238,19 +237,14 @@ def _check_rows(recipe: DistillRecipe, taught: DistillationData) -> None:
 
 
 def _check_layers(recipe: DistillRecipe, taught: DistillationData) -> None:
-    """Ask the terms, before a run is begun, whether the two models fit them, by their settings alone.
+    """Check the terms against the settings of both models, before a run is begun.
 
     Raises:
         UsageError: they do not.
     """
-    if not looks_inside(recipe.terms):
+    check_single_teacher(recipe.terms, len(taught.teacher.directories), key="distillation")
+    if not compares_layers(recipe.terms):
         return
-    if len(taught.teachers.directories) > 1:
-        inside = next(term.term for term in recipe.terms if not isinstance(term, LogitTerm))
-        raise UsageError(
-            f"distillation.{inside}: looks inside the teacher, and needs a single teacher; several speak as one by the"
-            " mean of their logits"
-        )
-    sizes = Sizes.told_by(taught.config, taught.teachers.config)
-    if sizes.student.layers and sizes.teacher.layers:
-        wanted_of(recipe.terms, sizes)
+    shapes = ShapePair.from_configs(taught.config, taught.teacher.config)
+    if shapes.student.layers and shapes.teacher.layers:
+        specs_of(recipe.terms, shapes)

@@ -1,15 +1,17 @@
-"""A teacher: one model or several, read but never trained, whose word on a batch is computed or remembered.
+"""A teacher: one model or several, read and never trained, whose outputs on a batch are computed or read from a cache.
 
-Several teachers speak as one by the mean of their logits (Yang et al. 2020, TextBrewer, arXiv:2002.12620, section 3.2);
-what goes on inside them cannot be averaged, so a term that looks inside needs a single one. Sibling store.py keeps on
-disk what was said; attention scores, which grow with the square of the length, are never kept.
+Several teachers act as one by the mean of their logits (Yang et al. 2020, TextBrewer, arXiv:2002.12620, section 3.2);
+their states cannot be averaged, so a term that compares layers needs a single one. Sibling teacher_cache.py has the
+files; teacher_files.py finds and loads the models.
 
-Shapes: T packed tokens, B sequences, I items, M rows of logits, K classes, D width.
+Shapes: T packed tokens, B sequences, I items (examples of a task, or sequences of a text), M rows of logits, K classes,
+D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,49 +20,212 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
-from bertkit.distillation.teacher_store import StoredOutputs, TeacherStore, keys_of
-from bertkit.distillation.terms.base import ActivationRecorder, Activations, ActivationSpec
+from bertkit.data.batch import PackedBatch, sequence_keys
+from bertkit.distillation.activations import ActivationRecorder, Activations, ActivationSpec
+from bertkit.distillation.teacher_cache import CachedItem, TeacherCache, TopWords
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.recorder import Recorder
+from bertkit.models.vocabulary import VocabularyProjection, WordLogits
+from bertkit.training.cost import FORWARD_SHARE, spared_flops, step_flops
 
+WORDS_HEAD = "masked_lm"
+"""The head whose words are compared on text."""
 LogitsOf = Callable[[HeadedModel, Tensor], Tensor]
 """From a model and the states that its head reads to rows of logits, (M, K), in the order of the items. A logit of
 minus infinity is a class that a row does not have; such classes stand last."""
+StatesOf = Callable[[HeadedModel, Recorder | None], Tensor]
+"""From a model and a recorder to the states that its head reads, (T, D)."""
 
 
 @dataclass(frozen=True)
-class TeacherBatch:
-    """A batch, and how a head's word on it is formed.
+class ItemLayout:
+    """How a batch falls into items.
 
     Attributes:
-        packed: what is read.
-        head: whose word it is, by its name in `bertkit.models.heads.HEAD_KINDS`.
+        rows_I: rows of logits of each item.
+        sequences_I: sequences of each item.
+        marked_T: the tokens that the rows belong to, bool; None where the sequences alone decide.
+    """
+
+    rows_I: Sequence[int]
+    sequences_I: Sequence[int]
+    marked_T: Tensor | None = None
+
+    def tokens_I(self, packed: PackedBatch) -> list[int]:
+        """Tokens of each item."""
+        starts = packed.sequences.cu_seqlens_B1.cpu().numpy()
+        return [int(count) for count in np.diff(starts[np.cumsum([0, *self.sequences_I])])]
+
+    def keys(self, packed: PackedBatch) -> list[bytes]:
+        """The identity of each item, 16 bytes: its sequences and the tokens whose logits are wanted."""
+        keys = sequence_keys(packed)
+        if self.marked_T is not None:
+            parts = np.split(self.marked_T.cpu().numpy(), packed.sequences.cu_seqlens_B1[1:-1].cpu().numpy())
+            keys = [_digest(key + part.tobytes()) for key, part in zip(keys, parts, strict=True)]
+        ends = np.cumsum(self.sequences_I)
+        return [_digest(b"".join(keys[end - count : end])) for end, count in zip(ends, self.sequences_I, strict=True)]
+
+
+class TeacherQuery(ABC):
+    """A batch that a teacher reads, and the logits that are wanted of it.
+
+    Attributes:
+        packed: the batch.
+    """
+
+    packed: PackedBatch
+
+    @abstractmethod
+    def layout(self) -> ItemLayout:
+        """How the batch falls into items."""
+
+    @abstractmethod
+    def states(self, model: HeadedModel, recorder: Recorder | None) -> Tensor:
+        """A pass of one model: the states that its head reads."""
+
+    @abstractmethod
+    def logits(self, models: Sequence[HeadedModel], states: Sequence[Tensor]) -> Tensor | WordLogits:
+        """The mean of the models' logits, (M, K)."""
+
+    @abstractmethod
+    def table(self, logits: Tensor | WordLogits) -> NDArray[np.float32]:
+        """What is kept of these logits: a row of numbers each; minus infinity, if any, stands last and is left out."""
+
+    @abstractmethod
+    def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> Tensor | WordLogits:
+        """The logits, from the table of each item."""
+
+    @abstractmethod
+    def flops(self, model: HeadedModel, spec: ActivationSpec) -> float:
+        """Floating-point operations of a pass of one model."""
+
+    def sizes(self) -> dict[str, float]:
+        """What the cost of a pass grows with."""
+        lengths_B = self.packed.sequences.cu_seqlens_B1.diff().double()
+        return {
+            "tokens": self.packed.num_tokens,
+            "squared_lengths": float((lengths_B**2).sum()),
+            "sequences": self.packed.num_sequences,
+        }
+
+
+@dataclass(frozen=True)
+class TaskQuery(TeacherQuery):
+    """Examples of a task, and how the logits of its head are formed.
+
+    Attributes:
+        head: its name in `bertkit.models.heads.HEAD_KINDS`.
         logits_of: forms the rows of logits.
-        rows_I: how many rows each item has.
-        sequences_I: how many sequences each item has.
-        asked_T: the tokens whose rows these are, where the sequences alone do not tell.
+        items: the examples.
     """
 
     packed: PackedBatch
     head: str
     logits_of: LogitsOf
-    rows_I: Sequence[int]
-    sequences_I: Sequence[int]
-    asked_T: Tensor | None = None
+    items: ItemLayout
 
-    def keys(self) -> list[bytes]:
-        """What each item is known by, 16 bytes: its sequences, and whose rows are asked for."""
-        each = iter(keys_of(self.packed, self.asked_T))
-        return [
-            hashlib.blake2b(b"".join(next(each) for _ in range(count)), digest_size=16).digest()
-            for count in self.sequences_I
-        ]
+    def layout(self) -> ItemLayout:
+        return self.items
 
-    def tokens_I(self) -> list[int]:
-        """Tokens of each item."""
-        lengths = iter(self.packed.sequences.cu_seqlens_B1.diff().tolist())
-        return [sum(next(lengths) for _ in range(count)) for count in self.sequences_I]
+    def states(self, model: HeadedModel, recorder: Recorder | None) -> Tensor:
+        if recorder is None:
+            return model.states(self.head, self.packed)
+        hidden_TD: Tensor = model(self.packed, recorder)
+        return hidden_TD
+
+    def logits(self, models: Sequence[HeadedModel], states: Sequence[Tensor]) -> Tensor:
+        each = [self.logits_of(*pair).float() for pair in zip(models, states, strict=True)]
+        return each[0] if len(each) == 1 else torch.stack(each).mean(dim=0)
+
+    def table(self, logits: Tensor | WordLogits) -> NDArray[np.float32]:
+        assert isinstance(logits, Tensor)
+        return np.asarray(logits.cpu().numpy(), dtype=np.float32)
+
+    def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> Tensor:
+        classes = max(table.shape[1] for table in tables)
+        absent = [((0, 0), (0, classes - table.shape[1])) for table in tables]
+        padded = [np.pad(table, width, constant_values=-np.inf) for table, width in zip(tables, absent, strict=True)]
+        return torch.from_numpy(np.concatenate(padded)).to(self.packed.ids_T.device)
+
+    def flops(self, model: HeadedModel, spec: ActivationSpec) -> float:
+        sizes = self.sizes()
+        flops = step_flops(model, **sizes, predictions=0)
+        if model.reads_one_token(self.head) and not spec.has_layers:
+            flops -= spared_flops(model.encoder, **sizes)
+        return FORWARD_SHARE * flops
+
+
+@dataclass(frozen=True)
+class TextQuery(TeacherQuery):
+    """Sequences of a text, each an item, and the tokens whose words are compared.
+
+    Attributes:
+        states_of: a model's pass.
+        index_M: those tokens, ascending; None for all of them.
+        top_k: words that a cache keeps of each token.
+        vocab_size: V.
+    """
+
+    packed: PackedBatch
+    states_of: StatesOf
+    index_M: Tensor | None
+    top_k: int
+    vocab_size: int
+
+    @property
+    def num_rows(self) -> int:
+        """M."""
+        return self.packed.num_tokens if self.index_M is None else self.index_M.numel()
+
+    def layout(self) -> ItemLayout:
+        marked_T = torch.full((self.packed.num_tokens,), self.index_M is None, device=self.packed.ids_T.device)
+        if self.index_M is not None:
+            marked_T.index_fill_(0, self.index_M, True)
+        parts = marked_T.tensor_split(self.packed.sequences.cu_seqlens_B1[1:-1].long().cpu())
+        return ItemLayout([int(part.sum()) for part in parts], [1] * len(parts), marked_T)
+
+    def states(self, model: HeadedModel, recorder: Recorder | None) -> Tensor:
+        return self.states_of(model, recorder)
+
+    def logits(self, models: Sequence[HeadedModel], states: Sequence[Tensor]) -> WordLogits:
+        each = [words_at(model, hidden_TD, self.index_M) for model, hidden_TD in zip(models, states, strict=True)]
+        return each[0] if len(each) == 1 else MeanWords(tuple(each))
+
+    def table(self, logits: Tensor | WordLogits) -> NDArray[np.float32]:
+        assert isinstance(logits, WordLogits)
+        cast = logits.in_precision()
+        with torch.autocast(self.packed.ids_T.device.type, enabled=False):
+            return TopWords.of(cast, self.num_rows, self.vocab_size, top_k=self.top_k).table()
+
+    def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> TopWords:
+        table = np.concatenate([each.reshape(-1, 2 * self.top_k + 1) for each in tables])
+        return TopWords.from_table(table, self.vocab_size, self.packed.ids_T.device)
+
+    def flops(self, model: HeadedModel, spec: ActivationSpec) -> float:
+        predictions = {WORDS_HEAD: self.num_rows if spec.logits else 0}
+        return FORWARD_SHARE * step_flops(model, **self.sizes(), predictions=predictions)
+
+
+def words_at(model: HeadedModel, hidden_TD: Tensor, index_M: Tensor | None) -> VocabularyProjection:
+    """The logits of a model's words at these tokens, or at all of them, not computed yet."""
+    return model.projection(WORDS_HEAD, hidden_TD if index_M is None else hidden_TD.index_select(0, index_M))
+
+
+@dataclass(frozen=True)
+class MeanWords(WordLogits):
+    """The mean of several models' logits."""
+
+    models: tuple[WordLogits, ...]
+
+    def part(self, part: slice) -> Tensor:
+        return torch.stack([each.part(part) for each in self.models]).mean(dim=0)
+
+    def rows(self, index_M: Tensor) -> MeanWords:
+        return MeanWords(tuple(each.rows(index_M) for each in self.models))
+
+    def in_precision(self) -> MeanWords:
+        return MeanWords(tuple(each.in_precision() for each in self.models))
 
 
 class Teacher:
@@ -68,109 +233,107 @@ class Teacher:
 
     Args:
         models: where they compute.
-        wanted: what is to be seen of them.
-        store: where their answers are kept; None to compute them in every pass.
+        spec: what is recorded of them.
+        cache: where their outputs are kept; None to compute them in every pass.
+
+    Attributes:
+        flops: floating-point operations of what it has computed; whoever measures sets it to 0.
 
     Raises:
-        UsageError: a look inside several teachers.
+        UsageError: layers of several teachers are compared.
     """
 
     def __init__(
-        self, models: Sequence[HeadedModel], wanted: ActivationSpec, *, store: TeacherStore | None = None
+        self, models: Sequence[HeadedModel], spec: ActivationSpec, *, cache: TeacherCache | None = None
     ) -> None:
-        if len(models) > 1 and wanted.is_inside:
+        if len(models) > 1 and spec.has_layers:
             raise UsageError(
-                f"teacher: {len(models)} teachers speak as one by the mean of their logits; a term that compares states"
+                f"teacher: {len(models)} teachers act as one by the mean of their logits; a term that compares states"
                 " or attention needs a single teacher"
             )
         self.models = [model.eval().requires_grad_(False) for model in models]
-        self.wanted = wanted
-        # What changes from layer to layer with the square of the length is not worth its room.
-        self.store = None if wanted.scores else store
-        self._viewers = [ActivationRecorder(model, wanted) for model in models]
+        self.spec = spec
+        self.cache = cache
+        self.flops = 0.0
+        self._recorders = [ActivationRecorder(model, spec) for model in models]
+
+    @property
+    def can_be_cached(self) -> bool:
+        """Attention scores grow with the square of the length, and are not kept."""
+        return not self.spec.scores
 
     @torch.no_grad()
-    def see(self, reading: TeacherBatch) -> Activations:
-        """What the teacher makes of a batch: remembered where the store has all of it, else computed and kept."""
-        if self.store is None:
-            return self._computed(reading)
-        keys = reading.keys()
-        kept = self.store.get(keys)
-        if kept is not None:
-            return self._recalled(reading, kept)
-        seen = self._computed(reading)
-        self._keep(keys, reading, seen)
-        return seen
+    def outputs(self, query: TeacherQuery) -> Activations:
+        """The teacher's outputs on a batch: those in the cache if all are there, else computed and kept."""
+        if self.cache is None or not self.can_be_cached:
+            return self._computed(query)
+        layout = query.layout()
+        keys = layout.keys(query.packed)
+        items = self.cache.get(keys)
+        if items is None:
+            items = self._items(query, layout, self._computed(query))
+            for key, item in zip(keys, items, strict=True):
+                self.cache.add(key, item)
+        return self._from_items(query, layout, items)
 
-    def floats_of(self, *, tokens: int, sequences: int, rows: int, classes: int) -> int:
-        """How many numbers are kept of an item of this size."""
+    def floats_of(self, *, tokens: float, sequences: float, rows: float, columns: int) -> float:
+        """How many numbers are kept of an item of this size.
+
+        Args:
+            tokens, sequences, rows: of the item.
+            columns: of its table of logits: classes, or 2 k + 1 for k words.
+        """
         width = self.models[0].encoder.width
-        logits = rows * classes * self.wanted.logits
-        return logits + width * (sequences * len(self.wanted.first_states) + tokens * len(self.wanted.states))
+        logits = rows * columns * self.spec.logits
+        return logits + width * (sequences * len(self.spec.first_states) + tokens * len(self.spec.states))
 
-    def _computed(self, reading: TeacherBatch) -> Activations:
-        found = []
-        for model, viewer in zip(self.models, self._viewers, strict=True):
-            recorder = viewer.recorder()
-            packed = reading.packed
-            hidden_TD = model.states(reading.head, packed) if recorder is None else model(packed, recorder)
-            logits_MK = reading.logits_of(model, hidden_TD).float() if self.wanted.logits else None
-            found.append(viewer.seen(recorder, packed, logits_MK))
-        if len(found) == 1:
-            return found[0]
-        return Activations(reading.packed, torch.stack([seen.logits for seen in found]).mean(dim=0))
+    def _computed(self, query: TeacherQuery) -> Activations:
+        recorders = [each.recorder() for each in self._recorders]
+        passes = zip(self.models, recorders, strict=True)
+        states = [query.states(model, recorder) for model, recorder in passes]
+        self.flops += sum(query.flops(model, self.spec) for model in self.models)
+        logits = query.logits(self.models, states) if self.spec.logits else None
+        return self._recorders[0].activations(recorders[0], query.packed, logits)
 
-    def _keep(self, keys: Sequence[bytes], reading: TeacherBatch, seen: Activations) -> None:
-        """An item's logits, then the first tokens' states, then all tokens', layer by layer."""
-        assert self.store is not None
-        first = {layer: states.float().cpu().numpy() for layer, states in sorted(seen.first_states.items())}
-        every = {layer: states.float().cpu().numpy() for layer, states in sorted(seen.states.items())}
-        logits = None if seen.logits_MK is None else seen.logits_MK.cpu()
+    def _items(self, query: TeacherQuery, layout: ItemLayout, outputs: Activations) -> list[CachedItem]:
+        """What is kept of each item: its logits, then the first tokens' states, then all tokens', layer by layer."""
+        first = [states.float().cpu().numpy() for _, states in sorted(outputs.first_states.items())]
+        every = [states.float().cpu().numpy() for _, states in sorted(outputs.states.items())]
+        table = None if outputs.logits is None else query.table(outputs.logits)
+        items = []
         row = sequence = token = 0
-        sizes = zip(keys, reading.rows_I, reading.sequences_I, reading.tokens_I(), strict=True)
-        for key, rows, sequences, tokens in sizes:
-            parts: list[NDArray[np.float32]] = []
-            classes = 0
-            if logits is not None:
-                own_mK = logits[row : row + rows]
-                classes = int(torch.isfinite(own_mK).sum(dim=-1).max()) if rows else 0
-                parts.append(own_mK[:, :classes].numpy().ravel())
-            parts += [states[sequence : sequence + sequences].ravel() for states in first.values()]
-            parts += [states[token : token + tokens].ravel() for states in every.values()]
-            self.store.add(key, rows, classes, np.concatenate(parts))
+        sizes = zip(layout.rows_I, layout.sequences_I, layout.tokens_I(query.packed), strict=True)
+        for rows, sequences, tokens in sizes:
+            own = np.zeros((0, 0), dtype=np.float32) if table is None else table[row : row + rows]
+            columns = int((own != -np.inf).sum(axis=1).max()) if own.size else 0
+            parts = [own[:, :columns].ravel()]
+            parts += [states[sequence : sequence + sequences].ravel() for states in first]
+            parts += [states[token : token + tokens].ravel() for states in every]
+            items.append(CachedItem(len(own), columns, np.concatenate(parts)))
             row, sequence, token = row + rows, sequence + sequences, token + tokens
+        return items
 
-    def _recalled(self, reading: TeacherBatch, kept: Sequence[StoredOutputs]) -> Activations:
-        device = reading.packed.ids_T.device
-        width = self.models[0].encoder.width
-        logits: list[Tensor] = []
-        first: dict[int, list[NDArray[np.float32]]] = {layer: [] for layer in sorted(self.wanted.first_states)}
-        every: dict[int, list[NDArray[np.float32]]] = {layer: [] for layer in sorted(self.wanted.states)}
-        for each, sequences, tokens in zip(kept, reading.sequences_I, reading.tokens_I(), strict=True):
-            place = 0
-            if self.wanted.logits:
-                place = each.rows * each.classes
-                logits.append(torch.from_numpy(each.values[:place].reshape(each.rows, each.classes).copy()))
-            for found, count in ((first, sequences), (every, tokens)):
-                for parts in found.values():
-                    parts.append(each.values[place : place + count * width].reshape(count, width))
+    def _from_items(self, query: TeacherQuery, layout: ItemLayout, items: Sequence[CachedItem]) -> Activations:
+        """The inverse of `_items`."""
+        device, width = query.packed.ids_T.device, self.models[0].encoder.width
+        tables: list[NDArray[np.float32]] = []
+        first: dict[int, list[NDArray[np.float32]]] = {layer: [] for layer in sorted(self.spec.first_states)}
+        every: dict[int, list[NDArray[np.float32]]] = {layer: [] for layer in sorted(self.spec.states)}
+        sizes = zip(items, layout.sequences_I, layout.tokens_I(query.packed), strict=True)
+        for item, sequences, tokens in sizes:
+            place = item.rows * item.columns
+            tables.append(item.values[:place].reshape(item.rows, item.columns))
+            for layers, count in ((first, sequences), (every, tokens)):
+                for parts in layers.values():
+                    parts.append(item.values[place : place + count * width].reshape(count, width))
                     place += count * width
         return Activations(
-            reading.packed,
-            _padded_rows(logits).to(device) if self.wanted.logits else None,
+            query.packed,
+            query.from_tables(tables) if self.spec.logits else None,
             {layer: torch.from_numpy(np.concatenate(parts)).to(device) for layer, parts in every.items()},
             {layer: torch.from_numpy(np.concatenate(parts)).to(device) for layer, parts in first.items()},
         )
 
 
-def _padded_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of all items under each other, (M, K), minus infinity where an item has fewer classes."""
-    classes = max(part.shape[1] for part in parts)
-    return torch.cat(
-        [
-            torch.nn.functional.pad(part, (0, classes - part.shape[1]), value=-torch.inf)
-            if part.shape[1] < classes
-            else part
-            for part in parts
-        ]
-    )
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()

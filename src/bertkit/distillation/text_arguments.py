@@ -1,9 +1,9 @@
-"""What a user asks of distillation on text, and what it comes to: a student's pretraining beside its teacher.
+"""The arguments of distillation on text: a student's pretraining beside its teacher, which the recipe must fit.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108; Jiao et al. 2019, TinyBERT, arXiv:1909.10351, section 3.1; Sun et al.
-2020, MobileBERT, arXiv:2004.02984, section 3.4; Zhao et al. 2019, arXiv:1909.11687v1. It is pretraining's request
-(pretraining/request.py) with a teacher that the recipe must fit; pretraining/launch.py makes a run of it. Siblings
-text_student.py and, for a student with a vocabulary of its own, small_vocabulary.py do the work.
+2020, MobileBERT, arXiv:2004.02984, section 3.4; Zhao et al. 2019, arXiv:1909.11687v1. What the recipe leaves out is
+taken from the teacher: its tokenizer, and its sizes at half its depth. Siblings text.py and, for a student with a
+vocabulary of its own, small_vocabulary.py train.
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ from pathlib import Path
 from typing import Any, ClassVar, cast, get_args
 
 from bertkit.data.shards import TokenShards
+from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
-from bertkit.distillation.objectives import distilled_among, wanted_of
-from bertkit.distillation.small_vocabulary import (
-    MixedVocabularyTrainer,
-    check_dual,
-    load_dual_teacher,
-    vocabulary_overrides,
-)
-from bertkit.distillation.terms import Sizes
-from bertkit.distillation.text_recipe import TO_BE_GIVEN, DistillTextRecipe, with_phases
-from bertkit.distillation.text_trainer import TextDistillation, check_tokenizer, copied_layers, load_teacher
-from bertkit.errors import UsageError
+from bertkit.distillation.objectives import distillation_objectives
+from bertkit.distillation.recipe import TO_BE_GIVEN, DistillTextRecipe, with_phases
+from bertkit.distillation.shared_projections import teacher_objectives
+from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer, check_trained_teacher, vocabulary_overrides
+from bertkit.distillation.teacher_files import TeacherFiles
+from bertkit.distillation.terms import check_single_teacher, specs_of
+from bertkit.distillation.text import TextDistiller, copied_layers
+from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.hub import find_model, read_config
 from bertkit.models.layer_choice import ChoiceName, chosen_layers
-from bertkit.models.model_files import encoder_directory, weights_hash
 from bertkit.models.pruning import with_layers
 from bertkit.pretraining.arguments import PretrainArguments, completed, source_overrides, starting_from
 from bertkit.pretraining.recipe import Recipe
@@ -38,6 +34,7 @@ from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override, load_as, resolve_recipe
 from bertkit.recipe.tree import Located
 from bertkit.run.directory import RunDirectory
+from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 
 
@@ -46,8 +43,8 @@ class DistillTextArguments(PretrainArguments):
     """What the user asked for.
 
     Attributes:
-        teachers: models; empty for the recipe's.
-        student: a model that the student begins as, in place of the recipe's parts of the teacher.
+        teachers: models to learn from; empty for the recipe's.
+        student: a model that the student is initialised from, in place of the recipe's parts of the teacher.
         control: leave the teacher's terms out.
     """
 
@@ -62,87 +59,85 @@ class DistillTextArguments(PretrainArguments):
         """The recipe with everything that the command line changes in it, checked against its teacher.
 
         Raises:
-            UsageError: all faults at once.
-            DataError: a model or the tokenizer is at fault.
+            UsageError: all errors at once.
+            DataError: a model is not there, or the tokenizer is another.
         """
         tree = resolve_recipe(self.named, self.overrides)
-        teacher = _teacher_name(self, tree)
-        directory = find_model(teacher, offline=self.offline)
-        config, _ = read_config(encoder_directory(directory))
-        name = str(directory.resolve()) if Path(teacher).expanduser().exists() else teacher
-        beginning = _with_own_vocabulary if _has_own_vocabulary(tree) else _with_its_teachers_vocabulary
-        ours = [Override("teacher", name), *beginning(self, tree, config, directory, name)]
+        teacher = TeacherFiles.find(_teacher_names(self, tree), offline=self.offline)
+        names = tuple(
+            str(directory.resolve()) if Path(name).expanduser().exists() else name
+            for name, directory in zip(teacher.names, teacher.directories, strict=True)
+        )
+        teacher = replace(teacher, names=names)
+        of_student = _with_own_vocabulary if _has_own_vocabulary(tree) else _with_teachers_vocabulary
+        ours = [Override("teacher", names if len(names) > 1 else names[0]), *of_student(self, tree, teacher)]
         if self.control:
             ours.append(Override("control", True))
         ours += source_overrides(self.sources)
         recipe = load_as(DistillTextRecipe, self.named, [*self.overrides, *ours])
-        sizes = Sizes.told_by(recipe.model, config)
-        recipe = _completed(with_phases(recipe, sizes), self.max_steps)
-        check_fit(recipe, config)
-        return recipe
+        recipe = with_phases(recipe, ShapePair.from_configs(recipe.model, teacher.config))
+        done = completed(recipe, self.max_steps)
+        assert isinstance(done, DistillTextRecipe)
+        check_fit(done, teacher.config)
+        return done
+
+    def teacher_files(self, recipe: Recipe) -> TeacherFiles:
+        """The teacher of a recipe.
+
+        Raises:
+            DataError: a model is not there, or the models do not fit each other.
+        """
+        assert isinstance(recipe, DistillTextRecipe)
+        return TeacherFiles.find(recipe.teachers, offline=self.offline)
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
-        assert isinstance(recipe, DistillTextRecipe)
-        directory = encoder_directory(find_model(recipe.teacher, offline=self.offline))
-        return {**super().fingerprints(recipe), "teacher": weights_hash(directory)}
+        return {**super().fingerprints(recipe), "teacher": self.teacher_files(recipe).fingerprint}
 
     def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
         assert isinstance(recipe, DistillTextRecipe)
-        directory = find_model(recipe.teacher, offline=self.offline)
+        teacher = self.teacher_files(recipe)
         if recipe.has_own_vocabulary:
-            return MixedVocabularyTrainer(
-                recipe,
-                shards,
-                run,
-                cache=self.cache,
-                teacher=load_dual_teacher(directory),
-                teacher_tokenizer=load_tokenizer(directory),
-            )
-        check_tokenizer(load_tokenizer(shards.directory), load_tokenizer(directory), source=recipe.teacher)
-        return TextDistillation(
-            recipe,
-            shards,
-            run,
-            cache=self.cache,
-            teacher=load_teacher(recipe, directory),
-            teacher_hash=weights_hash(encoder_directory(directory)),
+            return MixedVocabularyTrainer(recipe, shards, run, cache=self.cache, teacher=teacher)
+        check_tokenizer(load_tokenizer(shards.directory), teacher.tokenizer, source=" and ".join(recipe.teachers))
+        return TextDistiller(recipe, shards, run, cache=self.cache, teacher=teacher)
+
+
+def check_tokenizer(student: Tokenizer, teacher: Tokenizer, *, source: str) -> None:
+    """Raise DataError if the two do not give the same tokens the same ids."""
+    if student.backend.get_vocab() != teacher.backend.get_vocab() or student.roles != teacher.roles:
+        raise DataError(
+            f"{source}: the text is in another tokenizer's tokens ({student.vocab_size:,}, the teacher's has"
+            f" {teacher.vocab_size:,}); a student reads what its teacher reads: leave `tokenizer` out of the recipe,"
+            " and give text, not shards of another tokenizer"
         )
 
 
 def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
-    """Check a recipe against its teacher, as far as the two configurations tell.
+    """Check a recipe against its teacher, as far as the two configurations show.
 
     Raises:
-        UsageError: a term, the layers to begin with, or the length of a sequence does not fit.
+        UsageError: a term, the layers to copy, or the length of a sequence does not fit.
     """
-    sizes = Sizes.told_by(recipe.model, teacher)
-    copied_layers(recipe, sizes)
-    check_dual(recipe, teacher)
+    shapes = ShapePair.from_configs(recipe.model, teacher)
+    copied_layers(recipe, shapes)
     for stage in stages_of(recipe):
-        wanted_of(stage.recipe.objectives, sizes)
+        check_trained_teacher(recipe, stage.recipe, teacher)
+        terms = [each.distilled for each in distillation_objectives(stage.recipe.objectives)]
+        check_single_teacher(terms, len(recipe.teachers), key="objective")
+        specs_of(terms, shapes)
         length = stage.recipe.data.sequence_length
-        if length > teacher.max_tokens and distilled_among(stage.recipe.objectives):
+        if length > teacher.max_tokens and (terms or teacher_objectives(stage.recipe.objectives)):
             raise UsageError(
                 f"data.sequence_length ({length}) is above what the teacher reads ({teacher.max_tokens}); lower it"
             )
 
 
-def _completed(recipe: DistillTextRecipe, max_steps: int | None) -> DistillTextRecipe:
-    done = completed(recipe, max_steps)
-    assert isinstance(done, DistillTextRecipe)
-    return done
-
-
-def _teacher_name(request: DistillTextArguments, tree: Located) -> str:
-    """The teacher that the command line names, or the recipe."""
-    if len(request.teachers) > 1:
-        raise UsageError(
-            f"--teacher: {len(request.teachers)} teachers, and on text a student learns from one; several can teach"
-            " on a task"
-        )
+def _teacher_names(arguments: DistillTextArguments, tree: Located) -> list[str]:
+    """The teachers that the command line names, or the recipe."""
     written = tree.child("teacher")
-    found = request.teachers[0] if request.teachers else TO_BE_GIVEN if written is None else written.plain()
-    if not isinstance(found, str) or found == TO_BE_GIVEN:
+    recipes = TO_BE_GIVEN if written is None else written.plain()
+    found = list(arguments.teachers) or (list(recipes) if isinstance(recipes, list | tuple) else [recipes])
+    if not found or TO_BE_GIVEN in found or not all(isinstance(name, str) for name in found):
         raise UsageError(
             "teacher: the recipe learns from a model of yours; give --teacher MODEL, a model or run directory or a Hub"
             " id"
@@ -150,45 +145,41 @@ def _teacher_name(request: DistillTextArguments, tree: Located) -> str:
     return found
 
 
-def _tokenizer_override(tree: Located, name: str, directory: Path, *, offline: bool) -> list[Override]:
+def _tokenizer_override(tree: Located, teacher: TeacherFiles, *, offline: bool) -> list[Override]:
     """The teacher's tokenizer; one that is given must be no other, unless it is that of the recipe's own teacher.
 
     Raises:
         UsageError: it is to be learnt.
         DataError: it is another.
     """
-    given, teacher = tree.child("tokenizer"), tree.child("teacher")
+    given, own, name = tree.child("tokenizer"), tree.child("teacher"), teacher.names[0]
     settings = None if given is None else given.plain()
     if isinstance(settings, dict) and settings:
         path = settings.get("path")
-        if teacher is not None and path == teacher.plain():
+        if own is not None and path == own.plain():
             path = name
         if path is None:
             raise UsageError("tokenizer: a student reads what its teacher reads; leave `tokenizer` out of the recipe")
         if path != name:
-            check_tokenizer(load_tokenizer(path, offline=offline), load_tokenizer(directory), source=str(path))
+            check_tokenizer(load_tokenizer(path, offline=offline), teacher.tokenizer, source=str(path))
     return [Override("tokenizer", {"path": name})]
 
 
-def _with_its_teachers_vocabulary(
-    request: DistillTextArguments, tree: Located, config: EncoderConfig, directory: Path, name: str
-) -> list[Override]:
-    """Overrides: what the student begins as, and its teacher's tokenizer."""
-    tokenizer = _tokenizer_override(tree, name, directory, offline=request.offline)
-    if request.student is None:
-        return [*_model_override(tree, config, as_deep=False), *tokenizer]
-    given = starting_from(replace(request, init=request.student))
+def _with_teachers_vocabulary(arguments: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
+    """Overrides: the student's first weights and sizes, and its teacher's tokenizer."""
+    tokenizer = _tokenizer_override(tree, teacher, offline=arguments.offline)
+    if arguments.student is None:
+        return [*_model_override(tree, teacher.config, same_depth=False), *tokenizer]
+    given = starting_from(replace(arguments, init=arguments.student))
     return [Override("student", None), *(each for each in given if each.key != "tokenizer"), *tokenizer]
 
 
-def _with_own_vocabulary(
-    request: DistillTextArguments, tree: Located, config: EncoderConfig, directory: Path, name: str
-) -> list[Override]:
-    """Overrides: what the student begins as, and how its words are learnt where they are not that model's."""
-    words = vocabulary_overrides(_mapping(tree, "tokenizer"), load_tokenizer(directory), source=name)
-    if request.student is None:
-        return [*_model_override(tree, config, as_deep=True), *words]
-    return [Override("student", None), *starting_from(replace(request, init=request.student))]
+def _with_own_vocabulary(arguments: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
+    """Overrides: the student's first weights and sizes, and how its words are learnt where they are not its model's."""
+    words = vocabulary_overrides(_mapping(tree, "tokenizer"), teacher.tokenizer, source=teacher.names[0])
+    if arguments.student is None:
+        return [*_model_override(tree, teacher.config, same_depth=True), *words]
+    return [Override("student", None), *starting_from(replace(arguments, init=arguments.student))]
 
 
 def _has_own_vocabulary(tree: Located) -> bool:
@@ -207,11 +198,11 @@ def _mapping(tree: Located, key: str) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def _model_override(tree: Located, teacher: EncoderConfig, *, as_deep: bool) -> list[Override]:
-    """A model without a family is the teacher's with these settings, half as deep where nothing says how deep.
+def _model_override(tree: Located, teacher: EncoderConfig, *, same_depth: bool) -> list[Override]:
+    """A model without a family is the teacher's with these settings, half as deep where its depth is not given.
 
     Args:
-        as_deep: it has all the teacher's layers.
+        same_depth: it has all the teacher's layers.
     """
     given = tree.child("model")
     settings = {} if given is None else given.plain()
@@ -219,16 +210,16 @@ def _model_override(tree: Located, teacher: EncoderConfig, *, as_deep: bool) -> 
         return []
     whole = teacher.model_dump(mode="json")
     depth = whole.get("num_hidden_layers")
-    if isinstance(depth, int) and not as_deep:
-        kept = _beginning_layers(tree, depth, settings.get("num_hidden_layers", max(1, depth // 2)))
-        # Layers that are not there are told later, with the recipe's other faults.
+    if isinstance(depth, int) and not same_depth:
+        kept = _layers_to_copy(tree, depth, settings.get("num_hidden_layers", max(1, depth // 2)))
+        # Layers that are not there are reported later, with the recipe's other errors.
         whole = with_layers(teacher, kept).model_dump(mode="json") if kept else _of_any_depth(whole, depth)
     return [Override("model", {**whole, **settings})]
 
 
-def _beginning_layers(tree: Located, depth: int, keep: object) -> list[int] | None:
-    """The teacher's layers that a recipe, not checked yet, has the student begin with, or could; None where there are
-    no such layers."""
+def _layers_to_copy(tree: Located, depth: int, keep: object) -> list[int] | None:
+    """The teacher's layers that a recipe, not checked yet, has copied, or could have; None where there are no such
+    layers."""
     layers = student.child("layers") if (student := tree.child("student")) is not None else None
     wanted = "first" if layers is None or layers.plain() is None else layers.plain()
     try:
@@ -242,6 +233,6 @@ def _beginning_layers(tree: Located, depth: int, keep: object) -> list[int] | No
 
 
 def _of_any_depth(settings: dict[str, Any], depth: int) -> dict[str, Any]:
-    """Settings without what is set layer by layer, half as deep."""
+    """Settings without those that are given layer by layer, half as deep."""
     rest = {name: value for name, value in settings.items() if not (isinstance(value, list) and len(value) == depth)}
     return {**rest, "num_hidden_layers": max(1, depth // 2)}

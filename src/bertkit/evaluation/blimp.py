@@ -1,11 +1,11 @@
 """BLiMP: does a model find the grammatical sentence of a minimal pair more probable?
 
 Warstadt et al. 2020, arXiv:1912.00582; masked models score by pseudo-log-likelihood, Salazar et al. 2020,
-arXiv:1910.14659. How a sentence is scored is in probes/pseudo_likelihood.py, how pairs are read in
+arXiv:1910.14659. How a sentence is scored is in models/pseudo_likelihood.py, how pairs are read in
 tasks/minimal_pairs.py; here scores are compared and averaged.
 
 A tie counts half: were it given to the good sentence, a model that knows nothing would be right. The sum of
-log-probabilities favours the sentence of fewer tokens, so each paradigm says what constant logits would score.
+log-probabilities favours the sentence of fewer tokens, so each paradigm comes with the score of constant logits.
 
 Shapes: P pairs of a paradigm.
 """
@@ -19,20 +19,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from bertkit.errors import DataError
-from bertkit.evaluation.arguments import EvalRequest, Evaluated, measured_once
-from bertkit.evaluation.run import LoadedModel, begin_measurement
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.run import EvalArguments, Evaluated, begin_measurement, measured_once
+from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import TextScore, choose_rule, score_texts
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
-from bertkit.settings import Settings
 from bertkit.tasks.minimal_pairs import FIELD_SPELLINGS, MinimalPair, Paradigm, read_paradigms, select
 from bertkit.training.engine import Engine
 
@@ -90,23 +89,6 @@ REFERENCES = (
 """Published averages over all pairs of all 67 paradigms."""
 
 
-class BlimpSettings(Settings):
-    """What decides the result, beside model and data."""
-
-    rule: (
-        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token"] | None
-    ) = Field(
-        None,
-        description="How a sentence is scored; null: as the model's config.json says it was trained, else original with"
-        " a masked-LM head, else left_to_right.",
-    )
-    pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random; null: all.")
-    only: list[str] = Field(
-        default_factory=list, description="Paradigms, fields or phenomena, as patterns (`anaphor_*`); empty: all."
-    )
-    seed: int = Field(0, ge=0, description="Of the draw of pairs.")
-
-
 @dataclass(frozen=True)
 class Outcome:
     """A paradigm's pairs with their scores."""
@@ -153,12 +135,12 @@ def share_preferred(difference_P: Floats) -> float:
 
 
 def evaluate_blimp(
-    request: EvalRequest, data: Path | None, settings: BlimpSettings, *, progress: Progress = silent_progress
+    arguments: EvalArguments, data: Path | None, settings: BlimpSettings, *, progress: Progress = silent_progress
 ) -> Evaluated:
     """Score all pairs and write the run: results.json, paradigms.csv, predictions/blimp.jsonl.
 
     Args:
-        request: the model, and where to compute and write.
+        arguments: the model, and where to compute and write.
         data: BLiMP's directory, or any file or directory of minimal pairs in its shape.
         settings: which pairs, and how they are scored.
         progress: the display.
@@ -168,15 +150,15 @@ def evaluate_blimp(
         UsageError: nothing matches `only`, the rule does not fit the model, or the run directory is taken.
     """
     paradigms = chosen_paradigms(data, settings)
-    examined = LoadedModel.load(request.model, offline=request.offline)
-    choose_rule(examined.model, settings.rule, source=request.model)  # before there is a run to show for it
-    engine = request.engine()
+    loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
+    choose_rule(loaded.model, settings.rule, source=arguments.model)  # before there is a run to show for it
+    engine = arguments.engine()
     files = {str(path): sha256_of(path) for path in dict.fromkeys(paradigm.path for paradigm in paradigms)}
-    run = begin_measurement("eval", SUITE, [examined], settings, request, data=files, seed=settings.seed)
-    with run.recording(request.command):
+    run = begin_measurement("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
+    with run.recording(arguments.command):
         run.write_environment()
-        outcomes = score_paradigms(examined, paradigms, settings, engine, progress)
-        results = blimp_results(outcomes, examined, settings)
+        outcomes = score_paradigms(loaded, paradigms, settings, engine, progress)
+        results = blimp_results(outcomes, loaded, settings)
         _write_predictions(run, outcomes)
         _write_table(run.path / "paradigms.csv", outcomes)
         run.write_results(results)
@@ -184,7 +166,7 @@ def evaluate_blimp(
 
 
 def score_paradigms(
-    subject: LoadedModel, paradigms: Sequence[Paradigm], settings: BlimpSettings, engine: Engine, progress: Progress
+    loaded: LoadedModel, paradigms: Sequence[Paradigm], settings: BlimpSettings, engine: Engine, progress: Progress
 ) -> list[Outcome]:
     """The paradigms' pairs with their scores, all of them scored in one go.
 
@@ -194,8 +176,8 @@ def score_paradigms(
     """
     scores = iter(
         score_texts(
-            subject.model,
-            subject.tokenizer,
+            loaded.model,
+            loaded.tokenizer,
             [text for paradigm in paradigms for pair in paradigm.pairs for text in (pair.good, pair.bad)],
             rule=settings.rule,
             max_batch_tokens=engine.micro_batch_tokens,
@@ -223,7 +205,7 @@ def chosen_paradigms(data: Path | None, settings: BlimpSettings) -> list[Paradig
     return [p if settings.pairs is None else p.drawn(settings.pairs, settings.seed) for p in paradigms]
 
 
-def blimp_results(outcomes: Sequence[Outcome], examined: LoadedModel, settings: BlimpSettings) -> dict[str, Any]:
+def blimp_results(outcomes: Sequence[Outcome], loaded: LoadedModel, settings: BlimpSettings) -> dict[str, Any]:
     """The contents of results.json."""
     names = list(NORMALISATIONS)
     table = {outcome.paradigm.name: {name: outcome.accuracy(name) for name in names} for outcome in outcomes}
@@ -231,7 +213,7 @@ def blimp_results(outcomes: Sequence[Outcome], examined: LoadedModel, settings: 
     identical = [f"{o.paradigm.name}/{pair}" for o in outcomes for pair in o.paradigm.identical]
     return {
         "suite": SUITE,
-        "model": examined.name,
+        "model": loaded.name,
         "average": averages["accuracy"],
         "standard_error": _standard_error([row["accuracy"] for row in table.values()], outcomes),
         "averages": averages,
@@ -244,16 +226,16 @@ def blimp_results(outcomes: Sequence[Outcome], examined: LoadedModel, settings: 
         "near_ties": sum(o.near_ties for o in outcomes),
         "identical_pairs": identical,
         "differing_token_counts": _mean([o.differing_lengths for o in outcomes]),
-        "protocol": _protocol(outcomes, examined, settings),
+        "protocol": _protocol(outcomes, loaded, settings),
         "tasks": {task: {name: measured_once(value) for name, value in row.items()} for task, row in table.items()},
-        "trained": examined.training,
+        "trained": loaded.training,
         "references": [dict(reference) for reference in REFERENCES] if _is_whole(outcomes) else [],
     }
 
 
-def _protocol(outcomes: Sequence[Outcome], examined: LoadedModel, settings: BlimpSettings) -> dict[str, Any]:
-    """Everything that a score must say of how it was made."""
-    rule = choose_rule(examined.model, settings.rule)
+def _protocol(outcomes: Sequence[Outcome], loaded: LoadedModel, settings: BlimpSettings) -> dict[str, Any]:
+    """How the scores were computed."""
+    rule = choose_rule(loaded.model, settings.rule)
     available = sum(o.paradigm.available for o in outcomes)
     pairs = sum(o.pairs for o in outcomes)
     drawn = "" if pairs == available else f", drawn with seed {settings.seed} (Philox, by paradigm)"
@@ -261,7 +243,7 @@ def _protocol(outcomes: Sequence[Outcome], examined: LoadedModel, settings: Blim
         "rule": rule.name,
         "statement": rule.statement,
         "special_tokens": "around the text, never scored",
-        "first_token": "given, not scored" if rule(examined.tokenizer).unscored_tokens else "scored",
+        "first_token": "given, not scored" if rule(loaded.tokenizer).unscored_tokens else "scored",
         "compared": "sum of log-probabilities in nats; per_token divides by tokens scored, per_word by words parted by"
         " white space",
         "temperature": 1.0,

@@ -1,7 +1,7 @@
-"""Several finished runs of one task as one: the mean of what they said, from their saved predictions, without a model.
+"""Several finished runs of one task as one: the mean of their saved predictions, without a model.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, table 2, and Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 5.1, report
-ensembles of 5 to 7 runs; neither says how they combined them. Here probabilities are averaged where there are labels,
+ensembles of 5 to 7 runs without saying how they combined them. Here probabilities are averaged where there are labels,
 tags or endings, and the numbers themselves in a regression. Sibling runs_diff.py compares two runs.
 
 The mean of several numbers does not depend on their order, and of equal ones it is the number itself, to the bit.
@@ -27,13 +27,12 @@ import yaml
 from numpy.typing import ArrayLike, NDArray
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import Evaluated, measured_once
-from bertkit.evaluation.runs_diff import Key, SavedRun, check_same
+from bertkit.evaluation.run import Evaluated, measured_once
+from bertkit.evaluation.runs_diff import Key, SavedRun, check_same, suite_results_of
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import load_examples
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.run import SUITE_FILE
 from bertkit.finetuning.trainer import by_name, write_predictions
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.tasks.base import Prediction, Scores
@@ -47,14 +46,14 @@ _THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
-class EnsembleRequest:
-    """What the user asked for.
+class EnsembleArguments:
+    """The arguments of `bertkit eval ensemble`.
 
     Attributes:
         runs: fine-tuning runs, evaluations, or suites: of a suite, all runs of the setting that it chose.
         runs_root: where the ensemble's own run goes.
         run_dir: exactly where.
-        offline: ask no network for gold data.
+        offline: use no network for gold data.
         command: the command line, for the record.
         begun: called with the run's directory before the work starts.
     """
@@ -67,34 +66,34 @@ class EnsembleRequest:
     begun: Callable[[RunDirectory], None] = lambda run: None
 
 
-def evaluate_ensemble(request: EnsembleRequest) -> Evaluated:
+def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
     """Average, score and write, for every task and split that all runs predicted.
 
     Raises:
         UsageError: no run, or a kind of task that saved predictions are too little for.
         DataError: a run without predictions, or runs of other tasks or examples.
     """
-    if not request.runs:
+    if not arguments.runs:
         raise UsageError("give the runs whose predictions are averaged: bertkit eval ensemble RUN RUN RUN")
-    saved = [SavedRun.open(run) for given in request.runs for run in members_of(given)]
-    parts = [_Part.read(saved, key, offline=request.offline) for key in common_keys(saved)]
+    saved = [SavedRun.open(run) for given in arguments.runs for run in members_of(given)]
+    parts = [_Part.read(saved, key, offline=arguments.offline) for key in common_keys(saved)]
     digest = hashlib.sha256(json.dumps(sorted(sha256_of(file) for part in parts for file in part.files)).encode())
     recipe = {"kind": "eval", "suite": SUITE, "runs": [str(each.run.path.resolve()) for each in saved]}
     run = RunDirectory.create(
-        request.runs_root,
+        arguments.runs_root,
         RunIdentity(
             kind="eval",
             recipe=f"eval-{SUITE}",
             recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
             what_hash=digest.hexdigest(),
             seed=0,
-            command=request.command,
+            command=arguments.command,
             fingerprints={"predictions": digest.hexdigest()},
         ),
-        request.run_dir,
+        arguments.run_dir,
     )
-    request.begun(run)
-    with run.recording(request.command):
+    arguments.begun(run)
+    with run.recording(arguments.command):
         run.write_environment()
         for part in parts:
             name = "-".join(part.key)
@@ -110,12 +109,11 @@ def members_of(run: RunDirectory) -> list[RunDirectory]:
     Raises:
         DataError: the suite is not done.
     """
-    if not (run.path / SUITE_FILE).exists():
+    suite = suite_results_of(run)
+    if suite is None:
         return [run]
-    if run.results is None:
-        raise DataError(f"{run.path}: the suite is not done; `bertkit finetune --resume {run.path}` ends it")
-    setting = run.results["chosen"]["setting"]
-    return [RunDirectory.open(Path(each["run"])) for each in run.results["runs"] if each["setting"] == setting]
+    setting = suite["chosen"]["setting"]
+    return [RunDirectory.open(Path(each["run"])) for each in suite["runs"] if each["setting"] == setting]
 
 
 def common_keys(saved: Sequence[SavedRun]) -> list[Key]:
@@ -139,14 +137,14 @@ def common_keys(saved: Sequence[SavedRun]) -> list[Key]:
 
 @dataclass(frozen=True)
 class _Part:
-    """One task and split: what each run said of it, and their mean.
+    """One task and split: the predictions of each run, and their mean.
 
     Attributes:
         key: task and split.
         recipe: the first run's, for that task.
         examples: the gold data.
         files: of each run's predictions.
-        said: by run.
+        predictions: of each run.
         averaged: the ensemble's.
     """
 
@@ -154,7 +152,7 @@ class _Part:
     recipe: FinetuneRecipe
     examples: Sequence[Example]
     files: Sequence[Path]
-    said: Sequence[Sequence[Prediction]]
+    predictions: Sequence[Sequence[Prediction]]
     averaged: list[Prediction]
 
     @classmethod
@@ -171,7 +169,7 @@ class _Part:
                 check_same(examples, load_examples(recipe, split, offline=offline).examples, key)
                 read.add(_source(recipe))
         files = [each.files[key] for each in saved]
-        said = [
+        predictions = [
             matched(read_predictions(file, recipe.spec), examples, source=str(file))
             for file, recipe in zip(files, recipes, strict=True)
         ]
@@ -184,10 +182,10 @@ class _Part:
         averaged = []
         for place in range(len(examples)):
             try:
-                averaged.append(combine([own[place] for own in said]))
+                averaged.append(combine([own[place] for own in predictions]))
             except _UnfitError as fault:
                 raise DataError(f"{files[fault.run]}: example {examples[place].id}: {fault}") from fault
-        return cls(key, recipes[0], examples, files, said, averaged)
+        return cls(key, recipes[0], examples, files, predictions, averaged)
 
     def scores(self, predictions: Sequence[Prediction]) -> Scores | None:
         """None where the labels are not known."""
@@ -219,9 +217,11 @@ def _results(saved: Sequence[SavedRun], parts: Sequence[_Part]) -> dict[str, Any
             {
                 "run": str(each.run.path.resolve()),
                 "seed": each.run.record.get("seed"),
-                "scores": by_name({split: own[split].scores(own[split].said[number]) or {} for split in found}, main),
+                "scores": by_name(
+                    {split: own[split].scores(own[split].predictions[number]) or {} for split in found}, main
+                ),
                 "degenerate": None,
-                # Where whoever reads this run finds the recipe of its task.
+                # The recipe of the task is read from this run.
                 "predicts": number == 0,
             }
             for number, each in enumerate(saved)
@@ -251,69 +251,69 @@ def mean(values: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(ordered[0] + (ordered - ordered[0]).sum(axis=0) / len(ordered))
 
 
-def _winner(names: Sequence[Any], shares: NDArray[np.float64], said: Sequence[Any]) -> Any:
-    """The name with the greatest share; of equal ones the one that most runs said, then the first."""
+def _winner(names: Sequence[Any], shares: NDArray[np.float64], predictions: Sequence[Any]) -> Any:
+    """The name with the greatest share; of equal ones the one that most runs predicted, then the first."""
     best = [name for name, share in zip(names, shares.tolist(), strict=True) if share == shares.max()]
-    counts = Counter(said)
+    counts = Counter(predictions)
     return max(best, key=lambda name: counts[name])
 
 
-def _by_label(said: Sequence[Prediction]) -> tuple[list[str], NDArray[np.float64]]:
+def _by_label(predictions: Sequence[Prediction]) -> tuple[list[str], NDArray[np.float64]]:
     """The labels, in the runs' order where they agree on it, and the mean probability of each."""
-    for number, each in enumerate(said):
+    for number, each in enumerate(predictions):
         if not isinstance(each.scores, Mapping):
             raise _UnfitError(number, "no scores beside the prediction, expected a probability for each label")
-        if each.scores.keys() != said[0].scores.keys():
-            here, there = (", ".join(map(str, scores)) for scores in (each.scores, said[0].scores))
+        if each.scores.keys() != predictions[0].scores.keys():
+            here, there = (", ".join(map(str, scores)) for scores in (each.scores, predictions[0].scores))
             raise _UnfitError(number, f"the labels are {here}, where the first run has {there}")
-    names = _agreed([list(each.scores) for each in said])
-    return names, mean([[each.scores[name] for name in names] for each in said])
+    names = _agreed([list(each.scores) for each in predictions])
+    return names, mean([[each.scores[name] for name in names] for each in predictions])
 
 
 def _agreed(orders: Sequence[list[str]]) -> list[str]:
     return orders[0] if all(order == orders[0] for order in orders) else sorted(orders[0])
 
 
-def _label(said: Sequence[Prediction]) -> Prediction:
-    names, share_K = _by_label(said)
-    winner = _winner(names, share_K, [each.prediction for each in said])
-    return Prediction(said[0].id, winner, dict(zip(names, share_K.tolist(), strict=True)))
+def _label(predictions: Sequence[Prediction]) -> Prediction:
+    names, share_K = _by_label(predictions)
+    winner = _winner(names, share_K, [each.prediction for each in predictions])
+    return Prediction(predictions[0].id, winner, dict(zip(names, share_K.tolist(), strict=True)))
 
 
-def _labels(said: Sequence[Prediction]) -> Prediction:
-    names, share_K = _by_label(said)
+def _labels(predictions: Sequence[Prediction]) -> Prediction:
+    names, share_K = _by_label(predictions)
     scores = dict(zip(names, share_K.tolist(), strict=True))
-    return Prediction(said[0].id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
+    return Prediction(predictions[0].id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
 
 
-def _number(said: Sequence[Prediction]) -> Prediction:
-    return Prediction(said[0].id, float(mean([each.prediction for each in said])))
+def _number(predictions: Sequence[Prediction]) -> Prediction:
+    return Prediction(predictions[0].id, float(mean([each.prediction for each in predictions])))
 
 
-def _ending(said: Sequence[Prediction]) -> Prediction:
-    for number, each in enumerate(said):
-        if not isinstance(each.scores, list) or len(each.scores) != len(said[0].scores):
+def _ending(predictions: Sequence[Prediction]) -> Prediction:
+    for number, each in enumerate(predictions):
+        if not isinstance(each.scores, list) or len(each.scores) != len(predictions[0].scores):
             raise _UnfitError(number, "expected a probability for each ending beside the prediction")
-    shares = mean([each.scores for each in said])
-    winner = _winner(range(len(shares)), shares, [each.prediction for each in said])
-    return Prediction(said[0].id, winner, shares.tolist())
+    shares = mean([each.scores for each in predictions])
+    winner = _winner(range(len(shares)), shares, [each.prediction for each in predictions])
+    return Prediction(predictions[0].id, winner, shares.tolist())
 
 
-def _tags(said: Sequence[Prediction]) -> Prediction:
-    for number, each in enumerate(said):
+def _tags(predictions: Sequence[Prediction]) -> Prediction:
+    for number, each in enumerate(predictions):
         if not isinstance(each.scores, Mapping) or not {"tags", "probabilities"} <= each.scores.keys():
             raise _UnfitError(number, "no probabilities beside the tags, fine-tune again with this version")
-        if sorted(each.scores["tags"]) != sorted(said[0].scores["tags"]):
+        if sorted(each.scores["tags"]) != sorted(predictions[0].scores["tags"]):
             raise _UnfitError(number, "the tags are not those of the first run")
-    names = _agreed([list(each.scores["tags"]) for each in said])
-    columns = [[each.scores["tags"].index(name) for name in names] for each in said]
+    names = _agreed([list(each.scores["tags"]) for each in predictions])
+    columns = [[each.scores["tags"].index(name) for name in names] for each in predictions]
     rows_RWK = [
         np.asarray(each.scores["probabilities"], dtype=np.float64).reshape(len(each.prediction), -1)[:, own]
-        for each, own in zip(said, columns, strict=True)
+        for each, own in zip(predictions, columns, strict=True)
     ]
     share_WK = mean(rows_RWK)
-    tags = [_winner(names, row_K, [each.prediction[w] for each in said]) for w, row_K in enumerate(share_WK)]
-    return Prediction(said[0].id, tags, {"tags": names, "probabilities": share_WK.tolist()})
+    tags = [_winner(names, row_K, [each.prediction[w] for each in predictions]) for w, row_K in enumerate(share_WK)]
+    return Prediction(predictions[0].id, tags, {"tags": names, "probabilities": share_WK.tolist()})
 
 
 COMBINED: Mapping[Kind, Callable[[Sequence[Prediction]], Prediction]] = {
@@ -323,4 +323,4 @@ COMBINED: Mapping[Kind, Callable[[Sequence[Prediction]], Prediction]] = {
     "choice": _ending,
     "tagging": _tags,
 }
-"""How what several runs said of one example becomes one prediction; spans cannot be averaged."""
+"""How several predictions for one example become one, by kind of task; spans cannot be averaged."""

@@ -1,10 +1,8 @@
-"""Figures of probes: the same look for all of them, readable in greyscale, equal results in equal files.
+"""Figures of evaluations and probes in one style, readable in greyscale; equal results give equal files.
 
-Own design, after run/figures.py, which draws the curves of training. Lines differ by marker and dash, never by colour
-alone; a heat map is grey and says its numbers where there is room. Callers name units and n in labels and titles.
-
-A kind's drawing is a function without arguments that gives a matplotlib figure; matplotlib is imported when it is
-called.
+Own design; sibling run/figures.py draws the curves of training. Lines differ by marker and dash, never by colour alone;
+a heat map is grey and shows its numbers where there is room. Callers name units and n in labels and titles. matplotlib
+is imported when a figure is made.
 """
 
 from __future__ import annotations
@@ -65,13 +63,12 @@ def plain(axes: Axes, *, x: str, y: str, title: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def lines(axes: Axes, x: Sequence[float], series: Mapping[str, Sequence[float | None]]) -> None:
-    """A line for each series, told apart by marker and dash, with a legend below; a missing value is a gap."""
+def lines(axes: Axes, x: Sequence[float] | Floats, series: Mapping[str, Sequence[float | None]]) -> None:
+    """A line for each series, distinct by marker and dash, with a legend below; a missing value is a gap."""
     for number, (label, values) in enumerate(series.items()):
-        heights = [np.nan if value is None else value for value in values]
         axes.plot(
             x,
-            heights,
+            np.array(values, dtype=float),
             label=label,
             color=SHADES[number % len(SHADES)],
             linestyle=DASHES[number % len(DASHES)],
@@ -91,10 +88,16 @@ def lines(axes: Axes, x: Sequence[float], series: Mapping[str, Sequence[float | 
         )
 
 
-def layer_ticks(axes: Axes, layers: int) -> None:
-    """Whole layers on the horizontal axis, the embeddings as 0."""
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """One legend below all panels, with the labels of one of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower center", ncols=len(labels))
+
+
+def layer_ticks(axes: Axes, layers: int, *, first: int = 0) -> None:
+    """Whole layers on the horizontal axis; the embeddings are 0."""
     step = 1 if layers <= 13 else 2 if layers <= 25 else 4
-    axes.set_xticks(range(0, layers, step))
+    axes.set_xticks(range(first, first + layers, step))
 
 
 def heat_map(

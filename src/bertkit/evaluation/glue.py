@@ -2,7 +2,7 @@
 
 Wang et al. 2019, GLUE, arXiv:1804.07461, section 3 (tasks and score); Devlin et al. 2019, BERT, arXiv:1810.04805,
 table 1. There is no one average: BERT's counts MNLI twice and leaves WNLI out, the server's has WNLI and means of
-metrics, ELECTRA's has eight tasks. Each is named, and says over which columns it was taken where some are lacking.
+metrics, ELECTRA's has eight tasks. Each has a name, and lists the columns it was taken over where some are lacking.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import Evaluated
 from bertkit.evaluation.plan import MISMATCHED, TaskEvaluation
+from bertkit.evaluation.run import Evaluated
 from bertkit.evaluation.tasks import PREDICTIONS, Measured, Table, evaluate_tasks
 from bertkit.finetuning.trainer import write_predictions
 from bertkit.inference.predict import Predictor
@@ -144,7 +144,7 @@ def glue_tasks(names: Sequence[str] | None = None) -> tuple[TaskSpec, ...]:
     return tuple(TASKS[name] for name in GLUE if name in {spec.name for spec in specs})
 
 
-def evaluate_glue(wanted: TaskEvaluation, *, progress: Progress = silent_progress) -> Evaluated:
+def evaluate_glue(evaluation: TaskEvaluation, *, progress: Progress = silent_progress) -> Evaluated:
     """Evaluate on GLUE, and write results.json and the submission.
 
     Args:
@@ -154,7 +154,7 @@ def evaluate_glue(wanted: TaskEvaluation, *, progress: Progress = silent_progres
     Raises:
         BertkitError: see `evaluate_tasks`.
     """
-    whole = replace(wanted, suite=SUITE, predict=TEST_SPLITS)
+    whole = replace(evaluation, suite=SUITE, predict=TEST_SPLITS)
 
     def finish(run: RunDirectory, measured: Mapping[str, Measured], table: Table) -> dict[str, Any]:
         values = {task: {name: each["mean"] for name, each in metrics.items()} for task, metrics in table.items()}
@@ -170,15 +170,15 @@ def evaluate_glue(wanted: TaskEvaluation, *, progress: Progress = silent_progres
     return evaluate_tasks(whole, progress=progress, finish=finish)
 
 
-def _predict_diagnostic(wanted: TaskEvaluation, model: Path, run: RunDirectory) -> None:
+def _predict_diagnostic(evaluation: TaskEvaluation, model: Path, run: RunDirectory) -> None:
     """Predict the diagnostic set with the model of MNLI, where it is there."""
-    request = wanted.request
+    arguments = evaluation.arguments
     try:
-        split = load_split(_DIAGNOSTIC, "test", wanted.data_dir, offline=request.offline)
+        split = load_split(_DIAGNOSTIC, "test", evaluation.data_dir, offline=arguments.offline)
     except DataError as error:
         log.warning("%s is not predicted: %s", _DIAGNOSTIC, error)
         return
-    predictor = Predictor.load(str(model), request.engine(), spec=TASKS["mnli"], offline=request.offline)
+    predictor = Predictor.load(str(model), arguments.engine(), spec=TASKS["mnli"], offline=arguments.offline)
     write_predictions(run.path / PREDICTIONS / f"{_DIAGNOSTIC}-test.jsonl", predictor(split.examples))
 
 
@@ -207,6 +207,6 @@ def write_submission(run: Path) -> dict[str, Any]:
     if not predictions:
         return {"zip": None, "files": [], "missing": missing}
     path = write_glue_submission(run / SUBMISSION, predictions)
-    faults = [fault for fault in check_submission(path) if fault.file.removesuffix(".tsv") not in missing]
-    assert not faults, faults
+    errors = [error for error in check_submission(path) if error.file.removesuffix(".tsv") not in missing]
+    assert not errors, errors
     return {"zip": str(path.relative_to(run)), "files": list(predictions), "missing": missing}

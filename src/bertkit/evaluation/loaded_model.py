@@ -1,7 +1,7 @@
-"""Models that are looked into: any MODEL, and what a run's checkpoints hold.
+"""Models that are evaluated or probed: any MODEL, and the checkpoints of a run.
 
 Own design (contract: MODEL). Beside the names that every command takes, `RUN@500` is the checkpoint of that step, and
-`RUN@all` every checkpoint that the run has kept, in order. evaluating/base.py finds models as they were finished.
+`RUN@all` every checkpoint that the run has kept, in order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import LoadedModel
-from bertkit.files import sha256_of
+from bertkit.files import read_json, sha256_of
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
+from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.run.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
@@ -32,21 +32,45 @@ _WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
-class ProbedModel(LoadedModel):
-    """A model that is looked into.
+class LoadedModel:
+    """A model that is measured.
 
     Attributes:
+        name: as the user gave it.
+        directory: where it was found.
+        model, tokenizer: what was read.
+        fingerprint: sha256 of the weights' file, or of the index where there are several.
+        training: steps, tokens and id of the run that made it; None where it lies in no run directory.
         label: a short name for figures: the last part of its path or id, with the step of a checkpoint.
     """
 
+    name: str
+    directory: Path
+    model: HeadedModel
+    tokenizer: Tokenizer
+    fingerprint: str
+    training: dict[str, Any] | None
     label: str = ""
+
+    @classmethod
+    def load(cls, name: str, *, offline: bool = False) -> LoadedModel:
+        """Find and read one model.
+
+        Raises:
+            DataError: nothing there, files at fault, a tokenizer of another model, or no checkpoint of this step.
+            UsageError: the name stands for several checkpoints.
+        """
+        models = load_models([name], offline=offline)
+        if len(models) > 1:
+            raise UsageError(f"{name}: stands for {len(models)} checkpoints; give the step of one, as {models[0].name}")
+        return models[0]
 
     @property
     def config(self) -> EncoderConfig:
         return self.model.encoder.config
 
-    def random_twin(self, seed: int = 0) -> ProbedModel:
-        """The same model with weights drawn anew, by its family's rules: what training had nothing to do with."""
+    def random_twin(self, seed: int = 0) -> LoadedModel:
+        """The same model with weights that are drawn by its family's rules: a baseline without training."""
         model = HeadedModel(
             self.config.build(self.model.encoder.vocab_size, pad_id=self.config.default_pad_id),
             self.model.head_names,
@@ -58,27 +82,26 @@ class ProbedModel(LoadedModel):
         )
 
 
-def load_subjects(names: Sequence[str], *, offline: bool = False) -> list[ProbedModel]:
+def load_models(names: Sequence[str], *, offline: bool = False) -> list[LoadedModel]:
     """Find and read the models of these names, in order.
 
     Raises:
         DataError: nothing there, files at fault, or no checkpoint of this step.
         UsageError: a name is given twice.
     """
-    subjects = [subject for name in names for subject in _load(name, offline=offline)]
+    models = [model for name in names for model in _load(name, offline=offline)]
     seen: set[str] = set()
-    for subject in subjects:
-        if subject.name in seen:
-            raise UsageError(f"--model {subject.name} is given twice; name different models or checkpoints")
-        seen.add(subject.name)
-    labels = [subject.label for subject in subjects]
-    if len(set(labels)) < len(labels):
-        return [replace(subject, label=subject.name) for subject in subjects]
-    return subjects
+    for model in models:
+        if model.name in seen:
+            raise UsageError(f"--model {model.name} is given twice; name different models or checkpoints")
+        seen.add(model.name)
+    if len({model.label for model in models}) < len(models):
+        return [replace(model, label=model.name) for model in models]
+    return models
 
 
 def short_name(name: str) -> str:
-    """What a figure calls a model: its directory's or Hub id's last part, a run's own name for RUN/model."""
+    """A model's name in figures: its directory's or Hub id's last part, a run's own name for RUN/model."""
     path = Path(name)
     parts = [part for part in path.parts if part not in ("/", ".", "..")]
     if not parts:
@@ -86,16 +109,20 @@ def short_name(name: str) -> str:
     return parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
 
 
-def _load(name: str, *, offline: bool) -> list[ProbedModel]:
+def _load(name: str, *, offline: bool) -> list[LoadedModel]:
     run_path, at, step = name.rpartition("@")
     if at and (Path(run_path) / RECORD).is_file():
         return _checkpoints(run_path, step)
-    found = LoadedModel.load(name, offline=offline)
-    fields = {key: getattr(found, key) for key in LoadedModel.__dataclass_fields__}
-    return [ProbedModel(**fields, label=short_name(name))]
+    directory = find_model(name, offline=offline)
+    inner = encoder_directory(directory)
+    model, _ = load_model(directory)
+    tokenizer = load_tokenizer(inner)
+    check_vocabulary(model, tokenizer, source=name)
+    training = _training(directory)
+    return [LoadedModel(name, directory, model, tokenizer, weights_hash(inner), training, label=short_name(name))]
 
 
-def _checkpoints(run_path: str, step: str) -> list[ProbedModel]:
+def _checkpoints(run_path: str, step: str) -> list[LoadedModel]:
     run = RunDirectory.open(Path(run_path))
     paths = {_step_of(path): path for path in list_checkpoints(run.checkpoints)}
     wanted = list(paths) if step == ALL else [int(step)] if step.isdecimal() else []
@@ -110,7 +137,7 @@ def _checkpoints(run_path: str, step: str) -> list[ProbedModel]:
     return [_read(run, run_path, each, paths[each], tokenizer) for each in wanted]
 
 
-def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: Tokenizer) -> ProbedModel:
+def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: Tokenizer) -> LoadedModel:
     checkpoint = load_checkpoint(path)
     name = f"{run_path}@{step}"
     model = _model_of(run, checkpoint, name)
@@ -121,7 +148,7 @@ def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: To
         "tokens": checkpoint.state.get("tokens"),
     }
     fingerprint = sha256_of(path / f"{_WEIGHTS}.safetensors")
-    return ProbedModel(name, path, model, tokenizer, fingerprint, training, label=f"{short_name(run_path)}@{step}")
+    return LoadedModel(name, path, model, tokenizer, fingerprint, training, label=f"{short_name(run_path)}@{step}")
 
 
 def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedModel:
@@ -130,7 +157,9 @@ def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedMod
     step = checkpoint.step
     stage = next((each for each in stages_of(recipe) if step <= each.end_step), None)
     if stage is None:
-        raise DataError(f"{name}: the recipe ends before step {step}; the run directory is not of one piece")
+        raise DataError(
+            f"{name}: the recipe ends before step {step}; the files of the run directory do not belong together"
+        )
     heads: tuple[str, ...] = ()
     labels = None
     if run.model.is_dir():
@@ -175,3 +204,14 @@ def _tokenizer_of(run: RunDirectory) -> Tokenizer:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
+
+
+def _training(directory: Path) -> dict[str, Any] | None:
+    record = directory.parent / RECORD
+    if not record.is_file():
+        return None
+    try:
+        recorded = read_json(record)
+    except DataError:
+        return None
+    return {"run": recorded.get("id"), "steps": recorded.get("steps"), "tokens": recorded.get("tokens")}

@@ -2,8 +2,8 @@
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 (a share of the tokens is masked at once) and Salazar et al.
 2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: each token masked in turn). Sibling held_out.py measures these
-in training, on the recipe's own samples and masking; here any model is asked about any text, always in the same way,
-so that models of one tokenizer can be compared.
+in training, on the recipe's own samples and masking; here any model is measured on any text, always in the same way, so
+that models of one tokenizer can be compared.
 
 Shapes: T tokens of a window, M predicted tokens.
 """
@@ -19,42 +19,25 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.arguments import EvalRequest, Evaluated, measured_once
-from bertkit.evaluation.run import LoadedModel, begin_measurement
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.run import EvalArguments, Evaluated, begin_measurement, measured_once
+from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
 from bertkit.models.pseudo_likelihood import Original, TokenPredictor, choose_rule, score_ids
 from bertkit.progress import Progress, silent_progress
-from bertkit.settings import Settings
 from bertkit.text.sources import Corpus, open_corpus
 from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "mlm"
 USUAL_LENGTH = 128
-SPECIAL_TOKENS = 2
-MIN_TOKENS = 8
-"""A shorter rest of a document is no window."""
-
 Int64s = NDArray[np.int64]
-
-
-class MlmSettings(Settings):
-    """What decides the result, beside model and text."""
-
-    sequence_length: int | None = Field(
-        None, ge=MIN_TOKENS + SPECIAL_TOKENS, description="Tokens of a window; null: 128, or what the model reads."
-    )
-    sequences: int = Field(512, ge=1, description="Windows that are masked at `rate`, drawn from the whole text.")
-    pseudo_sequences: int = Field(16, ge=0, description="How many of them are scored with each token masked in turn.")
-    rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
-    seed: int = Field(0, ge=0, description="Of the draws of windows and masks.")
 
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of a document without special tokens; `number` counts the windows of the whole text."""
+    """A window of a document without special tokens; `number` counts the windows of the whole text."""
 
     number: int
     ids_T: Int64s
@@ -74,12 +57,12 @@ class Figures:
 
 
 def evaluate_mlm(
-    request: EvalRequest, sources: Sequence[str], settings: MlmSettings, *, progress: Progress = silent_progress
+    arguments: EvalArguments, sources: Sequence[str], settings: MlmSettings, *, progress: Progress = silent_progress
 ) -> Evaluated:
     """Measure and write the run's results.json.
 
     Args:
-        request: the model, and where to compute and write.
+        arguments: the model, and where to compute and write.
         sources: text: files, directories, globs, `hub:ORG/NAME`, `builtin:pydocs`.
         settings: how it is cut and masked.
         progress: the display.
@@ -90,34 +73,34 @@ def evaluate_mlm(
     """
     if not sources:
         raise UsageError("no text to evaluate on: give --data SOURCE, text that the model was not trained on")
-    corpus = open_corpus(sources, offline=request.offline)
-    examined = LoadedModel.load(request.model, offline=request.offline)
-    choose_rule(examined.model, Original.name, source=request.model)
-    length = _window_length(settings, examined.model.encoder.max_tokens)
+    corpus = open_corpus(sources, offline=arguments.offline)
+    loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
+    choose_rule(loaded.model, Original.name, source=arguments.model)
+    length = _window_length(settings, loaded.model.encoder.max_tokens)
     draw = Draw(settings.seed, SUITE)
-    windows = drawn_windows(corpus, examined.tokenizer, length - SPECIAL_TOKENS, settings.sequences, draw)
-    engine = request.engine()
-    predict = TokenPredictor(examined.model, Original.head, device=engine.device)
+    windows = drawn_windows(corpus, loaded.tokenizer, length - SPECIAL_TOKENS, settings.sequences, draw)
+    engine = arguments.engine()
+    predict = TokenPredictor(loaded.model, Original.head, device=engine.device)
     data = {entry["name"]: entry["content"] for entry in corpus.describe()}
-    run = begin_measurement("eval", SUITE, [examined], settings, request, data=data, seed=settings.seed)
-    with run.recording(request.command):
+    run = begin_measurement("eval", SUITE, [loaded], settings, arguments, data=data, seed=settings.seed)
+    with run.recording(arguments.command):
         run.write_environment()
         figures: dict[str, Any] = masked_figures(
-            predict, examined.tokenizer, windows, draw, rate=settings.rate, max_batch_tokens=engine.micro_batch_tokens
+            predict, loaded.tokenizer, windows, draw, rate=settings.rate, max_batch_tokens=engine.micro_batch_tokens
         )
         some = [window.ids_T.tolist() for window in windows[: settings.pseudo_sequences]]
         if some:
-            rule = Original(examined.tokenizer)
+            rule = Original(loaded.tokenizer)
             log_p = score_ids(predict, rule, some, some, max_batch_tokens=engine.micro_batch_tokens, progress=progress)
             figures["pseudo_perplexity"] = Figures(np.concatenate(log_p)).perplexity
         protocol = _protocol(settings, length, windows, scored=len(some))
         results = {
             "suite": SUITE,
-            "model": examined.name,
+            "model": loaded.name,
             "average": figures["accuracy"],
             "tasks": {TASK: {name: measured_once(value) for name, value in figures.items()}},
             "protocol": protocol,
-            "trained": examined.training,
+            "trained": loaded.training,
         }
         run.write_results(results)
     return Evaluated(run, results)

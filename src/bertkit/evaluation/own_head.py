@@ -1,7 +1,7 @@
 """Whether a model can be evaluated on a task as it is, or must be fine-tuned first.
 
-Nothing here follows a paper. A head counts as the task's own where its run or its config.json says so, or where its
-labels have the task's names; never by their number or order. Where nothing says what the outputs mean, the user must.
+Nothing here follows a paper. A head counts as the task's own where its run or its config.json names the task, or where
+its labels have the task's names; never by their number or order. Where it is not known, the user has to decide.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.models.hub import read_config
 from bertkit.models.labels import Labels
 from bertkit.tasks.catalogue import TASKS, TaskSpec, find_task
-from bertkit.tasks.readers.hub import HUB_LAYOUTS
 
 log = logging.getLogger(__name__)
 
@@ -39,26 +38,26 @@ def head_use(directory: Path, spec: TaskSpec, choice: HeadChoice, *, name: str) 
         name: the model's, for messages.
 
     Raises:
-        DataError: nothing says whether the head is the task's, or `own` was chosen and there is none.
+        DataError: it is not known whether the head is the task's, or `own` was chosen and there is none.
     """
     directory = head_directory(directory, spec.name)
     config, contents = read_config(directory)
     if not has_head(config, contents, spec.head):
         if choice == "own":
-            raise DataError(f"{name}: has no head for {spec.kind}, which --head own asks for")
+            raise DataError(f"{name}: has no head for {spec.kind}, which --head own needs")
         return "none"
     if choice != "auto":
         return choice
     task = _learnt(directory, contents)
     if task is not None:
-        return _told(task.name == spec.name, name, spec, f"its head is of {task.name}")
+        return _choice(task.name == spec.name, name, spec, f"its head is of {task.name}")
     if spec.kind in ("span", "choice"):
         return "own"
     return _by_labels(contents, spec, name)
 
 
 def _learnt(directory: Path, contents: Mapping[str, Any]) -> TaskSpec | None:
-    """The published task that the model was fine-tuned on, where its run or config.json says it."""
+    """The published task that the model was fine-tuned on, where its run or config.json names it."""
     recipe = recipe_of(directory)
     named = contents.get("finetuning_task") if recipe is None else recipe.task
     if not isinstance(named, str):
@@ -73,7 +72,7 @@ def _by_labels(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> HeadUs
     labels = Labels.from_hub(contents)
     is_number = labels.count == 1 or contents.get("problem_type") == "regression"
     if spec.kind == "regression" or is_number:
-        return _told(spec.kind == "regression" and is_number, name, spec, f"its head has {labels.count} outputs")
+        return _choice(spec.kind == "regression" and is_number, name, spec, f"its head has {labels.count} outputs")
     here = _folded(labels.names)
     if labels.are_named and not all(each.isdigit() for each in here):
         like = [each.name for each in TASKS.values() if here in _names_of(each)]
@@ -81,13 +80,13 @@ def _by_labels(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> HeadUs
             like.remove(spec.name)
             if like:
                 log.warning(
-                    "%s: nothing says what it was fine-tuned on; its head's labels are those of %s, and also of %s:"
+                    "%s: its record names no task; its head's labels are those of %s, and also of %s:"
                     " --head new fine-tunes with a new head",
                     *(name, spec.name, ", ".join(like)),
                 )
             return "own"
         if like:
-            return _told(False, name, spec, f"its head's labels are those of {like[0]}")
+            return _choice(False, name, spec, f"its head's labels are those of {like[0]}")
     raise DataError(
         f"{name}: its head's labels are {', '.join(labels.names)}, which does not say whether it is one of {spec.name}"
         f" ({', '.join(spec.labels or ()) or 'without fixed labels'}); {_REMEDY}"
@@ -96,12 +95,11 @@ def _by_labels(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> HeadUs
 
 def _names_of(spec: TaskSpec) -> list[set[str]]:
     """The names that a task's labels have in its own files, and those in its copy on the Hub."""
-    layout = HUB_LAYOUTS.get(spec.name)
-    found = [spec.labels or (), tuple(layout.names) if layout else ()]
+    found = [spec.labels or (), tuple(spec.hub.names) if spec.hub else ()]
     return [_folded(names) for names in found if names]
 
 
-def _told(own: bool, name: str, spec: TaskSpec, reason: str) -> HeadUse:
+def _choice(own: bool, name: str, spec: TaskSpec, reason: str) -> HeadUse:
     if own:
         return "own"
     log.info("%s: %s; it is fine-tuned on %s with a new head", name, reason, spec.name)

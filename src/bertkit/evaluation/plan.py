@@ -1,6 +1,6 @@
 """What an evaluation on published tasks consists of: which tasks have data, what becomes of the model's head, recipes.
 
-Nothing here follows a paper. All of it is decided before anything is trained. Sibling tasks.py does it.
+Nothing here follows a paper. All of it is decided before anything is trained. Sibling tasks.py carries it out.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
-from bertkit.evaluation.arguments import EvalRequest
 from bertkit.evaluation.own_head import HeadChoice, HeadUse, head_use
+from bertkit.evaluation.run import EvalArguments
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.metrics.modules import AdditionalMetric, load_metric
 from bertkit.models.hub import read_config
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import Override
@@ -42,28 +44,39 @@ class TaskEvaluation:
     Attributes:
         suite: its name.
         tasks: in the order of the table.
-        request: the model, and where to compute and write.
+        arguments: the model, and where to compute and write.
         data_dir: where the official files lie; the Hub's copies where None.
         seeds: one fine-tuning run for each.
-        overrides: KEY=VALUE of every task's recipe; keys may be short (`lr`).
+        overrides: of every task's recipe; keys may be short (`lr`).
         head: what to do with a head that the model has.
         predict: splits without labels that the best seed predicts where they are there.
-        published: whose rows to set beside; the model's own where None.
+        published: whose published rows to show; those of the model's shape where None.
         may_lack: whether a task without data is left out; else it is an error.
         max_minutes: stop after so long, with a checkpoint.
+        metrics: reported beside the tasks' own, see `bertkit.metrics.modules.load_metric`.
     """
 
     suite: str
     tasks: tuple[TaskSpec, ...]
-    request: EvalRequest
+    arguments: EvalArguments
     data_dir: Path | None = None
     seeds: tuple[int, ...] = (0,)
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
     head: HeadChoice = "auto"
     predict: tuple[str, ...] = ()
     published: str | None = None
     may_lack: bool = False
     max_minutes: float | None = None
+    metrics: tuple[str, ...] = ()
+
+    @cached_property
+    def additional(self) -> tuple[AdditionalMetric, ...]:
+        """The modules of `metrics`.
+
+        Raises:
+            DataError: one cannot be loaded.
+        """
+        return tuple(load_metric(name, offline=self.arguments.offline) for name in self.metrics)
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,7 @@ class PlannedTask:
         return {"recipes": hashes, "splits": [*self.watched, *self.later]}
 
 
-def plan_tasks(wanted: TaskEvaluation, directory: Path) -> tuple[list[PlannedTask], dict[str, str]]:
+def plan_tasks(evaluation: TaskEvaluation, directory: Path) -> tuple[list[PlannedTask], dict[str, str]]:
     """The tasks that can be evaluated, and why the others cannot.
 
     Raises:
@@ -101,43 +114,43 @@ def plan_tasks(wanted: TaskEvaluation, directory: Path) -> tuple[list[PlannedTas
     """
     planned: list[PlannedTask] = []
     left_out: dict[str, str] = {}
-    for spec in wanted.tasks:
+    for spec in evaluation.tasks:
         watched = watched_splits(spec)
-        use = head_use(directory, spec, wanted.head, name=wanted.request.model)
+        use = head_use(directory, spec, evaluation.head, name=evaluation.arguments.model)
         try:
-            files = _files(wanted, spec, watched if use == "own" else ("train", *watched))
+            files = _files(evaluation, spec, watched if use == "own" else ("train", *watched))
         except DataError as error:
-            if not wanted.may_lack:
+            if not evaluation.may_lack:
                 raise
             left_out[spec.name] = str(error)
             continue
         later: list[str] = []
         for split in spec.splits:
-            if split not in watched and split in (*spec.scored, *wanted.predict):
+            if split not in watched and split in (*spec.scored, *evaluation.predict):
                 try:
-                    files |= _files(wanted, spec, (split,))
+                    files |= _files(evaluation, spec, (split,))
                     later.append(split)
                 except DataError as error:
                     log.warning("%s: %s is not predicted: %s", spec.name, split, error)
-        recipes = {} if use == "own" else {seed: _recipe(wanted, spec, use, seed) for seed in wanted.seeds}
+        recipes = {} if use == "own" else {seed: _recipe(evaluation, spec, use, seed) for seed in evaluation.seeds}
         planned.append(PlannedTask(spec, use, watched, tuple(later), files, recipes))
     if not planned:
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in left_out.items())
-        raise DataError(f"{wanted.suite}: no task has its data:\n{reasons}")
+        raise DataError(f"{evaluation.suite}: no task has its data:\n{reasons}")
     return planned, left_out
 
 
-def published_rows(wanted: TaskEvaluation, directory: Path) -> list[dict[str, Any]]:
+def published_rows(evaluation: TaskEvaluation, directory: Path) -> list[dict[str, Any]]:
     """The published rows that have a figure of these tasks, as fractions; none where the model has none.
 
     Raises:
         UsageError: the name that was given is none.
     """
-    model = _published(wanted, directory)
+    model = _published(evaluation, directory)
     if model is None:
         return []
-    names = {spec.name for spec in wanted.tasks} | (
-        {MISMATCHED} if any(s.name == "mnli" for s in wanted.tasks) else set()
+    names = {spec.name for spec in evaluation.tasks} | (
+        {MISMATCHED} if any(s.name == "mnli" for s in evaluation.tasks) else set()
     )
     rows = []
     for row in model.rows:
@@ -161,55 +174,58 @@ def published_rows(wanted: TaskEvaluation, directory: Path) -> list[dict[str, An
     return rows
 
 
-def _published(wanted: TaskEvaluation, directory: Path) -> PublishedModel | None:
-    if wanted.published is not None:
-        return None if wanted.published == NO_ROWS else published_named(wanted.published)
+def _published(evaluation: TaskEvaluation, directory: Path) -> PublishedModel | None:
+    if evaluation.published is not None:
+        return None if evaluation.published == NO_ROWS else published_named(evaluation.published)
     config, _ = read_config(directory)
     shape = (config.model_type, getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0))
-    found = published_for(shape, wanted.request.model)
+    found = published_for(shape, evaluation.arguments.model)
     if found is not None:
-        log.info("beside it stand the figures of %s, which has this shape; --published %s: none", found.title, NO_ROWS)
+        log.info(
+            "published figures are those of %s, which has this shape; --published %s shows none", found.title, NO_ROWS
+        )
     return found
 
 
-def _files(wanted: TaskEvaluation, spec: TaskSpec, splits: Sequence[str]) -> dict[str, str]:
+def _files(evaluation: TaskEvaluation, spec: TaskSpec, splits: Sequence[str]) -> dict[str, str]:
     """The sha256 of what splits are read from, by its path.
 
     Raises:
         DataError: it is not there.
     """
-    if wanted.data_dir is None:
-        sources = [load_split(spec, split, offline=wanted.request.offline).source for split in splits]
+    if evaluation.data_dir is None:
+        sources = [load_split(spec, split, offline=evaluation.arguments.offline).source for split in splits]
         return {source: digest(source) for source in sources}
-    paths = [find_files(spec, split, wanted.data_dir) for split in splits]
+    paths = [find_files(spec, split, evaluation.data_dir) for split in splits]
     parts = [each for path in paths for each in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return {str(part): sha256_of(part) for part in parts if part.is_file()}
 
 
-def finetune_request(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneArguments:
-    """What `bertkit finetune` would be asked for one task, whichever the seeds."""
+def finetune_arguments(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse) -> FinetuneArguments:
+    """The arguments of `bertkit finetune` for one task, without a seed."""
     return FinetuneArguments(
         task=spec.name,
-        model=wanted.request.model,
-        data_dir=None if wanted.data_dir is None else str(wanted.data_dir),
+        model=evaluation.arguments.model,
+        data_dir=None if evaluation.data_dir is None else str(evaluation.data_dir),
         overrides=[
-            Override("engine.device", wanted.request.device),
+            Override("engine.device", evaluation.arguments.device),
             *(
-                [Override("engine.micro_batch_tokens", wanted.request.batch_tokens)]
-                if wanted.request.batch_tokens
+                [Override("engine.micro_batch_tokens", evaluation.arguments.batch_tokens)]
+                if evaluation.arguments.batch_tokens
                 else []
             ),
             *([Override("new_head", True)] if use == "new" else []),
-            *wanted.overrides,
+            *([Override("metrics", list(evaluation.metrics))] if evaluation.metrics else []),
+            *evaluation.overrides,
         ],
-        runs_root=wanted.request.runs_root,
-        offline=wanted.request.offline,
-        command=wanted.request.command,
+        runs_root=evaluation.arguments.runs_root,
+        offline=evaluation.arguments.offline,
+        command=evaluation.arguments.command,
     )
 
 
-def _recipe(wanted: TaskEvaluation, spec: TaskSpec, use: HeadUse, seed: int) -> FinetuneRecipe:
-    request = finetune_request(wanted, spec, use)
+def _recipe(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse, seed: int) -> FinetuneRecipe:
+    request = finetune_arguments(evaluation, spec, use)
     return replace(request, overrides=[*request.overrides, Override("seed", seed)]).requested()
 
 

@@ -1,8 +1,8 @@
 """Two runs on the same examples: which is better, how surely, and where they disagree.
 
 Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP: the paired bootstrap over a test set's examples
-(bertkit.metrics.statistics). It says what other examples might have given, not what other seeds would. Sibling score.py
-scores one file of predictions.
+(bertkit.metrics.statistics). The interval is over other examples of the same kind, not over other seeds. Sibling
+score.py scores one file of predictions.
 
 Shapes: N examples.
 """
@@ -14,25 +14,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.finetuning.data import load_examples
-from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, load_finetune_recipe, resolved
+from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.recipe import FinetuneRecipe, load_finetune_recipe, resolved
 from bertkit.finetuning.run import SUITE_FILE
 from bertkit.finetuning.warm_start import run_recipe
 from bertkit.metrics import RESAMPLED
-from bertkit.metrics.base import Additive, Floats, ratio
+from bertkit.metrics.base import Additive
 from bertkit.metrics.classification import BinaryF1
 from bertkit.metrics.spans import accepted_v2, best_over, exact_match
 from bertkit.metrics.statistics import paired_bootstrap
 from bertkit.recipe.hashing import differing_keys
 from bertkit.run.directory import RECIPE, RunDirectory
-from bertkit.tasks.base import Prediction
+from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.classification import Classification
 from bertkit.tasks.examples import Example, QuestionExample
+from bertkit.tasks.span import Span
 
 PREDICTIONS = "predictions"
 
@@ -58,10 +60,9 @@ class SavedRun:
         Raises:
             DataError: it has none.
         """
-        if (run.path / SUITE_FILE).exists():
-            if run.results is None:
-                raise DataError(f"{run.path}: the suite is not done; `bertkit finetune --resume {run.path}` ends it")
-            run = RunDirectory.open(Path(run.results["chosen"]["run"]))
+        suite = suite_results_of(run)
+        if suite is not None:
+            run = RunDirectory.open(Path(suite["chosen"]["run"]))
         files = {}
         for path in sorted((run.path / PREDICTIONS).glob("*.jsonl")):
             task, dash, split = path.stem.rpartition("-")
@@ -81,16 +82,29 @@ class SavedRun:
         return names[0] if len(names) == len(self.recipes) == 1 else None
 
 
+def suite_results_of(run: RunDirectory) -> dict[str, Any] | None:
+    """The results of a suite of fine-tuning runs; None of a single run.
+
+    Raises:
+        DataError: the suite is not done.
+    """
+    if not (run.path / SUITE_FILE).exists():
+        return None
+    if run.results is None:
+        raise DataError(f"{run.path}: the suite is not done; `bertkit finetune --resume {run.path}` ends it")
+    return run.results
+
+
 def _recipes(run: RunDirectory, tasks: set[str]) -> dict[str, FinetuneRecipe]:
     """Each task's recipe: of the run, or of the run that predicted for an evaluation.
 
-    A model that was evaluated as it is has none: then it says which task, data and model, and the rest is the task's.
+    A model that was evaluated as it is has none: the record has task, data and model, the rest is the task's own.
     """
     recipe = run_recipe(run.path)
     if recipe is not None:
         return {each.spec.name: each for each in recipe.alone}
-    told = yaml.safe_load(run.recipe_yaml)
-    data = {} if told.get("data_dir") is None else {"directory": told["data_dir"]}
+    recorded = yaml.safe_load(run.recipe_yaml)
+    data = {} if recorded.get("data_dir") is None else {"directory": recorded["data_dir"]}
     found = {}
     for task in sorted(tasks):
         members = [each["run"] for each in (run.results or {}).get("runs", {}).get(task, []) if each["predicts"]]
@@ -98,7 +112,7 @@ def _recipes(run: RunDirectory, tasks: set[str]) -> dict[str, FinetuneRecipe]:
             recipe = load_finetune_recipe(str(Path(members[0]) / RECIPE))
             found[task] = next(each for each in recipe.alone if each.spec.name == task)
         else:
-            plain = {"name": task, "task": task, "model": told["model"], "data": data}
+            plain = {"name": task, "task": task, "model": recorded["model"], "data": data}
             found[task] = resolved(FinetuneRecipe.model_validate(plain))
     return found
 
@@ -121,7 +135,7 @@ def compare_runs(
         task, split: only these.
         metric: in place of the task's primary one.
         resamples, seed: of the bootstrap.
-        offline: ask no network for gold data.
+        offline: use no network for gold data.
 
     Returns:
         `{"a", "b", "comparisons": [...]}`, each with the scores, the bootstrap, the agreement and, as `recipe`, the
@@ -188,16 +202,16 @@ def _comparison(
     metric = metric or spec.primary
     if metric not in spec.metrics:
         raise UsageError(f"--metric {metric}: {spec.name} has {', '.join(spec.metrics)}")
-    said = [
+    predictions = [
         matched(read_predictions(saved.files[key], saved.recipes[key[0]].spec), examples, source=str(saved.files[key]))
         for saved, key in ((first, mine), (second, theirs))
     ]
+    tasks = [scoring_task(recipe, examples, own) for own in predictions]
+    labels_a, labels_b = ([each.prediction for each in own] for own in predictions)
     references = [reference_of(example) for example in examples]
-    impossible = any(getattr(example, "impossible", False) for example in examples)
-    guesses = [[each.prediction for each in predictions] for predictions in said]
-    measure = resampled(spec, metric, impossible=impossible)
-    bootstrap = asdict(paired_bootstrap(guesses[0], guesses[1], references, measure, resamples=resamples, seed=seed))
-    scores = [scoring_task(recipe, examples, predictions).score(predictions, examples) for predictions in said]
+    score = resampled(tasks[0], spec, metric)
+    bootstrap = asdict(paired_bootstrap(labels_a, labels_b, references, score, resamples=resamples, seed=seed))
+    scores = [task.score(own, examples) for task, own in zip(tasks, predictions, strict=True)]
     return {
         "task": spec.name,
         "split": mine[1],
@@ -206,7 +220,7 @@ def _comparison(
         **{key: bootstrap[key] for key in ("score_a", "score_b", "difference")},
         "interval": [bootstrap["low"], bootstrap["high"]],
         **{key: bootstrap[key] for key in ("confidence", "p_value", "resamples", "undefined")},
-        "agreement": agreement(spec, examples, *said),
+        "agreement": agreement(spec, examples, *predictions),
         "scores": {name: {"a": scores[0][name], "b": scores[1][name]} for name in scores[0]},
         "recipe": [
             {"key": key, "a": _plain(x), "b": _plain(y)}
@@ -239,37 +253,21 @@ def reference_of(example: Example) -> Any:
     return list(example.tags or ()) if hasattr(example, "tags") else example.label
 
 
-def resampled(spec: TaskSpec, metric: str, *, impossible: bool) -> Additive | Callable[[Any, Any], float | None]:
-    """What the bootstrap is given for a task's metric.
+def resampled(task: Task, spec: TaskSpec, score: str) -> Additive | Callable[[Any, Any], float | None]:
+    """What the bootstrap computes on each resample for a task's score.
 
     Raises:
-        UsageError: a metric that it cannot resample.
+        UsageError: a score that it cannot resample.
     """
-    if spec.kind == "tagging":
-        if metric == "accuracy":
-            return TagAccuracy()
-        return RESAMPLED["strict_iob2" if metric.startswith("strict_") else "conlleval", metric]()
-    if spec.kind == "classification" and metric == "f1":
-        return BinaryF1(spec.positive) if spec.positive is not None else BinaryF1()
-    family = {"multi_label": "multi_label", "span": "squad_v2" if impossible else "squad"}.get(spec.kind, metric)
-    name = "exact" if family == "squad_v2" and metric == "exact_match" else metric
-    if (family, name) not in RESAMPLED:
-        known = [each for each in spec.metrics if (family, each) in RESAMPLED]
-        raise UsageError(f"--metric {metric}: cannot be resampled; {spec.name} has {', '.join(known) or 'none'}")
-    return RESAMPLED[family, name]()
-
-
-class TagAccuracy(Additive):
-    """The share of words whose tag is right, by sentences."""
-
-    name = "accuracy"
-
-    def rows(self, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
-        pairs = zip(predictions, references, strict=True)
-        return np.array([[sum(map(str.__eq__, guess, gold)), len(gold)] for guess, gold in pairs], dtype=float)
-
-    def value(self, totals: Floats) -> Floats:
-        return ratio(totals[..., 0], totals[..., 1])
+    if isinstance(task, Classification) and score == "f1":
+        return BinaryF1(**task.metric_options("f1"))
+    metric = task.metric_of[score]
+    if isinstance(task, Span) and task.may_be_impossible:
+        metric, score = "squad_v2", "exact" if score == "exact_match" else score
+    if (metric, score) not in RESAMPLED:
+        known = [each for each in spec.metrics if (task.metric_of[each], each) in RESAMPLED]
+        raise UsageError(f"--metric {score}: cannot be resampled; {spec.name} has {', '.join(known) or 'none'}")
+    return RESAMPLED[metric, score]()
 
 
 def agreement(

@@ -1,4 +1,4 @@
-"""Scoring saved predictions: no model, only what was said and what is true.
+"""Scoring saved predictions: no model, only predictions and gold labels.
 
 File formats of GLUE's server (`index`, `prediction`), SQuAD's scripts (`predictions.json`) and conlleval (columns, the
 last one predicted), beside bertkit's own JSON Lines. Examples are matched by id, never by their place where there are
@@ -47,9 +47,9 @@ def score_file(task: str, predictions: Path, gold: Path, split: str = "dev") -> 
     examples = READERS[spec.layout](gold, spec, split).examples
     if not any(is_labelled(example) for example in examples):
         raise DataError(f"{gold}: has no labels; give the labelled file of a split with --gold")
-    said = matched(read_predictions(predictions, spec), examples, source=str(predictions))
+    predicted = matched(read_predictions(predictions, spec), examples, source=str(predictions))
     recipe = resolved(FinetuneRecipe(name=spec.name, task=spec.name, model="none"))
-    scores = scoring_task(recipe, examples, said).score(said, examples)
+    scores = scoring_task(recipe, examples, predicted).score(predicted, examples)
     return {
         "suite": spec.name,
         "model": None,
@@ -66,7 +66,7 @@ def scoring_task(recipe: FinetuneRecipe, examples: Sequence[Example], prediction
         found = [getattr(example, "label", getattr(example, "tags", None)) for example in examples]
         found += [each.prediction for each in predictions]
         names = tuple(sorted({name for each in found for name in _names(each)}))
-    # Without the contents of a config.json no order of a model's head is asked for.
+    # Without the contents of a config.json the labels stay in this order.
     return build_task(recipe, examples, names, BertConfig(), {}, Path())
 
 
@@ -174,16 +174,16 @@ def matched(found: Mapping[str, Prediction], examples: Sequence[Example], *, sou
         parts += [f"{len(foreign)} predictions are of no example (such as {foreign[0]})"] if foreign else []
         raise DataError(f"{source}: {', and '.join(parts)}; are these predictions of this split?")
     for example in examples:
-        said = found[example.id].prediction
-        if isinstance(example, TaggedExample) and len(said) != len(example.words):
+        predicted = found[example.id].prediction
+        if isinstance(example, TaggedExample) and len(predicted) != len(example.words):
             raise DataError(
-                f"{source}: sentence {example.id} has {len(example.words)} words and {len(said)} predicted tags; every"
-                " word needs one, O where it was cut"
+                f"{source}: sentence {example.id} has {len(example.words)} words and {len(predicted)} predicted tags;"
+                " every word needs one, O where it was cut"
             )
-        if isinstance(example, ChoiceExample) and said >= len(example.endings):
+        if isinstance(example, ChoiceExample) and predicted >= len(example.endings):
             raise DataError(
                 f"{source}: example {example.id} has {len(example.endings)} endings, numbered from 0, and the predicted"
-                f" one is {said}"
+                f" one is {predicted}"
             )
     return [found[name] for name in ids]
 

@@ -1,9 +1,9 @@
-"""Evaluation on published tasks: what has no head of the task is fine-tuned first, then measured.
+"""Evaluation on published tasks: a model without a head for the task is fine-tuned first, then measured.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4 (several seeds; the best on dev predicts test). Sibling glue.py
 adds what only the whole benchmark has. One run directory holds it all: a fine-tuning run for each task and seed below
 `runs/`, the predictions of the best seed, results.json. What is finished already, here or elsewhere, is not repeated;
-an evaluation that was stopped goes on where it stood.
+an evaluation that was stopped continues where it stopped.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 import yaml
 
 from bertkit.errors import StoppedError, UsageError
-from bertkit.evaluation.arguments import Evaluated
 from bertkit.evaluation.plan import (
     MISMATCHED,
     PlannedTask,
     TaskEvaluation,
     digest,
-    finetune_request,
+    finetune_arguments,
     plan_tasks,
     published_rows,
 )
+from bertkit.evaluation.run import Evaluated
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.run import finetune, finished_run
@@ -76,7 +76,7 @@ Finish = Callable[[RunDirectory, Mapping[str, Measured], Table], dict[str, Any]]
 
 
 def evaluate_tasks(
-    wanted: TaskEvaluation, *, progress: Progress = silent_progress, finish: Finish | None = None
+    evaluation: TaskEvaluation, *, progress: Progress = silent_progress, finish: Finish | None = None
 ) -> Evaluated:
     """Evaluate, and write the run's results.json.
 
@@ -85,30 +85,30 @@ def evaluate_tasks(
         DataError: model or data at fault, or no task has data.
         StoppedError, DivergedError: of a fine-tuning run.
     """
-    directory = encoder_directory(find_model(wanted.request.model, offline=wanted.request.offline))
-    rows = published_rows(wanted, directory)
-    planned, left_out = plan_tasks(wanted, directory)
+    directory = encoder_directory(find_model(evaluation.arguments.model, offline=evaluation.arguments.offline))
+    rows = published_rows(evaluation, directory)
+    planned, left_out = plan_tasks(evaluation, directory)
     for name, reason in left_out.items():
         log.warning("%s is left out: %s", name, reason)
     fingerprints = {
         "data": digest(sorted(value for task in planned for value in task.files.values())),
-        "tokenizer": load_tokenizer(directory, offline=wanted.request.offline).fingerprint,
+        "tokenizer": load_tokenizer(directory, offline=evaluation.arguments.offline).fingerprint,
         "model": weights_hash(directory),
     }
-    run, is_done = _run_directory(wanted, planned, fingerprints)
+    run, is_done = _run_directory(evaluation, planned, fingerprints)
     if is_done and run.results is not None:
         log.info("finished already: %s", run.path)
         return Evaluated(run, {**run.results, "published": rows})
-    wanted.request.begun(run)
-    deadline = None if wanted.max_minutes is None else time.monotonic() + 60 * wanted.max_minutes
-    with run.recording(wanted.request.command):
+    evaluation.arguments.begun(run)
+    deadline = None if evaluation.max_minutes is None else time.monotonic() + 60 * evaluation.max_minutes
+    with run.recording(evaluation.arguments.command):
         run.write_environment()
-        measured = {task.spec.name: _measure(wanted, task, run, progress, deadline) for task in planned}
+        measured = {task.spec.name: _measure(evaluation, task, run, progress, deadline) for task in planned}
         table = figures_table(planned, measured)
         first = planned[0].spec
         results = {
-            "suite": wanted.suite,
-            "model": wanted.request.model,
+            "suite": evaluation.suite,
+            "model": evaluation.arguments.model,
             "tasks": table,
             "average": table[first.name][first.primary]["mean"],
             "left_out": left_out,
@@ -147,19 +147,19 @@ def measured_on(planned: Sequence[PlannedTask]) -> dict[str, str]:
 
 
 def _run_directory(
-    wanted: TaskEvaluation, planned: Sequence[PlannedTask], fingerprints: Mapping[str, str]
+    evaluation: TaskEvaluation, planned: Sequence[PlannedTask], fingerprints: Mapping[str, str]
 ) -> tuple[RunDirectory, bool]:
     """The run to write: a finished one of the same evaluation, one that was stopped, or a new one; and whether done."""
-    request = wanted.request
-    identity = _identity(wanted, planned, fingerprints)
-    if request.run_dir is not None:
-        if not (request.run_dir / RECORD).exists():
-            return RunDirectory.create(request.runs_root, identity, request.run_dir), False
-        run = RunDirectory.open(request.run_dir)
+    arguments = evaluation.arguments
+    identity = _identity(evaluation, planned, fingerprints)
+    if arguments.run_dir is not None:
+        if not (arguments.run_dir / RECORD).exists():
+            return RunDirectory.create(arguments.runs_root, identity, arguments.run_dir), False
+        run = RunDirectory.open(arguments.run_dir)
         if run.record["what_hash"] != identity.what_hash:
             raise UsageError(f"{run.path}: holds another run; name a new directory with --run-dir")
         return run, run.status == "done"
-    same = [run for run in find_runs(request.runs_root) if run.record["what_hash"] == identity.what_hash]
+    same = [run for run in find_runs(arguments.runs_root) if run.record["what_hash"] == identity.what_hash]
     for run in same:
         if run.status == "done":
             return run, True
@@ -167,45 +167,49 @@ def _run_directory(
     if unfinished is not None:
         log.info("going on with %s", unfinished.path)
         return unfinished, False
-    return RunDirectory.create(request.runs_root, identity), False
+    return RunDirectory.create(arguments.runs_root, identity), False
 
 
-def _identity(wanted: TaskEvaluation, planned: Sequence[PlannedTask], fingerprints: Mapping[str, str]) -> RunIdentity:
+def _identity(
+    evaluation: TaskEvaluation, planned: Sequence[PlannedTask], fingerprints: Mapping[str, str]
+) -> RunIdentity:
     deciding = {
-        "suite": wanted.suite,
+        "suite": evaluation.suite,
         "tasks": {task.spec.name: task.deciding for task in planned},
         "fingerprints": dict(fingerprints),
+        **({"metrics": {each.name: each.fingerprint for each in evaluation.additional}} if evaluation.metrics else {}),
     }
     recipe = {
         "kind": "eval",
-        "suite": wanted.suite,
-        "model": str(wanted.request.model),
-        "data_dir": None if wanted.data_dir is None else str(wanted.data_dir.absolute()),
+        "suite": evaluation.suite,
+        "model": str(evaluation.arguments.model),
+        "data_dir": None if evaluation.data_dir is None else str(evaluation.data_dir.absolute()),
         "tasks": [task.spec.name for task in planned],
-        "seeds": list(wanted.seeds),
-        "overrides": list(wanted.overrides),
-        "head": wanted.head,
+        "seeds": list(evaluation.seeds),
+        "overrides": list(map(str, evaluation.overrides)),
+        "head": evaluation.head,
+        **({"metrics": list(evaluation.metrics)} if evaluation.metrics else {}),
     }
     return RunIdentity(
         kind="eval",
-        recipe=f"eval-{wanted.suite}",
+        recipe=f"eval-{evaluation.suite}",
         recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
         what_hash=digest(json.dumps(deciding, sort_keys=True)),
-        seed=wanted.seeds[0],
-        command=wanted.request.command,
+        seed=evaluation.seeds[0],
+        command=evaluation.arguments.command,
         fingerprints=dict(fingerprints),
     )
 
 
 def _measure(
-    wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory, progress: Progress, deadline: float | None
+    evaluation: TaskEvaluation, task: PlannedTask, run: RunDirectory, progress: Progress, deadline: float | None
 ) -> Measured:
     if task.use == "own":
-        return _as_it_is(wanted, task, run, progress)
+        return _as_it_is(evaluation, task, run, progress)
     members: dict[int, RunDirectory] = {}
     for seed in task.recipes:
         log.info("%s, seed %d", task.spec.name, seed)
-        members[seed] = _finetuned(wanted, task, seed, run, progress, deadline)
+        members[seed] = _finetuned(evaluation, task, seed, run, progress, deadline)
     results = {seed: member.results or {} for seed, member in members.items()}
     scores = {seed: _seed_scores(found) for seed, found in results.items()}
     best = max(scores, key=lambda seed: _or_worst(scores[seed][task.spec.primary]))
@@ -214,7 +218,7 @@ def _measure(
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(members[best].path / PREDICTIONS / target.name, target)
     for seed, member in members.items():
-        scores[seed] |= _predict_later(wanted, task, member.model, run, progress, is_best=seed == best)
+        scores[seed] |= _predict_later(evaluation, task, member.model, run, progress, is_best=seed == best)
     lines = [
         {
             "run": str(member.path.resolve()),
@@ -230,7 +234,7 @@ def _measure(
 
 
 def _predict_later(
-    wanted: TaskEvaluation, task: PlannedTask, model: Path, run: RunDirectory, progress: Progress, *, is_best: bool
+    evaluation: TaskEvaluation, task: PlannedTask, model: Path, run: RunDirectory, progress: Progress, *, is_best: bool
 ) -> Scores:
     """The scores of splits beside the selecting ones, where they have labels; the best seed's predictions are kept."""
     scores: Scores = {}
@@ -241,9 +245,10 @@ def _predict_later(
             continue
         if predictor is None:
             predictor = Predictor.load(
-                str(model), wanted.request.engine(), spec=task.spec, offline=wanted.request.offline
+                str(model), evaluation.arguments.engine(), spec=task.spec, offline=evaluation.arguments.offline
             )
-        examples = load_split(task.spec, split, wanted.data_dir, offline=wanted.request.offline).examples
+            predictor.task.additional = evaluation.additional
+        examples = load_split(task.spec, split, evaluation.data_dir, offline=evaluation.arguments.offline).examples
         log.info("%s: predicting %s, %s examples", task.spec.name, split, f"{len(examples):,}")
         predictions = predictor(examples, progress=progress, label=f"{task.spec.name}, {split}")
         if is_best:
@@ -259,16 +264,18 @@ def _saved(run: RunDirectory, task: PlannedTask, split: str) -> Path:
     return run.path / PREDICTIONS / f"{task.spec.name}-{split}.jsonl"
 
 
-def _as_it_is(wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory, progress: Progress) -> Measured:
+def _as_it_is(evaluation: TaskEvaluation, task: PlannedTask, run: RunDirectory, progress: Progress) -> Measured:
     """Predict and score with the head that the model has."""
-    spec, request = task.spec, wanted.request
+    spec, arguments = task.spec, evaluation.arguments
     names = (*task.watched, *task.later)
-    splits = {name: load_split(spec, name, wanted.data_dir, offline=request.offline).examples for name in names}
+    splits = {name: load_split(spec, name, evaluation.data_dir, offline=arguments.offline).examples for name in names}
     main = task.watched[0]
     predictor = Predictor.load(
-        request.model, request.engine(), spec=spec, examples=splits[main], offline=request.offline
+        arguments.model, arguments.engine(), spec=spec, examples=splits[main], offline=arguments.offline
     )
-    log.info("%s: %s has a head for it and is evaluated as it is", spec.name, request.model)
+    predictor.task.additional = evaluation.additional
+    predictor.task.check_additional(splits[main])
+    log.info("%s: %s has a head for it and is evaluated as it is", spec.name, arguments.model)
     predictions = {
         name: predictor(examples, progress=progress, label=f"{spec.name}, {name}") for name, examples in splits.items()
     }
@@ -283,17 +290,22 @@ def _as_it_is(wanted: TaskEvaluation, task: PlannedTask, run: RunDirectory, prog
 
 
 def _finetuned(
-    wanted: TaskEvaluation, task: PlannedTask, seed: int, run: RunDirectory, progress: Progress, deadline: float | None
+    evaluation: TaskEvaluation,
+    task: PlannedTask,
+    seed: int,
+    run: RunDirectory,
+    progress: Progress,
+    deadline: float | None,
 ) -> RunDirectory:
     """The fine-tuning run: one that is finished, one that was begun here, or a new one."""
     path = run.path / _RUNS / f"{task.spec.name}-seed={seed}"
     begun = RunDirectory.open(path) if (path / RECORD).exists() else None
     if begun is not None and begun.status == "done" and begun.results is not None:
         return begun
-    if begun is None and (done := _done_elsewhere(wanted, task.recipes[seed])) is not None:
+    if begun is None and (done := _done_elsewhere(evaluation, task.recipes[seed])) is not None:
         log.info("finished already: %s", done.path)
         return done
-    request = finetune_request(wanted, task.spec, task.use)
+    request = finetune_arguments(evaluation, task.spec, task.use)
     minutes = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
     request = replace(request, seeds=[seed], max_minutes=minutes)
     if begun is None:
@@ -304,17 +316,18 @@ def _finetuned(
     try:
         return finetune(request, progress=progress).run
     except StoppedError as stopped:
-        told = str(stopped).partition("; go on")[0]
-        raise StoppedError(f"{told}; give the same command again to go on with {run.path}") from stopped
+        reason = str(stopped).partition("; go on")[0]
+        raise StoppedError(f"{reason}; give the same command again to go on with {run.path}") from stopped
 
 
-def _done_elsewhere(wanted: TaskEvaluation, recipe: FinetuneRecipe) -> RunDirectory | None:
+def _done_elsewhere(evaluation: TaskEvaluation, recipe: FinetuneRecipe) -> RunDirectory | None:
     """A finished run of the same recipe, data and model under the root."""
-    root, wanted_hash = wanted.request.runs_root, what_hash(recipe)
+    root, wanted_hash = evaluation.arguments.runs_root, what_hash(recipe)
     records = [*root.glob(f"*/{RECORD}"), *root.glob(f"*/{_RUNS}/*/{RECORD}")]
     if not any(wanted_hash in record.read_text(encoding="utf-8") for record in records):
         return None  # the data need not be read to know that there is none
-    return finished_run(root, root, wanted_hash, prepare(recipe, offline=wanted.request.offline).fingerprints)
+    fingerprints = prepare(recipe, offline=evaluation.arguments.offline).fingerprints
+    return finished_run(root, root, wanted_hash, fingerprints, recipe.metrics)
 
 
 def _seed_scores(results: Mapping[str, Any]) -> Scores:

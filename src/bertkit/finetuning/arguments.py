@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.data import Prepared, prepare
+from bertkit.finetuning.inputs import OwnTask, TaskEntry
 from bertkit.finetuning.recipe import (
     AnyRecipe,
     FinetuneRecipe,
-    OwnTask,
-    TaskEntry,
     changed,
     load_finetune_recipe,
     load_own_task,
@@ -26,6 +25,7 @@ from bertkit.finetuning.recipe import (
 )
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.training.plan import PlannedTeacher
 from bertkit.training.run import RunArguments
 
 _UNNAMED = "unnamed"
@@ -127,6 +127,12 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
             start: the model of the run before.
         """
         return Finetuner(recipe, prepared, run)
+
+    def planned_teacher(
+        self, prepared: Sequence[Prepared], runs: Sequence[tuple[FinetuneRecipe, float]]
+    ) -> PlannedTeacher | None:
+        """What a teacher adds to the cost of these runs, each with its number of epochs; None where there is none."""
+        return None
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Further keys of a suite's results.json, from the runs of the chosen setting."""

@@ -1,8 +1,8 @@
 """From a fine-tuning recipe to what the loop reads: examples, labels in the model's order, sequences.
 
 Nothing here follows a paper. The order of labels differs between code bases, so it is only ever matched by name: a
-model that has the head already says what its outputs mean, and a model that does not say so is refused. Sibling
-finetune.py trains on what is prepared here.
+model that has the head already must name its outputs, or it is refused. Sibling trainer.py trains on what is prepared
+here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask
+from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.warm_start import head_directory, with_start
+from bertkit.metrics.modules import load_metric
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.labels import Labels, ProblemType
@@ -82,8 +84,8 @@ class Prepared:
         new_head: whether the head that it may have is not the task's.
         tokenizer: the model's.
         train: what is learnt from.
-        others: by name, what is predicted; all that are looked at while it trains have labels.
-        watched: names of those that are looked at while it trains; the first one's score selects.
+        others: by name, the splits that are predicted; those evaluated during training have labels.
+        watched: names of the splits that are evaluated during training; the first one's score selects.
         fingerprints: of data, tokenizer and model.
     """
 
@@ -105,10 +107,10 @@ class Prepared:
 
 
 class Preparation:
-    """What a kind of recipe has other than its own data and its own model; of fine-tuning, nothing."""
+    """What a kind of recipe changes in the preparation; fine-tuning changes nothing."""
 
     needs_labels = True
-    """Whether what is learnt from must have labels."""
+    """Whether training examples must have labels."""
 
     def check_start(self, directory: Path, contents: Mapping[str, Any]) -> None:
         """Of the model in `recipe.model` and its config.json, before anything is read.
@@ -136,7 +138,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
 
     Args:
         recipe: resolved, of one task.
-        offline: ask no network.
+        offline: use no network.
         preparation: of the recipe's kind.
 
     Raises:
@@ -166,6 +168,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     names_of_labels = preparation.labels(names_of_labels)
     recipe = with_start(recipe, names_of_labels, directory)
     task = build_task(recipe, train.examples, names_of_labels, config, contents, directory)
+    task.additional = tuple(load_metric(name, offline=offline) for name in recipe.metrics)
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
     train = preparation.learnt_from(train)
     labelled = (*(("train",) if preparation.needs_labels else ()), *watched)
@@ -173,6 +176,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         name: encode_split(task, name, split, encoder, must_be_scored=name in labelled)
         for name, split in {"train": train, **splits}.items()
     }
+    task.check_additional(splits[watched[0]].examples)
     return Prepared(
         spec=spec,
         task=task,
@@ -231,18 +235,22 @@ def build_task(
         return Choice(spec.metrics, settings)
     assert names is not None
     labels = Labels(_in_order(recipe, names, config, contents, directory), _PROBLEM_TYPES.get(spec.kind))
+    task: Task
     if spec.kind == "tagging":
-        return Tagging(labels, spec.metrics, settings)
-    weight_K = class_weights(settings.class_weights, examples, labels.names)
-    kind = {"classification": Classification, "multi_label": MultiLabelClassification}[spec.kind]
-    return kind(labels, spec.metrics, settings, positive=spec.positive, class_weight_K=weight_K)
+        task = Tagging(labels, spec.metrics, settings)
+    else:
+        weight_K = class_weights(settings.class_weights, examples, labels.names)
+        kind = {"classification": Classification, "multi_label": MultiLabelClassification}[spec.kind]
+        task = kind(labels, spec.metrics, settings, positive=spec.positive, class_weight_K=weight_K)
+    task.label_order = spec.labels or names
+    return task
 
 
 _NEW_HEAD = "give --new-head (new_head: true) to draw a new one in its place"
 
 
 def has_head(config: EncoderConfig, contents: Mapping[str, Any], head: str) -> bool:
-    """Whether a checkpoint's config.json says that it has this head."""
+    """Whether a checkpoint has this head, by its config.json."""
     plan = config.heads().get(head)
     return plan is not None and plan.architecture in (contents.get("architectures") or ())
 
@@ -269,7 +277,7 @@ def _in_order(
 
 
 def watched_splits(spec: TaskSpec) -> tuple[str, ...]:
-    """What is looked at while a model trains: dev, never a test split unless there is no dev.
+    """The splits that are evaluated during training: dev, never a test split unless there is no dev.
 
     Raises:
         UsageError: the task is for testing only.

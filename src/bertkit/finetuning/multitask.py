@@ -1,8 +1,8 @@
 """Several tasks, one encoder, a head each: how their models become one, and the directory that holds them.
 
 Liu et al. 2019, MT-DNN, arXiv:1901.11504, section 3: the layers of the encoder are shared by all tasks, the output
-layers are each task's own. The pooler is part of what is shared. Sibling finetune.py trains what is joined here,
-training/multitask.py says in which order.
+layers are each task's own. The pooler is part of what is shared. Sibling trainer.py trains what is joined here, in
+the order of task_order.py.
 
     RUN/model/               the shared encoder: what `AutoModel.from_pretrained` loads
       model.safetensors
@@ -35,17 +35,16 @@ _SHARED, _OWN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 
 def task_seed(seed: int, number: int, name: str) -> int:
-    """The seed of a task's own draws: the run's for the first one, as where it stands alone."""
+    """The seed of a task's own draws: the run's for the first one, as where it is the only one."""
     if number == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little")
 
 
 def joined(models: Sequence[HeadedModel]) -> HeadedModel:
-    """The model that a run trains: the only one, or an encoder that is the first one's and from now on everybody's.
+    """The model that a run trains: the only one, or an encoder that is the first one's, shared by all.
 
-    The others' encoders are given up for it; each model stays whole, and stands among the companions of what is
-    returned.
+    The others' encoders are dropped; each model stays whole, and is among the companions of what is returned.
     """
     if len(models) == 1:
         return models[0]

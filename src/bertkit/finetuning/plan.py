@@ -14,6 +14,7 @@ import torch
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joined
+from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import sweep_runs
 from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.models.headed import HeadedModel
@@ -27,25 +28,28 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command.
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
-    encoder as it is costs less. What a teacher computes is not counted. Settings of a grid are taken to cost what their
-    own epochs and batch make of the same sequences.
+    encoder as it is costs less. Settings of a grid are taken to cost what their own epochs and batch make of the same
+    sequences. The passes of a teacher are counted, and stand under `teacher`.
     """
     recipe = arguments.requested()
-    parts = [_Part.of(arguments.prepare(each)) for each in recipe.alone]
+    prepared = [arguments.prepare(each) for each in recipe.alone]
+    parts = [_Part.of(each) for each in prepared]
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
     runs = sweep_runs(recipe, arguments.seeds or [recipe.seed], arguments.grid)
     steps, tokens, flops = 0, 0.0, 0.0
     recipes = [recipe for run in runs for recipe in (arguments.before(run.recipe), run.recipe) if recipe is not None]
+    read: list[tuple[FinetuneRecipe, float]] = []
     for each_recipe in recipes:
         optimisation = each_recipe.optimisation
         assert optimisation.epochs is not None
         assert optimisation.batch_sequences is not None
-        orders = [EpochOrder(part.num_items, optimisation.batch_sequences, each_recipe.seed) for part in parts]
+        orders = [EpochOrder(part.num_examples, optimisation.batch_sequences, each_recipe.seed) for part in parts]
         order = TaskOrder(tuple(orders), each_recipe.seed, optimisation.task_smoothing)
         own = order.steps(optimisation.epochs, optimisation.steps)
         steps += own
+        read.append((each_recipe, own / order.steps_per_epoch))
         for part, each, count in zip(parts, orders, order.steps_by_task, strict=True):
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch
             tokens += epochs * part.tokens
@@ -60,6 +64,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         flops=flops,
         memory_bytes=training_memory_bytes(parts[0].model, micro_batch_tokens=micro_batch_tokens, predictions=0),
         disk_bytes=parameters.total * (CHECKPOINT_BYTES * 2 + 4 * len(recipes)),
+        teacher=arguments.planned_teacher(prepared, read),
     )
 
 
@@ -68,7 +73,7 @@ class _Part:
     """What one task brings: its model without weights, and what an epoch of its examples amounts to."""
 
     model: HeadedModel
-    num_items: int
+    num_examples: int
     tokens: int
     epoch_flops: float
 
@@ -88,4 +93,4 @@ class _Part:
             predictions=0,
             sequences=lengths.size,
         )
-        return cls(model, features.num_items, int(lengths.sum()), flops)
+        return cls(model, features.num_examples, int(lengths.sum()), flops)

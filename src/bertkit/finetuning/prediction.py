@@ -26,8 +26,8 @@ _WINDOW_ITEMS = 16_384
 
 def prediction_batches(features: Features, max_tokens: int) -> Iterator[NDArray[np.int64]]:
     """All items in batches of at most `max_tokens` tokens, sorted by length within large windows."""
-    for first in range(0, features.num_items, _WINDOW_ITEMS):
-        yield from features.cut(np.arange(first, min(first + _WINDOW_ITEMS, features.num_items)), max_tokens)
+    for first in range(0, features.num_examples, _WINDOW_ITEMS):
+        yield from features.cut(np.arange(first, min(first + _WINDOW_ITEMS, features.num_examples)), max_tokens)
 
 
 @torch.inference_mode()
@@ -47,10 +47,10 @@ def predict(
     """
     model.eval()
     outputs: dict[int, NDArray[Any]] = {}
-    with progress(label, total=features.num_items, unit="sequences") as meter:
+    with progress(label, total=features.num_examples, unit="sequences") as meter:
         for items in prediction_batches(features, engine.micro_batch_tokens):
             batch = features.batch(items).to(engine.device)
             found = task.decode(model, model.states(task.head, batch.packed), batch)
             outputs.update(zip(items.tolist(), found, strict=True))
             meter.update(len(outputs))
-    return [outputs[item] for item in range(features.num_items)]
+    return [outputs[item] for item in range(features.num_examples)]

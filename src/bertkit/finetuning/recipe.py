@@ -14,23 +14,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from bertkit.errors import UsageError
+from bertkit.finetuning.inputs import FinetuneInputs, OwnTask
 from bertkit.finetuning.methods import AnyMethod, Full
-from bertkit.recipe.faults import validate
-from bertkit.recipe.resolve import AnyOverride, Override, load_as, parsed, with_overrides
+from bertkit.metrics import METRICS
+from bertkit.recipe.errors import validate
+from bertkit.recipe.resolve import Override, load_as, with_overrides
 from bertkit.recipe.tree import Located
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
 from bertkit.tasks.choice import ChoiceSettings
 from bertkit.tasks.classification import TextSettings
-from bertkit.tasks.readers import Columns
 from bertkit.tasks.span import SpanSettings
 from bertkit.tasks.tagging import TaggingSettings
-from bertkit.training.config import EngineConfig, OptimisationConfig, RecipeHeader
+from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.optimizers import AdamWConfig
 
 SHORT_KEYS = {
@@ -56,70 +57,30 @@ _SECTIONS: dict[Kind, tuple[str, type[Settings]]] = {
 """The section of a recipe that holds the settings of each kind of task, and their class."""
 
 
-class OwnTask(Settings):
-    """A user's own data in place of a published task."""
-
-    name: str | None = Field(
-        None,
-        pattern=r"^[\w.+-]+$",
-        description="What results call it; where left out the training file's name without `train`, or, if that is all"
-        " of it, the label's column or the kind.",
-    )
-    kind: Kind = Field("classification", description="What is predicted.")
-    train: str = Field(description="File of the training examples, a table or the kind's own format.")
-    dev: str = Field(description="File of the examples that results are measured on.")
-    test: str | None = Field(None, description="File of further examples, for data.predict.")
-    columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
-    labels: tuple[str, ...] | None = Field(
-        None, description="Names of the labels in the order of the logits; those of the training file where left out."
-    )
-    metrics: tuple[str, ...] | None = Field(None, description="What is reported, the selecting metric first.")
-
-
-class FinetuneData(Settings):
-    """Where the examples lie, and how much of them is read."""
-
-    directory: str | None = Field(
-        None, description="Folder of the task's files in their official layout; the Hub's copy where left out."
-    )
-    max_length: int | None = Field(None, ge=8, description="Tokens of the longest sequence, special tokens included.")
-    train_examples: int | None = Field(
-        None, ge=1, description="Learn from so many examples only, drawn by the seed; null: from all."
-    )
-    predict: tuple[str, ...] = Field((), description="Splits to predict besides those that are scored, such as test.")
-
-
-TaskEntry = str | OwnTask
-
-
-class FinetuneRecipe(RecipeHeader):
+class FinetuneRecipe(FinetuneInputs):
     """One fine-tuning configuration; resolved, it is complete: running it twice gives the same result."""
 
-    kind: Literal["finetune"] = Field("finetune", description="What the recipe is run by: `bertkit finetune`.")
-    task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(
-        None, description="A published task's name, or a user's own data; a list: all of them with one encoder."
-    )
-    model: str | None = Field(None, description="Model to start from: a Hub id, a model or a run directory.")
-    new_head: bool = Field(
-        False, description="Draw the head anew even where the model has one, as after fine-tuning on another task."
-    )
-    data: FinetuneData = Field(default_factory=FinetuneData, description="The examples.")
     text: TextSettings | None = Field(None, description="Of classification, multi-label classification and regression.")
     tagging: TaggingSettings | None = Field(None, description="Of tagging.")
     span: SpanSettings | None = Field(None, description="Of questions that a span answers.")
     choice: ChoiceSettings | None = Field(None, description="Of a choice among endings.")
+    metrics: tuple[str, ...] = Field(
+        (),
+        description="Metrics of `evaluate` that are reported beside the task's own: names, or paths of scripts. They do"
+        " not decide the result.",
+    )
     method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
     optimisation: OptimisationConfig = Field(default_factory=OptimisationConfig, description="How they are trained.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
 
-    @field_validator("task", mode="after")
+    @field_validator("metrics", mode="after")
     @classmethod
-    def _one_is_no_list(cls, task: TaskEntry | tuple[TaskEntry, ...] | None) -> Any:
-        if not isinstance(task, tuple):
-            return task
-        if not task:
-            raise ValueError("expected at least one task")
-        return task[0] if len(task) == 1 else task
+    def _with_full_paths(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        """Scripts by their full paths, so that the recorded recipe runs from anywhere."""
+        paths = {name: Path(name).expanduser() for name in metrics if name not in METRICS}
+        return tuple(
+            str(paths[name].absolute()) if name in paths and paths[name].exists() else name for name in metrics
+        )
 
     @field_validator("optimisation", mode="after")
     @classmethod
@@ -247,7 +208,7 @@ def files_of(task: OwnTask) -> dict[str, str]:
     return {split: file for split, file in files.items() if file is not None}
 
 
-def load_finetune_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> FinetuneRecipe:
+def load_finetune_recipe(name: str, overrides: Sequence[Override] = ()) -> FinetuneRecipe:
     """The recipe of that name or path; keys of `overrides` may be short ones.
 
     Raises:
@@ -266,7 +227,7 @@ def from_tree(tree: Located) -> FinetuneRecipe:
     return resolved(recipe) if recipe.task is not None and recipe.model is not None else recipe
 
 
-def changed(recipe: AnyRecipe, overrides: Sequence[AnyOverride]) -> AnyRecipe:
+def changed(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
     """A copy with overrides, whose keys may be short ones."""
     return with_overrides(recipe, long_keys(overrides)) if overrides else recipe
 
@@ -282,9 +243,9 @@ def load_own_task(path: Path) -> OwnTask:
     return task.model_copy(update={split: str(file) for split, file in beside.items() if file.exists()})
 
 
-def long_keys(overrides: Sequence[AnyOverride]) -> list[Override]:
+def long_keys(overrides: Sequence[Override]) -> list[Override]:
     """`lr=2e-5` as `optimisation.schedule.peak=2e-5`."""
-    return [replace(each, key=SHORT_KEYS.get(each.key, each.key)) for each in map(parsed, overrides)]
+    return [replace(each, key=SHORT_KEYS.get(each.key, each.key)) for each in overrides]
 
 
 def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import yaml
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json
@@ -25,7 +27,7 @@ from bertkit.finetuning.sweep import SweepRun, suite_results, sweep_runs
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
-from bertkit.run.directory import RunDirectory
+from bertkit.run.directory import RECORD, RunDirectory
 from bertkit.training.run import (
     Begun,
     Deadline,
@@ -59,7 +61,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
         begun: called with each run's directory before its training starts.
 
     Raises:
-        UsageError: a faulty recipe, or a resume whose recipe decides on another result.
+        UsageError: a faulty recipe, or a resume whose recipe gives another result.
         DataError: data, model or checkpoints at fault.
         StoppedError, DivergedError: see `Trainer.train`.
     """
@@ -130,7 +132,7 @@ class _Runs:
         """A run that belongs to another one or to a suite, finished: an earlier one, one begun here, or a new one."""
         arguments, fingerprints = self.arguments, self.fingerprints(recipe)
         path = whole.path / _RUNS / name
-        done = finished_run(arguments.runs_root, whole.path, what_hash(recipe), fingerprints)
+        done = finished_run(arguments.runs_root, whole.path, what_hash(recipe), fingerprints, recipe.metrics)
         if done is not None:
             log.info("finished already: %s", done.path)
             return done
@@ -190,16 +192,30 @@ class _Runs:
         return FinishedRun(suite, results, tuple(run for _, run in finished))
 
 
-def finished_run(root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str]) -> RunDirectory | None:
-    """A finished run of this what-hash on the same data and model, under `root` or in a suite there."""
+def finished_run(
+    root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str], metrics: Sequence[str] = ()
+) -> RunDirectory | None:
+    """A finished run of this what-hash on the same data and model, under `root` or in a suite there.
+
+    One that did not report all of the additional `metrics` is passed over.
+    """
     inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
     places = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
     for place in sorted(places):
         record = read_json(place)
         same = record.get("what_hash") == digest and record.get("fingerprints") == dict(fingerprints)
         if same and record.get("status") == "done" and (place.parent / "model").exists():
-            return RunDirectory.open(place.parent)
+            run = RunDirectory.open(place.parent)
+            if not metrics or _reported(run, metrics):
+                return run
     return None
+
+
+def _reported(run: RunDirectory, metrics: Sequence[str]) -> bool:
+    """Whether a run's results have these additional metrics, by scripts that did not change since."""
+    measured = (run.path / RECORD).stat().st_mtime
+    changed_since = any(Path(each).is_file() and Path(each).stat().st_mtime > measured for each in metrics)
+    return not changed_since and set(metrics) <= set(yaml.safe_load(run.recipe_yaml).get("metrics", ()))
 
 
 def _link(link: Path, target: Path) -> None:

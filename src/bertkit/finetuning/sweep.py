@@ -41,7 +41,7 @@ def sweep_runs(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, 
     found = []
     for values in itertools.product(*grid.values()):
         setting = dict(zip(grid, values, strict=True))
-        overrides = [f"{key}={value}" for key, value in setting.items()]
+        overrides = [Override.parse(f"{key}={value}") for key, value in setting.items()]
         with_setting = changed(recipe, overrides)
         found += [SweepRun(changed(with_setting, [Override("seed", seed)]), setting) for seed in seeds]
     return found

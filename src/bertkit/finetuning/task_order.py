@@ -31,24 +31,24 @@ class EpochOrder:
     """Which items each update takes: a new permutation every epoch, a pure function of the seed and the step.
 
     Attributes:
-        num_items: of the training features.
+        num_examples: of the training features.
         batch_items: of one update; the last one of an epoch may have fewer.
         seed: of the permutations.
     """
 
-    num_items: int
+    num_examples: int
     batch_items: int
     seed: int
 
     @property
     def steps_per_epoch(self) -> int:
-        return math.ceil(self.num_items / self.batch_items)
+        return math.ceil(self.num_examples / self.batch_items)
 
     def items(self, step: int) -> Integers:
         """The items of update number `step`, from 0."""
         epoch, number = divmod(step, self.steps_per_epoch)
-        places = np.arange(number * self.batch_items, min((number + 1) * self.batch_items, self.num_items))
-        return Draw(self.seed, "finetune").permuted("order", places, size=self.num_items, epoch=epoch)
+        places = np.arange(number * self.batch_items, min((number + 1) * self.batch_items, self.num_examples))
+        return Draw(self.seed, "finetune").permuted("order", places, size=self.num_examples, epoch=epoch)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from bertkit.finetuning.methods import TrainingData
 from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.task_order import EpochOrder
-from bertkit.metrics.statistics import degenerate
+from bertkit.metrics.statistics import no_better_than_constant
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.progress import Progress
@@ -59,7 +59,7 @@ class TaskTrainer:
         self.task = prepared.task
         self.prefix = prefix
         self.directory = directory
-        self.order = EpochOrder(prepared.train.features.num_items, batch_sequences, seed)
+        self.order = EpochOrder(prepared.train.features.num_examples, batch_sequences, seed)
         engine = resolve_engine(recipe.engine, TASK_INTERVALS)
         data = TrainingData(self.task, prepared.train.features, engine, directory)
         self.model = recipe.method.prepare_on(self.new_model(seed), seed, data)
@@ -109,7 +109,7 @@ class TaskTrainer:
         examples = self.prepared.others[main].examples
         guesses, references = self.task.comparable(predictions[main], examples)
         majority = self.task.majority_score(self.primary, predictions[main], examples)
-        reason = degenerate(guesses, references, scores[main][self.primary], majority)
+        reason = no_better_than_constant(guesses, references, scores[main][self.primary], majority)
         return f"{self.name}: {reason}" if reason and self.prefix else reason
 
     def new_model(self, seed: int) -> HeadedModel:

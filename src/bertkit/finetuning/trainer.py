@@ -309,7 +309,7 @@ def by_name(splits: dict[str, Scores], main: str) -> Scores:
 def seed_summaries(scores: dict[int, Scores]) -> dict[str, Any]:
     """Each score over the seeds."""
     names = dict.fromkeys(name for found in scores.values() for name in found)
-    return {name: summarise({seed: found.get(name) for seed, found in scores.items()}).as_json() for name in names}
+    return {name: summarise({seed: found.get(name) for seed, found in scores.items()}) for name in names}
 
 
 def write_predictions(path: Path, predictions: list[Prediction]) -> None:

@@ -2,8 +2,8 @@
 
 Phang et al. 2018, STILTs, arXiv:1811.01088 (supplementary training on an intermediate task, then the target task); Liu
 et al. 2019, RoBERTa, arXiv:1907.11692, section 5.1 (RTE, STS-B and MRPC start from the model of MNLI). Labels are
-matched by their names, never by their number or order. Which task a model learnt, its run says: a checkpoint from
-elsewhere is not judged here, and a head of its whose labels are not the task's is refused (data.py).
+matched by their names, never by their number or order. Which task a model was trained on is read from its run: a
+checkpoint from elsewhere is not judged here, and its head is refused where the labels are not the task's (data.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.models.hub import read_config
 from bertkit.models.labels import Labels
 from bertkit.models.model_files import is_model
-from bertkit.recipe.load import load_any
+from bertkit.recipe.resolve import load_any
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.tasks.spec import TaskSpec
 
@@ -91,5 +91,5 @@ def _misfit(learnt: TaskSpec, spec: TaskSpec, labels: tuple[str, ...] | None, di
     if {name.casefold() for name in here} != {name.casefold() for name in labels}:
         return f"its labels were {', '.join(here)}"
     if learnt.name != spec.name and all(name.isdigit() for name in here):
-        return f"labels like {', '.join(here)} do not say whether they mean the same"
+        return f"labels like {', '.join(here)} may not mean the same"
     return None

@@ -1,4 +1,4 @@
-"""A fine-tuned model at work: examples in, one prediction each, in their order.
+"""Prediction with a fine-tuned model: examples in, one prediction each, in their order.
 
 Nothing here follows a paper; each kind of task reads and decides as it does in fine-tuning (bertkit.tasks). What the
 model predicts is read off the model itself: its run's recipe where there is one, else its config.json. Sibling
@@ -17,8 +17,9 @@ import numpy as np
 
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.data import build_task, has_head
+from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.prediction import predict
-from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, resolved
+from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.inference.predict_input import InputColumns
 from bertkit.models.encoder import EncoderConfig
@@ -31,8 +32,6 @@ from bertkit.tasks.base import Account, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Example, TaggedExample
-from bertkit.tasks.readers.glue import GLUE_COLUMNS
-from bertkit.tasks.readers.hub import HUB_LAYOUTS
 from bertkit.tasks.span import THRESHOLD, Span
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import Engine
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _NEW_HEAD = "give --head new to fine-tune with a new head"
 _LONGEST = 512
-"""Tokens of a sequence where nothing says how long those of the training were, and the model reads more."""
+"""Tokens of a sequence where the length of the training is not known, and the model reads more."""
 FIRST_WINDOW, LARGEST_WINDOW = 64, 4096
 """Examples predicted together: few at first, so that an answer comes soon, then more, so that batches are full."""
 _LARGEST_CHARACTERS = 1 << 24
@@ -88,7 +87,7 @@ class Predictor:
             spec: the task whose labels its outputs must have, by name; any where None.
             examples: of that task, for what depends on them (whether a question may have no answer).
             max_length: tokens of the longest sequence; those of the training where None.
-            offline: ask no network.
+            offline: use no network.
 
         Raises:
             UsageError: a length that the model cannot read.
@@ -135,13 +134,13 @@ class Predictor:
         Args:
             examples: of the model's kind of task.
             progress: the display.
-            label: what it says there.
+            label: what the display shows.
 
         Raises:
             DataError: an example that cannot be encoded, or outputs that are not finite numbers.
         """
         predictions, account = self._predicted(examples, progress, label)
-        self._tell_cut(account.examples_cut, len(examples))
+        self._warn_of_cut(account.examples_cut, len(examples))
         return predictions
 
     def stream(
@@ -157,10 +156,10 @@ class Predictor:
         for window in windows_of(examples, first, largest):
             predictions, account = self._predicted([example for example in window if example is not None])
             cut, count = cut + account.examples_cut, count + len(predictions)
-            said = iter(predictions)
+            remaining = iter(predictions)
             for example in window:
-                yield example, None if example is None else next(said)
-        self._tell_cut(cut, count)
+                yield example, None if example is None else next(remaining)
+        self._warn_of_cut(cut, count)
 
     def tuned(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, Any]:
         """What decides on no answer, chosen on labelled examples where the model does not bring it along."""
@@ -175,7 +174,7 @@ class Predictor:
         outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
         for item, output in enumerate(outputs):
             if not np.isfinite(output).all():
-                name = examples[features.example_I[item]].id
+                name = examples[features.origin_I[item]].id
                 raise DataError(
                     f"{self.directory}: its outputs are not finite numbers (NaN or infinity), first for example {name};"
                     " the weights are damaged, or training diverged"
@@ -184,7 +183,7 @@ class Predictor:
         known = {key: self.model.extras[key] for key in (THRESHOLD,) if key in self.model.extras}
         return self.task.final(found, known), features.account
 
-    def _tell_cut(self, cut: int, count: int) -> None:
+    def _warn_of_cut(self, cut: int, count: int) -> None:
         if cut:
             log.warning("%d of %d examples are cut to %d tokens", cut, count, self.encoder.max_tokens)
 
@@ -226,7 +225,7 @@ def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> 
 def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tuple[str, ...]:
     """A task's labels in the order of a checkpoint's outputs, matched by name.
 
-    A checkpoint that was trained on the Hub's copy of CoLA says `unacceptable` and `acceptable`, where GLUE says 0 and
+    A checkpoint that was trained on the Hub's copy of CoLA has `unacceptable` and `acceptable`, where GLUE says 0 and
     1; the task's own names are given back.
 
     Args:
@@ -235,15 +234,14 @@ def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tu
         name: the model's, for messages.
 
     Raises:
-        DataError: its outputs are not the task's labels, or nobody has named them.
+        DataError: its outputs are not the task's labels, or have no names.
     """
     labels = _labels(Path(name), contents)
     if spec.kind == "regression" and labels.count != 1:
         raise DataError(f"{name}: its head has {labels.count} outputs, {spec.name} needs 1; {_NEW_HEAD}")
     if spec.labels is None:
         return labels.names
-    layout = HUB_LAYOUTS.get(spec.name)
-    official = {theirs.casefold(): ours for theirs, ours in layout.names.items()} if layout else {}
+    official = {theirs.casefold(): ours for theirs, ours in spec.hub.names.items()} if spec.hub else {}
     here = labels.names if not labels.are_named else tuple(official.get(n.casefold(), n) for n in labels.names)
     try:
         order = Labels(here).order_of(spec.labels, source=name)
@@ -286,21 +284,21 @@ def columns_of(recipe: FinetuneRecipe) -> InputColumns:
         own = recipe.task.columns
         own_pairs = () if own.text_pair is None else (own.text_pair,)
         return InputColumns(texts=(own.text,), text_pairs=own_pairs, endings=own.endings)
-    name = recipe.spec.name
-    if recipe.spec.head != "sequence_classification":
+    spec = recipe.spec
+    if spec.head != "sequence_classification":
         return InputColumns()
     texts: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
-    if name in GLUE_COLUMNS:
-        texts, pairs = GLUE_COLUMNS[name].text, GLUE_COLUMNS[name].text_pair
-    if name in HUB_LAYOUTS:
-        first, *second = HUB_LAYOUTS[name].columns
+    if spec.columns is not None:
+        texts, pairs = spec.columns.text, spec.columns.text_pair
+    if spec.hub is not None:
+        first, *second = spec.hub.columns
         texts, pairs = (*texts, first), (*pairs, *second)
     return InputColumns(texts=texts, text_pairs=pairs)
 
 
 def _recipe_from(what: TaskSpec | Kind, name: str) -> FinetuneRecipe:
-    """A recipe that says no more than what is predicted; nothing is read from its files."""
+    """A recipe of the task alone; nothing is read from its files."""
     task: str | OwnTask
     if isinstance(what, TaskSpec):
         return resolved(FinetuneRecipe(name=what.name, task=what.name, model=name))

@@ -1,13 +1,12 @@
 """A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, or Parquet.
 
 No paper; CSV is RFC 4180, a TSV is never quoted. Sibling of bertkit.tasks.readers, which read whole files with labels;
-here lines come one by one, as fast as they are asked for, and a blank one is an example that is None: what is printed
+here lines are read one by one, when they are needed, and a blank one is an example that is None: what is printed
 has one line for each.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -20,8 +19,8 @@ from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
 from bertkit.tasks.readers.swag import endings_in
-from bertkit.tasks.readers.table import table_rows
-from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES
+from bertkit.tasks.readers.table import rows_of_lines, table_rows
+from bertkit.text.lines import COMPRESSIONS
 
 Form = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 Lines = Iterator[tuple[int, str]]
@@ -113,7 +112,7 @@ def open_input(path: Path | None, stream: BinaryIO, form: Form | None, columns: 
         return ((f"{place}, line {n}", {"text": line} if line.strip() else None) for n, line in lines)
     if form == "jsonl":
         return _objects(lines, place)
-    return _table(lines, place, tabs=form == "tsv")
+    return rows_of_lines(lines, place, tabs=form == "tsv")
 
 
 def _guessed(first: str, columns: InputColumns) -> Form:
@@ -128,39 +127,6 @@ def _objects(lines: Lines, place: str) -> Rows:
     for number, line in lines:
         where = f"{place}, line {number}"
         yield where, json_object(line, where) if line.strip() else None
-
-
-def _table(lines: Lines, place: str, *, tabs: bool) -> Rows:
-    """Rows under the names of the first one."""
-    header: list[str] | None = None
-    for where, fields in _tab_fields(lines, place) if tabs else _csv_fields(lines, place):
-        if header is None:
-            header = [name.strip() for name in fields]
-            if twice := sorted({name for name in header if name and header.count(name) > 1}):
-                raise DataError(f"{where}: column {twice[0]!r} stands there twice; rename one")
-            continue
-        if len(fields) != len(header):
-            raise DataError(f"{where}: {len(fields)} fields, expected {len(header)}, as in the first line")
-        yield where, dict(zip(header, fields, strict=True))
-
-
-def _tab_fields(lines: Lines, place: str) -> Iterator[tuple[str, list[str]]]:
-    for number, line in lines:
-        if line:
-            yield f"{place}, line {number}", line.split("\t")
-
-
-def _csv_fields(lines: Lines, place: str) -> Iterator[tuple[str, list[str]]]:
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
-    reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
-    begun = 1
-    try:
-        for fields in reader:
-            if fields:
-                yield f"{place}, line {begun}", fields
-            begun = reader.line_num + 1
-    except csv.Error as fault:
-        raise DataError(f"{place}, line {begun}: not valid CSV: {fault}; a quote within quotes is doubled") from fault
 
 
 def examples_of(
@@ -215,8 +181,8 @@ def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) ->
 
 def _chosen(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> ChoiceExample | None:
     context = _string(row, columns.first(row, "text", "context"), where)
-    asked = columns.second(row, "question")
-    question = "" if asked is None else _string(row, asked, where)
+    column = columns.second(row, "question")
+    question = "" if column is None else _string(row, column, where)
     names = columns.endings if all(each in row for each in columns.endings) else ("endings",)
     given = [field(row, each, where) for each in names]
     endings = endings_in(given if len(given) > 1 else given[0], f"{where}, {', '.join(names)}")

@@ -1,6 +1,6 @@
 """Metrics: pure functions of predictions and references to fractions by name; a new one is one function and one entry.
 
-Imports numpy and scipy only; metrics/local.py wraps each as an `evaluate.Metric`.
+Imports numpy and scipy only; metrics/modules.py makes each an `evaluate.Metric`, through which tasks compute scores.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ METRICS: dict[str, Metric] = {
     "multi_label": classification.multi_label,
     "pearson": regression.pearson,
     "spearman": regression.spearman,
+    "mean_squared_error": regression.mean_squared_error,
     "squad": spans.squad,
     "squad_v2": spans.squad_v2,
     "conlleval": tagging.conlleval,
     "strict_iob2": tagging.strict_iob2,
+    "tag_accuracy": tagging.tag_accuracy,
 }
 """By name: `(predictions, references) -> {score: fraction or None}`."""
 
@@ -42,12 +44,13 @@ RESAMPLED: dict[tuple[str, str], Callable[[], Additive | Callable[[Any, Any], fl
     ("multi_label", "subset_accuracy"): classification.SubsetAccuracy,
     ("pearson", "pearson"): regression.Pearson,
     ("spearman", "spearman"): lambda: regression.spearman_value,
-    ("squad", "exact_match"): spans.ExactV1,
-    ("squad", "f1"): spans.F1V1,
-    ("squad_v2", "exact"): spans.ExactV2,
-    ("squad_v2", "f1"): spans.F1V2,
+    ("squad", "exact_match"): lambda: spans.EXACT_V1,
+    ("squad", "f1"): lambda: spans.F1_V1,
+    ("squad_v2", "exact"): lambda: spans.EXACT_V2,
+    ("squad_v2", "f1"): lambda: spans.F1_V2,
     ("conlleval", "f1"): tagging.ChunkF1,
-    ("strict_iob2", "strict_f1"): lambda: tagging.ChunkF1("iob2"),
+    ("strict_iob2", "strict_f1"): lambda: tagging.ChunkF1(tagging.iob2_spans),
+    ("tag_accuracy", "accuracy"): tagging.TagAccuracy,
 }
 """By metric and score: what `statistics.paired_bootstrap` takes, on lists aligned by example."""
 

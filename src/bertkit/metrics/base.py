@@ -27,7 +27,7 @@ Scores = dict[str, float | None]
 Floats = NDArray[np.float64]
 
 Values = Any
-"""A list or an array with one item per example; each metric says which items it takes."""
+"""A list or an array with one item per example; see each metric for the items it takes."""
 
 
 def check_aligned(predictions: Values, references: Values) -> None:
@@ -87,7 +87,7 @@ class Additive(ABC):
 
 
 class MeanOf(Additive):
-    """The mean over examples of one number each; subclasses say which."""
+    """The mean over examples of one number each; subclasses define it."""
 
     @abstractmethod
     def per_example(self, predictions: Values, references: Values) -> Floats:

@@ -76,8 +76,8 @@ class BinaryF1(Additive):
     def rows(self, predictions: Labels, references: Labels) -> Floats:
         prediction_N, reference_N = paired_labels(predictions, references)
         positive = str(self.positive) if prediction_N.dtype.kind == "U" else self.positive
-        guessed_N, gold_N = prediction_N == positive, reference_N == positive
-        return np.stack([guessed_N & gold_N, guessed_N, gold_N], axis=1).astype(float)
+        predicted_N, gold_N = prediction_N == positive, reference_N == positive
+        return np.stack([predicted_N & gold_N, predicted_N, gold_N], axis=1).astype(float)
 
     def value(self, totals: Floats) -> Floats:
         return ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
@@ -96,15 +96,15 @@ class ClassCounts(Additive):
             class_C: NDArray[Any] = np.union1d(prediction_N, reference_N)
         else:
             class_C = label_array(self.classes)
-        guessed_NC, gold_NC = prediction_N[:, None] == class_C, reference_N[:, None] == class_C
+        predicted_NC, gold_NC = prediction_N[:, None] == class_C, reference_N[:, None] == class_C
         one_N1 = np.ones((len(reference_N), 1))
-        return np.concatenate([guessed_NC & gold_NC, guessed_NC, gold_NC, one_N1], axis=1).astype(float)
+        return np.concatenate([predicted_NC & gold_NC, predicted_NC, gold_NC, one_N1], axis=1).astype(float)
 
     @staticmethod
     def counts(totals: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Right, predicted and true counts per class, (..., C), and the number of examples, (...)."""
-        right_C, guessed_C, gold_C = np.split(totals[..., :-1], 3, axis=-1)
-        return right_C, guessed_C, gold_C, totals[..., -1]
+        right_C, predicted_C, gold_C = np.split(totals[..., :-1], 3, axis=-1)
+        return right_C, predicted_C, gold_C, totals[..., -1]
 
 
 class MacroF1(ClassCounts):
@@ -113,8 +113,8 @@ class MacroF1(ClassCounts):
     name = "macro_f1"
 
     def value(self, totals: Floats) -> Floats:
-        right_C, guessed_C, gold_C, _ = self.counts(totals)
-        return np.asarray(ratio(2 * right_C, guessed_C + gold_C).mean(axis=-1))
+        right_C, predicted_C, gold_C, _ = self.counts(totals)
+        return np.asarray(ratio(2 * right_C, predicted_C + gold_C).mean(axis=-1))
 
 
 class MicroF1(ClassCounts):
@@ -123,8 +123,8 @@ class MicroF1(ClassCounts):
     name = "micro_f1"
 
     def value(self, totals: Floats) -> Floats:
-        right_C, guessed_C, gold_C, _ = self.counts(totals)
-        return ratio(2 * right_C.sum(axis=-1), (guessed_C + gold_C).sum(axis=-1))
+        right_C, predicted_C, gold_C, _ = self.counts(totals)
+        return ratio(2 * right_C.sum(axis=-1), (predicted_C + gold_C).sum(axis=-1))
 
 
 class Matthews(ClassCounts):
@@ -136,9 +136,9 @@ class Matthews(ClassCounts):
     name = "matthews_correlation"
 
     def value(self, totals: Floats) -> Floats:
-        right_C, guessed_C, gold_C, count = self.counts(totals)
-        covariance = right_C.sum(axis=-1) * count - (guessed_C * gold_C).sum(axis=-1)
-        spread_guessed = count**2 - (guessed_C**2).sum(axis=-1)
+        right_C, predicted_C, gold_C, count = self.counts(totals)
+        covariance = right_C.sum(axis=-1) * count - (predicted_C * gold_C).sum(axis=-1)
+        spread_guessed = count**2 - (predicted_C**2).sum(axis=-1)
         spread_gold = count**2 - (gold_C**2).sum(axis=-1)
         return ratio(covariance, np.sqrt(spread_guessed) * np.sqrt(spread_gold))
 
@@ -212,8 +212,8 @@ class MultiLabel(Additive):
         self.labels = labels
 
     def rows(self, predictions: LabelSets, references: LabelSets) -> Floats:
-        guessed_NC, gold_NC = indicators(predictions, references, self.labels)
-        return np.concatenate([guessed_NC & gold_NC, guessed_NC, gold_NC], axis=1).astype(float)
+        predicted_NC, gold_NC = indicators(predictions, references, self.labels)
+        return np.concatenate([predicted_NC & gold_NC, predicted_NC, gold_NC], axis=1).astype(float)
 
 
 class MultiLabelMicroF1(MultiLabel):
@@ -222,18 +222,18 @@ class MultiLabelMicroF1(MultiLabel):
     name = "micro_f1"
 
     def value(self, totals: Floats) -> Floats:
-        right_C, guessed_C, gold_C = np.split(totals, 3, axis=-1)
-        return ratio(2 * right_C.sum(axis=-1), (guessed_C + gold_C).sum(axis=-1))
+        right_C, predicted_C, gold_C = np.split(totals, 3, axis=-1)
+        return ratio(2 * right_C.sum(axis=-1), (predicted_C + gold_C).sum(axis=-1))
 
 
 class MultiLabelMacroF1(MultiLabel):
-    """The unweighted mean of the labels' F1; a label that nobody has counts as 0 where `labels` names it."""
+    """The unweighted mean of the labels' F1; a label that no example has counts as 0 where `labels` names it."""
 
     name = "macro_f1"
 
     def value(self, totals: Floats) -> Floats:
-        right_C, guessed_C, gold_C = np.split(totals, 3, axis=-1)
-        f1_C = ratio(2 * right_C, guessed_C + gold_C)
+        right_C, predicted_C, gold_C = np.split(totals, 3, axis=-1)
+        f1_C = ratio(2 * right_C, predicted_C + gold_C)
         return np.asarray(f1_C.mean(axis=-1) if f1_C.shape[-1] else np.zeros(f1_C.shape[:-1]))
 
 
@@ -246,8 +246,8 @@ class SubsetAccuracy(MeanOf):
         self.labels = labels
 
     def per_example(self, predictions: LabelSets, references: LabelSets) -> Floats:
-        guessed_NC, gold_NC = indicators(predictions, references, self.labels)
-        return np.asarray((guessed_NC == gold_NC).all(axis=1), dtype=float)
+        predicted_NC, gold_NC = indicators(predictions, references, self.labels)
+        return np.asarray((predicted_NC == gold_NC).all(axis=1), dtype=float)
 
 
 def multi_label(predictions: LabelSets, references: LabelSets, labels: Sequence[Any] | None = None) -> Scores:

@@ -1,4 +1,4 @@
-"""Pearson and Spearman correlation.
+"""Pearson and Spearman correlation, and the mean squared error.
 
 STS-B's two scores: Cer et al. 2017, arXiv:1708.00055, and GLUE (Wang et al. 2018, arXiv:1804.07461). A correlation
 with a constant does not exist: such a score is None with a warning, where scipy gives NaN, which JSON cannot hold and
@@ -37,8 +37,8 @@ def _numbers(values: Numbers, whose: str) -> Floats:
 def _standardised(value_N: Floats) -> Floats:
     """Deviations from the mean, at unit length; NaN throughout where values are constant or not finite.
 
-    Scaled by the largest deviation before squaring, so that neither 1e-200 nor 1e200 is lost. Constancy is asked of the
-    values: the mean of equal numbers may differ from them in the last bit, and so correlate with rounding.
+    Scaled by the largest deviation before squaring, so that neither 1e-200 nor 1e200 is lost. Constancy is that of
+    the values: the mean of equal numbers may differ from them in the last bit, and so correlate with rounding.
     """
     if not np.isfinite(value_N).all() or value_N.min() == value_N.max():
         return np.full_like(value_N, np.nan)
@@ -101,3 +101,14 @@ def spearman(predictions: Numbers, references: Numbers) -> Scores:
         DataError: the lists are empty, of unequal length or not numbers.
     """
     return {"spearman": defined(spearman_value(predictions, references), "spearman", _CONSTANT)}
+
+
+def mean_squared_error(predictions: Numbers, references: Numbers) -> Scores:
+    """`{"mean_squared_error"}`; less is better.
+
+    Raises:
+        DataError: the lists are empty, of unequal length or not numbers.
+    """
+    check_aligned(predictions, references)
+    difference_N = _numbers(predictions, "predictions") - _numbers(references, "references")
+    return {"mean_squared_error": float(np.mean(difference_N**2))}

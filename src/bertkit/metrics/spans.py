@@ -1,8 +1,8 @@
 """Exact match and token F1 of answers to questions, as SQuAD's official scripts define them, and the null threshold.
 
 Rajpurkar et al. 2016, SQuAD 1.1, arXiv:1606.05250, and 2018, SQuAD 2.0, arXiv:1806.03822. The two scripts differ where
-nothing is left of an answer: of two empty ones the F1 is 0 in 1.1 and 1 in 2.0. Scores here are fractions;
-`official_json` gives the scripts' percentages under the scripts' keys. Answers are text by question id.
+nothing is left of an answer: of two empty ones the F1 is 0 in 1.1 and 1 in 2.0. Scores here are fractions
+under the scripts' keys, which print percentages. Answers are text by question id.
 
 Shapes: Q questions.
 """
@@ -70,42 +70,30 @@ def accepted_v2(answers: Sequence[str]) -> list[str]:
     return [answer for answer in answers if normalise(answer)] or [""]
 
 
-class ExactV1(MeanOf):
-    """Exact match of lists of predictions and of lists of answers."""
+class AnswerScore(MeanOf):
+    """The mean over questions of the best score over a question's accepted answers.
 
-    name = "exact_match"
+    Args:
+        name: the key of the score.
+        score: of a prediction and an answer.
+        accepted: the answers that count, of a reference; by SQuAD 2.0 an empty list is a question without an answer.
+    """
 
-    def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
-        return np.array([best_over(exact_match, *pair) for pair in zip(predictions, references, strict=True)])
-
-
-class F1V1(MeanOf):
-    """Token F1 of lists of predictions and of lists of answers."""
-
-    name = "f1"
-
-    def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
-        return np.array([best_over(f1_v1, *pair) for pair in zip(predictions, references, strict=True)])
-
-
-class ExactV2(MeanOf):
-    """Exact match by SQuAD 2.0; an empty list of answers is a question without one."""
-
-    name = "exact"
+    def __init__(
+        self,
+        name: str,
+        score: Callable[[str, str], float],
+        accepted: Callable[[Sequence[str]], Sequence[str]] = lambda answers: answers,
+    ) -> None:
+        self.name, self.score_of, self.accepted = name, score, accepted
 
     def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
-        pairs = zip(predictions, map(accepted_v2, references), strict=True)
-        return np.array([best_over(exact_match, *pair) for pair in pairs])
+        pairs = zip(predictions, map(self.accepted, references), strict=True)
+        return np.array([best_over(self.score_of, *pair) for pair in pairs])
 
 
-class F1V2(MeanOf):
-    """Token F1 by SQuAD 2.0; an empty list of answers is a question without one."""
-
-    name = "f1"
-
-    def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
-        pairs = zip(predictions, map(accepted_v2, references), strict=True)
-        return np.array([best_over(f1_v2, *pair) for pair in pairs])
+EXACT_V1, F1_V1 = AnswerScore("exact_match", exact_match), AnswerScore("f1", f1_v1)
+EXACT_V2, F1_V2 = AnswerScore("exact", exact_match, accepted_v2), AnswerScore("f1", f1_v2, accepted_v2)
 
 
 def squad(predictions: Texts, references: Answers) -> Scores:
@@ -124,8 +112,8 @@ def squad(predictions: Texts, references: Answers) -> Scores:
     answered = [question for question in references if question in predictions]
     texts, accepted = [predictions[q] for q in answered], [references[q] for q in answered]
     return {
-        kind.name: float(kind().per_example(texts, accepted).sum()) / len(references) if answered else 0.0
-        for kind in (ExactV1, F1V1)
+        each.name: float(each.per_example(texts, accepted).sum()) / len(references) if answered else 0.0
+        for each in (EXACT_V1, F1_V1)
     }
 
 
@@ -138,7 +126,7 @@ def squad_v2(
     """The official script's keys for SQuAD 2.0: `exact f1 total HasAns_* NoAns_*`, and `best_*` given `no_answer`.
 
     Args:
-        predictions: the answer by question; "" says that there is none.
+        predictions: the answer by question; "" where there is none.
         references: the accepted answers by question; none at all where the question cannot be answered.
         no_answer: how likely the question has no answer, a probability or any other number that grows with it.
         threshold: above it a prediction is taken as "". The default is meant for probabilities; given differences of
@@ -168,12 +156,6 @@ def squad_v2(
             best, best_threshold = _official_threshold(score_Q, odds_Q, answerable_Q, empty_Q)
             scores[f"best_{name}"], scores[f"best_{name}_thresh"] = best, best_threshold
     return scores
-
-
-def official_json(scores: Scores) -> dict[str, Any]:
-    """The scores as the official scripts write them: percentages; counts and thresholds as they are."""
-    plain = ("total", "thresh")
-    return {name: value if value is None or name.endswith(plain) else 100.0 * value for name, value in scores.items()}
 
 
 def apply_null_threshold(predictions: Texts, null_odds: Mapping[str, float], threshold: float) -> dict[str, str]:
@@ -207,7 +189,7 @@ def choose_null_threshold(
     order_Q = np.argsort(odds_Q, kind="stable")
     sorted_Q = odds_Q[order_Q]
     # What "" scores, which is 1 also where only articles or punctuation are accepted.
-    emptied_Q = ExactV2().per_example([""] * len(references), list(references.values()))
+    emptied_Q = EXACT_V2.per_example([""] * len(references), list(references.values()))
     gain_Q = ({"exact": exact_Q, "f1": f1_Q}[score] - emptied_Q)[order_Q]
     gained = np.concatenate([[0.0], np.cumsum(gain_Q)])
     possible = np.concatenate([[True], sorted_Q[1:] != sorted_Q[:-1], [True]])
@@ -237,7 +219,7 @@ def _raw_v2(predictions: Texts, references: Answers) -> tuple[Floats, Floats, An
         raise DataError("{} of {} questions have no prediction, such as {}".format(*_shown(missing, references)))
     texts, answers = [predictions[question] for question in references], list(references.values())
     answerable_Q = np.array([bool(each) for each in answers])
-    return ExactV2().per_example(texts, answers), F1V2().per_example(texts, answers), answerable_Q
+    return EXACT_V2.per_example(texts, answers), F1_V2.per_example(texts, answers), answerable_Q
 
 
 def _values_of(numbers: Mapping[str, float], questions: Mapping[str, Any]) -> Floats:

@@ -1,6 +1,6 @@
-"""What several runs say together: summary over seeds, runs that learned nothing, and whether two models differ.
+"""Statistics over runs: summary over seeds, runs that learned nothing, and whether two models differ.
 
-Degenerate runs: Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (some fine-tuning runs on small data fail);
+Failed runs: Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (some fine-tuning runs on small data fail);
 Mosbach et al. 2021, arXiv:2006.04884, calls a run failed whose accuracy is at most the majority class's. Paired
 bootstrap: Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP, with the p-value of the distribution shifted to
 no difference. It draws from the examples of one test set: what another seed would give is the summary's matter.
@@ -10,7 +10,6 @@ Shapes: N examples, K and L numbers per example of model A and B, M = K + L, U d
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,75 +24,44 @@ _CELLS_AT_ONCE = 4_000_000
 """Counts drawn in one go: 32 MB."""
 
 
-@dataclass(frozen=True)
-class SeedSummary:
-    """One score over runs that differ by their seed.
+def summarise(scores: Mapping[int, float | None]) -> dict[str, Any]:
+    """One score over runs that differ by their seed: `{"mean", "std", "median", "n", "seeds": [score, ...]}`.
 
-    Attributes:
-        mean, std, median: of the runs whose score exists; None where none does. `std` is the sample standard deviation
-            (divided by n - 1), None where fewer than two exist: one run says nothing about spread.
-        n: runs whose score exists.
-        values: every run's score by seed, None where it is undefined.
-    """
-
-    mean: float | None
-    std: float | None
-    median: float | None
-    n: int
-    values: dict[int, float | None]
-
-    def as_json(self) -> dict[str, Any]:
-        """`{"mean", "std", "median", "n", "seeds": [score, ...]}`, seeds in rising order."""
-        scores = [self.values[seed] for seed in sorted(self.values)]
-        return {"mean": self.mean, "std": self.std, "median": self.median, "n": self.n, "seeds": scores}
-
-
-def summarise(scores: Mapping[int, float | None]) -> SeedSummary:
-    """Summarise one score by seed. A score that is None or not finite is kept as None and left out of the figures.
+    `seeds` is in rising order of the seeds, with None where a score is not a finite number; `n` counts the others, and
+    the figures are theirs. `std` is the sample standard deviation (divided by n - 1). A figure that does not exist is
+    None.
 
     Raises:
         DataError: there is no run.
     """
     if not scores:
         raise DataError("no runs to summarise; expected the score of at least one seed")
-    values = {
-        seed: float(score) if score is not None and np.isfinite(score) else None for seed, score in scores.items()
+    known = np.array([float(score) for score in scores.values() if score is not None and np.isfinite(score)])
+    if absent := len(scores) - len(known):
+        log.warning("%d of %d runs have no defined score; mean and median are of the others", absent, len(scores))
+    ordered = [scores[seed] for seed in sorted(scores)]
+    return {
+        "mean": float(known.mean()) if len(known) else None,
+        "std": float(known.std(ddof=1)) if len(known) > 1 else None,
+        "median": float(np.median(known)) if len(known) else None,
+        "n": len(known),
+        "seeds": [float(score) if score is not None and np.isfinite(score) else None for score in ordered],
     }
-    known = np.array([score for score in values.values() if score is not None])
-    if len(known) < len(values):
-        log.warning("%d of %d runs have no defined score; mean and median are of the others", *_absent(values, known))
-    if not len(known):
-        return SeedSummary(None, None, None, 0, values)
-    spread = float(known.std(ddof=1)) if len(known) > 1 else None
-    return SeedSummary(float(known.mean()), spread, float(np.median(known)), len(known), values)
 
 
-def _absent(values: Mapping[int, Any], known: Floats) -> tuple[int, int]:
-    return len(values) - len(known), len(values)
-
-
-def majority_baseline(
-    references: Sequence[Any], metric: Callable[[Sequence[Any], Sequence[Any]], float | None]
-) -> float | None:
-    """The metric's score of always predicting the commonest reference (of equally common ones, the one seen first)."""
-    check_aligned(references, references)
-    commonest = Counter(references).most_common(1)[0][0]
-    return metric([commonest] * len(references), references)
-
-
-def degenerate(
+def no_better_than_constant(
     predictions: Sequence[Any], references: Sequence[Any], score: float | None, majority: float | None = None
 ) -> str | None:
-    """Why the run is degenerate, as a phrase for the report; None where it is not.
+    """Why a model does no better than a constant prediction, as a phrase for the report; None where it does.
 
-    A run is degenerate where its score does not exist, where it gives every example the same prediction though the
-    references differ (numbers: the same to six digits), or where its score is that of the majority class or less.
+    Its score does not exist, it predicts the same for every example though the references differ (numbers: the same to
+    six digits), or its score is not above that of always predicting the commonest label.
 
     Args:
         predictions: labels, numbers or texts, one per example. For tags, those of all words in one list.
         references: likewise.
         score: the run's score; greater is better.
-        majority: `majority_baseline` of the same metric and references; None where no such score exists.
+        majority: the score of always predicting the commonest label; None where that says nothing.
 
     Raises:
         DataError: the lists are empty or of unequal length.
@@ -104,7 +72,7 @@ def degenerate(
     if _constant(predictions) and not _constant(references):
         return f"every prediction is {predictions[0]!r}"
     if majority is not None and score <= majority + 1e-12 and not _constant(references):
-        return f"its score {score:.4f} is not above the majority class's, {majority:.4f}"
+        return f"its score {score:.4f} is not above that of always predicting the commonest label, {majority:.4f}"
     return None
 
 
@@ -185,7 +153,7 @@ def paired_bootstrap(
     difference = score_b - score_a
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(difference_R, [tail, 100 - tail])
-    # Rounding must not tell a resample of equal difference from the observed one.
+    # A resample of equal difference must count although rounding may part the two.
     as_far = np.abs(difference_R - difference) >= abs(difference) - 1e-12
     return PairedBootstrap(
         score_a=score_a,

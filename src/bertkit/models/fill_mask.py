@@ -1,9 +1,9 @@
 """Filling in masks: the most probable words at each [MASK] of a text.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1: the masked-LM head, used as it was trained. Trained as in
-GPT-BERT (Charpentier and Samuel 2024, arXiv:2410.24159), it answers for a mask at the token before it.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. The masked-LM head is used as it was trained: one trained as in
+GPT-BERT (Charpentier and Samuel 2024, arXiv:2410.24159) predicts a masked token from the state before it.
 
-Shapes: M masks, V vocabulary.
+Shapes: T tokens, M masks, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -36,37 +36,29 @@ def fill_masks(
     Masks of one text are filled independently of one another.
 
     Raises:
-        DataError: if the model has no masked-LM head or one that does not fill masks, or a text has no mask or is
-            longer than the model reads.
+        DataError: the model has no masked-LM head or one that does not fill masks, or a text has no mask or is longer
+            than the model reads.
     """
     if "masked_lm" not in model.head_names:
         raise DataError("the model has no masked-LM head; take one that was pretrained with masked_lm")
     rule = model.extras.get(SCORING_RULE)
     if rule == EncoderLeftToRight.name:
         raise DataError("the model was trained from left to right alone; take one that was pretrained with masked_lm")
-    answers_at = -1 if rule == MaskedNextToken.name else 0
+    offset = -1 if rule == MaskedNextToken.name else 0
     mask = tokenizer.token(tokenizer.mask_id)
     model.eval()
     results = []
     for text in texts:
         ids = _encode(tokenizer, text, mask, model.encoder.config.max_tokens)
         hidden_TD = model(PackedBatch.from_ids([ids]).to(device))
-        masks = [index + answers_at for index, token in enumerate(ids) if token == tokenizer.mask_id]
-        mask_index_M = torch.tensor(masks, device=device)
-        probability_MV = torch.softmax(model.masked_lm_logits(hidden_TD[mask_index_M]), dim=-1)
+        position_M = [index + offset for index, token in enumerate(ids) if token == tokenizer.mask_id]
+        probability_MV = torch.softmax(model.masked_lm_logits(hidden_TD[position_M]), dim=-1)
         best = probability_MV.topk(min(top, probability_MV.shape[-1]), dim=-1)
-        results.append(
-            {
-                "text": text,
-                "masks": [
-                    [
-                        {"token": tokenizer.token(token_id), "id": token_id, "probability": probability}
-                        for token_id, probability in zip(ids_row, probabilities, strict=True)
-                    ]
-                    for ids_row, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                ],
-            }
-        )
+        masks = [
+            [{"token": tokenizer.token(n), "id": n, "probability": p} for n, p in zip(*candidates, strict=True)]
+            for candidates in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        results.append({"text": text, "masks": masks})
     return results
 
 

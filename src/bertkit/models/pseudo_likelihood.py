@@ -1,18 +1,18 @@
-"""How probable a model finds a text: log-likelihood from left to right, or pseudo-log-likelihood with masks.
+"""The likelihood of a text: log-likelihood from left to right, or pseudo-log-likelihood with masks.
 
 Salazar et al. 2020, arXiv:1910.14659, section 2: the pseudo-log-likelihood is the sum of the log-probabilities of the
 tokens, each predicted from a copy of the text in which it alone is masked (`original`). Kauf and Ivanova 2023,
-arXiv:2305.10588: as the later pieces of a rare word give the earlier ones away, they are masked with them
+arXiv:2305.10588: since the later tokens of a rare word give the earlier ones away, they are masked with them
 (`within_word_l2r`). Sibling rule `left_to_right` is the plain likelihood of a causal model.
 
-A model fits the rules that ask it as it was trained. One trained by masked next-token prediction (Charpentier and
-Samuel 2024, arXiv:2410.24159) answers for a hidden token at the state before it: `masked_next_token`; a bidirectional
-encoder trained from left to right alone, `encoder_left_to_right`. Which it is, the run that trained it wrote into
+A model is scored by the rules that match its training. Masked next-token prediction (Charpentier and Samuel 2024,
+arXiv:2410.24159) predicts a masked token from the state before it: `masked_next_token`; a bidirectional encoder trained
+from left to right alone is scored by `encoder_left_to_right`. The run that trained the model records its rule in
 config.json (`scoring_rule`), and rules that would read the wrong state are refused.
 
-Special tokens surround the text and are never scored. Temperature is 1, logits are made log-probabilities in fp32, and
-these are added in fp64. Copies are made a batch at a time and batches hold texts of one length, so memory depends
-on the token budget alone; equal texts are scored once, and which texts share a batch does not depend on their order.
+Special tokens surround the text and are never scored. Temperature is 1, log-probabilities are computed in fp32 and
+summed in fp64. Copies are made a batch at a time and batches hold texts of one length, so memory depends on the token
+budget alone; equal texts are scored once, and which texts share a batch does not depend on their order.
 
 Shapes: K texts of N tokens each, L = N and the special tokens around, R copies of a batch, M predicted tokens, D width,
 V vocabulary.
@@ -22,14 +22,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import tokenizers
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
@@ -45,24 +45,19 @@ MAX_LOGITS = 1 << 24
 
 _CPU = torch.device("cpu")
 _STARTS = ("<|endoftext|>", "<s>", "<bos>")
-"""What causal models without a [CLS] have read before the first word of a text."""
+"""First tokens of texts in the training of causal models without a [CLS]."""
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """The score of one text.
-
-    Attributes:
-        log_p_N: log-probability of each scored token, in nats.
-        words: words of the text, parted by white space.
-    """
+    """The log-probability of each scored token of a text, in nats, and the number of its words between white space."""
 
     log_p_N: Floats
     words: int
 
     @property
     def tokens(self) -> int:
-        """Tokens scored."""
+        """The number of scored tokens."""
         return int(self.log_p_N.size)
 
     @cached_property
@@ -70,31 +65,19 @@ class TextScore:
         """The (pseudo-)log-likelihood, in nats: the sum over tokens."""
         return float(self.log_p_N.sum(dtype=np.float64))
 
-    @property
-    def per_token(self) -> float:
-        return self.total / self.tokens
-
-    @property
-    def per_word(self) -> float:
-        return self.total / self.words
-
 
 @dataclass(frozen=True)
-class Answers:
-    """What a model said of M tokens: the log-probability (nats) of each, and whether it was the likeliest of all."""
+class TokenScores:
+    """The log-probability (nats) of M tokens, and whether each is the most probable of the vocabulary."""
 
     log_p_M: Floats
     is_first_M: NDArray[np.bool_]
 
 
 class TokenPredictor:
-    """Asks a vocabulary head for the tokens at given places.
+    """Log-probabilities of the head `masked_lm` or `causal_lm` at given positions, in fp32.
 
-    Args:
-        model: put on the device and out of training mode.
-        head: `masked_lm` or `causal_lm`.
-        causal: read each sequence from left to right only.
-        device: where to compute, in fp32.
+    The model is put on the device and out of training mode; if `causal`, it is run with causal attention.
     """
 
     def __init__(self, model: HeadedModel, head: str, *, causal: bool = False, device: torch.device = _CPU) -> None:
@@ -103,65 +86,72 @@ class TokenPredictor:
         self.causal = causal
         self.device = device
 
+    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> TokenScores:
+        """The scores of the target tokens; arguments and errors as of `distributions`."""
+        log_p, is_first = [], []
+        for log_p_MV, target_M1 in self.distributions(ids, index_M, target_M):
+            log_p.append(log_p_MV.gather(1, target_M1)[:, 0].cpu())
+            is_first.append((log_p_MV.argmax(dim=-1) == target_M1[:, 0]).cpu())
+        return TokenScores(torch.cat(log_p).numpy(), torch.cat(is_first).numpy())
+
     @torch.inference_mode()
-    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> Answers:
-        """The model's answers.
+    def distributions(
+        self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Log-probabilities of the vocabulary, (M, V), with the target ids, (M, 1), some rows at a time.
 
         Args:
             ids: of each sequence, special tokens included.
-            index_M: where to read, counted over all sequences end to end.
-            target_M: ids of the tokens asked for.
+            index_M: positions to predict at, counted over all sequences end to end.
+            target_M: ids of the tokens.
 
         Raises:
-            DataError: a log-probability is not a number.
+            DataError: a log-probability of a target is not a number.
         """
         hidden_TD = self.model(PackedBatch.from_ids(ids, causal=self.causal).to(self.device))
         index, target = torch.from_numpy(index_M).to(self.device), torch.from_numpy(target_M).to(self.device)
         rows = max(1, MAX_LOGITS // self.model.encoder.vocab_size)
-        log_p, is_first = [], []
-        for first in range(0, index.numel(), rows):
-            hidden_MD = hidden_TD.index_select(0, index[first : first + rows])
-            log_p_MV = torch.log_softmax(self.model.token_logits(self.head, hidden_MD).float(), dim=-1)
-            some = target[first : first + rows]
-            log_p.append(log_p_MV.gather(1, some[:, None])[:, 0].cpu())
-            is_first.append((log_p_MV.argmax(dim=-1) == some).cpu())
-        log_p_M = torch.cat(log_p)
-        if log_p_M.isnan().any():
-            raise DataError("the model's log-probabilities are not numbers (NaN): its weights are damaged or diverged")
-        return Answers(log_p_M.numpy(), torch.cat(is_first).numpy())
+        for own_index, target_M1 in zip(torch.split(index, rows), torch.split(target[:, None], rows), strict=True):
+            logits_MV = self.model.token_logits(self.head, hidden_TD.index_select(0, own_index))
+            log_p_MV = torch.log_softmax(logits_MV.float(), dim=-1)
+            if log_p_MV.gather(1, target_M1).isnan().any():
+                raise DataError(
+                    "the model's log-probabilities are not numbers (NaN): its weights are damaged or diverged"
+                )
+            yield log_p_MV, target_M1
 
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Texts of one length: their ids, and by token the number of the word that it belongs to."""
+    """Texts of one length: their ids, and for each token the number of its word."""
 
     ids_KN: Int64s
     word_KN: Int64s
 
 
 @dataclass(frozen=True)
-class Questions:
-    """Copies of texts, with the places (within a copy) and ids of the tokens that are asked for, row by row."""
+class Copies:
+    """Copies of texts as the model reads them, with the positions to predict at and the ids of the predicted tokens."""
 
     ids_RL: Int64s
-    place_RM: Int64s
+    position_RM: Int64s
     target_RM: Int64s
 
 
 class ScoringRule(ABC):
-    """In which copies of a text its tokens are predicted, and from which of them."""
+    """Which copies of a text its tokens are predicted from, and at which positions."""
 
     name: ClassVar[str]
     head: ClassVar[str]
-    """The head that is asked."""
+    """The head that predicts."""
     statement: ClassVar[str]
     """The rule in words, for reports."""
     causal: ClassVar[bool] = False
-    """Whether an encoder that could see both sides is read from left to right."""
+    """Whether a bidirectional encoder is run with causal attention."""
     needs_words: ClassVar[bool] = False
-    """Whether the tokenizer must say which pieces make a word."""
-    asks_before: ClassVar[bool] = False
-    """Whether a token is asked of the state before it, not of its own."""
+    """Whether it uses the words that the tokenizer's pre-tokenizer cuts."""
+    shifted: ClassVar[bool] = False
+    """Whether a token is predicted from the state before it, not from its own."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -169,20 +159,20 @@ class ScoringRule(ABC):
     @property
     @abstractmethod
     def special_tokens(self) -> int:
-        """How many stand around the text."""
+        """The number of special tokens around the text."""
 
     @property
     def unscored_tokens(self) -> int:
-        """How many tokens of a text are given, not predicted."""
+        """The number of first tokens of a text that are given, not predicted."""
         return 0
 
     @abstractmethod
-    def copies(self, length: int) -> int:
-        """Copies made of a text of N tokens."""
+    def copies_per_text(self, length: int) -> int:
+        """The number of copies of a text of N tokens."""
 
     @abstractmethod
-    def questions(self, texts: EncodedTexts, copy_R: Int64s) -> Questions:
-        """The copies of these numbers, counted from 0 over all texts; answers are in the order of texts and tokens."""
+    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+        """The copies with these numbers, counted from 0 over all texts, in the order of texts and tokens."""
 
 
 class MaskedRule(ScoringRule):
@@ -190,29 +180,25 @@ class MaskedRule(ScoringRule):
 
     head = "masked_lm"
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__(tokenizer)
-        self._cls_id, self._sep_id, self._mask_id = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id
-
     @property
     def special_tokens(self) -> int:
         return 2
 
-    def copies(self, length: int) -> int:
+    def copies_per_text(self, length: int) -> int:
         return length
 
-    def questions(self, texts: EncodedTexts, copy_R: Int64s) -> Questions:
-        length = texts.ids_KN.shape[1]
-        text_R, asked_R = np.divmod(copy_R, length)
+    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+        text_R, token_R = np.divmod(copy_R, texts.ids_KN.shape[1])
         ids_RN, word_RN = texts.ids_KN[text_R], texts.word_KN[text_R]
-        masked_RN = np.where(self.hidden(word_RN, asked_R), self._mask_id, ids_RN)
+        masked_RN = np.where(self.masked(word_RN, token_R), self.tokenizer.mask_id, ids_RN)
         ids_RL = np.pad(masked_RN, ((0, 0), (1, 1)))
-        ids_RL[:, 0], ids_RL[:, -1] = self._cls_id, self._sep_id
-        return Questions(ids_RL, asked_R[:, None] + 1, np.take_along_axis(ids_RN, asked_R[:, None], axis=1))
+        ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id
+        position_R1 = token_R[:, None] + 1 - self.shifted  # before the first token stands [CLS]
+        return Copies(ids_RL, position_R1, np.take_along_axis(ids_RN, token_R[:, None], axis=1))
 
     @abstractmethod
-    def hidden(self, word_RN: Int64s, asked_R: Int64s) -> NDArray[np.bool_]:
-        """What is masked in each copy when this token of it is asked for, (R, N)."""
+    def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
+        """Which tokens are masked in each copy when this token of it is predicted, (R, N)."""
 
 
 class Original(MaskedRule):
@@ -221,50 +207,46 @@ class Original(MaskedRule):
     name = "original"
     statement = "each token masked in turn, alone (Salazar et al. 2020)"
 
-    def hidden(self, word_RN: Int64s, asked_R: Int64s) -> NDArray[np.bool_]:
-        return np.asarray(np.arange(word_RN.shape[1]) == asked_R[:, None])
+    def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
+        return np.asarray(np.arange(word_RN.shape[1]) == token_R[:, None])
 
 
 class MaskedNextToken(Original):
-    """Charpentier and Samuel 2024: the token alone is masked, and the state before it answers.
+    """Charpentier and Samuel 2024: the token alone is masked, and predicted from the state before it.
 
     The BabyLM challenge's evaluation of GPT-BERT as a masked model; its other way is `encoder_left_to_right`.
     """
 
     name = "masked_next_token"
     statement = "each token masked in turn, alone, predicted from the state before it (Charpentier and Samuel 2024)"
-    asks_before = True
-
-    def questions(self, texts: EncodedTexts, copy_R: Int64s) -> Questions:
-        in_place = super().questions(texts, copy_R)
-        return replace(in_place, place_RM=in_place.place_RM - 1)  # that of the first token is [CLS]
+    shifted = True
 
 
 class WithinWordLeftToRight(MaskedRule):
-    """Kauf and Ivanova 2023: the later pieces of its word are masked too.
+    """Kauf and Ivanova 2023: the later tokens of its word are masked too.
 
-    A word is what the tokenizer's pre-tokenizer cuts out, so a punctuation mark is a word of its own.
+    Words are those of the tokenizer's pre-tokenizer, so a punctuation mark is a word of its own.
     """
 
     name = "within_word_l2r"
-    statement = "each token masked in turn, together with the later pieces of its word (Kauf and Ivanova 2023)"
+    statement = "each token masked in turn, together with the later tokens of its word (Kauf and Ivanova 2023)"
     needs_words = True
 
-    def hidden(self, word_RN: Int64s, asked_R: Int64s) -> NDArray[np.bool_]:
-        own_word_R1 = np.take_along_axis(word_RN, asked_R[:, None], axis=1)
-        return np.asarray((word_RN == own_word_R1) & (np.arange(word_RN.shape[1]) >= asked_R[:, None]))
+    def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
+        own_word_R1 = np.take_along_axis(word_RN, token_R[:, None], axis=1)
+        return np.asarray((word_RN == own_word_R1) & (np.arange(word_RN.shape[1]) >= token_R[:, None]))
 
 
 class LeftToRight(ScoringRule):
     """The likelihood of a causal model: each token from those before it.
 
-    The first one is predicted from the token that begins a text; where the tokenizer has none, it is given.
+    The first one is predicted from the tokenizer's token for the start of a text; where it has none, it is given.
     """
 
     name = "left_to_right"
     head = "causal_lm"
     statement = "each token predicted from those before it"
-    asks_before = True
+    shifted = True
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -279,20 +261,19 @@ class LeftToRight(ScoringRule):
     def unscored_tokens(self) -> int:
         return 1 - len(self._start)
 
-    def copies(self, length: int) -> int:
+    def copies_per_text(self, length: int) -> int:
         return 1
 
-    def questions(self, texts: EncodedTexts, copy_R: Int64s) -> Questions:
-        ids_RN = texts.ids_KN[copy_R]
+    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
         start_R1 = np.tile(np.array(self._start, dtype=np.int64), (copy_R.size, 1))
-        ids_RL = np.concatenate([start_R1, ids_RN], axis=1)
-        # The state of a token predicts the next one; what follows the last one is not asked.
-        place_RM = np.tile(np.arange(ids_RL.shape[1] - 1), (copy_R.size, 1))
-        return Questions(ids_RL, place_RM, ids_RL[:, 1:])
+        ids_RL = np.concatenate([start_R1, texts.ids_KN[copy_R]], axis=1)
+        # The state of each token predicts the next one; the last one has none to predict.
+        position_RM = np.tile(np.arange(ids_RL.shape[1] - 1), (copy_R.size, 1))
+        return Copies(ids_RL, position_RM, ids_RL[:, 1:])
 
 
 class EncoderLeftToRight(LeftToRight):
-    """The same of an encoder that learnt it: read with causal attention, by the head that it shares with masks.
+    """The same of an encoder trained for it: run with causal attention, and the head that also predicts masked tokens.
 
     Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2.
     """
@@ -313,19 +294,21 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
     """The rule of this name, or the one that the model's config.json names, or the first that it has a head for.
 
     Raises:
-        UsageError: no rule has this name, or it asks for a token at a state that was trained to predict the next one.
+        UsageError: no rule has this name, or it reads a token from a state that was trained to predict the next one.
         DataError: the model lacks the head.
     """
     if name is not None and name not in SCORING_RULES:
         raise UsageError(f"no scoring rule {name!r}; one of: {', '.join(SCORING_RULES)}")
     fitting = SCORING_RULES.get(str(model.extras.get(SCORING_RULE)))
-    if name is not None and fitting is not None and fitting.asks_before and not SCORING_RULES[name].asks_before:
+    if name is not None and fitting is not None and fitting.shifted and not SCORING_RULES[name].shifted:
         raise UsageError(
-            f"{source}: its states were trained to predict the token behind them, and the rule {name} asks them for"
-            f" their own; take {fitting.name}, or leave the rule out"
+            f"{source}: its states were trained to predict the next token, and the rule {name} reads each token from"
+            f" its own state; take {fitting.name}, or leave the rule out"
         )
-    wanted = [fitting] if name is None and fitting is not None else list(SCORING_RULES.values())
-    wanted = wanted if name is None else [SCORING_RULES[name]]
+    if name is not None:
+        wanted = [SCORING_RULES[name]]
+    else:
+        wanted = list(SCORING_RULES.values()) if fitting is None else [fitting]
     for rule in wanted:
         if rule.head in model.head_names and (model.encoder.config.causal_attention or not rule.causal):
             return rule
@@ -351,12 +334,11 @@ def score_texts(
 
     Args:
         model: with a masked-LM or a causal-LM head.
-        tokenizer: the model's.
         texts: scored as they are; a special token written out in one is just text.
-        rule: a name in SCORING_RULES; by the model's config.json or head where left out.
-        max_batch_tokens: tokens computed at once, a single text being the least; it decides memory and speed alone.
+        rule: a name in SCORING_RULES; by the model's config.json or head where None.
+        max_batch_tokens: tokens computed at once, at least those of one text; changes memory and speed alone.
         device: where to compute.
-        progress: the display, in tokens scored.
+        progress: the display, in scored tokens.
 
     Raises:
         DataError: no such head, or a text with nothing to score or with more tokens than the model reads.
@@ -367,7 +349,9 @@ def score_texts(
         raise DataError(
             f"the tokenizer does not cut text into words, which the rule {scoring.name} needs; use the rule original"
         )
-    ids, words = _encoded(tokenizer, texts)
+    encodings = tokenizer.encodings_plain(texts)
+    ids = [each.ids for each in encodings]
+    words = [[-1 if word is None else word for word in each.word_ids] for each in encodings]
     _check_lengths(ids, texts, scoring, model.encoder.max_tokens)
     predict = TokenPredictor(model, scoring.head, causal=scoring.causal, device=device)
     found = score_ids(predict, scoring, ids, words, max_batch_tokens=max_batch_tokens, progress=progress)
@@ -383,21 +367,20 @@ def score_ids(
     max_batch_tokens: int,
     progress: Progress = silent_progress,
 ) -> list[Floats]:
-    """Log-probabilities of the scored tokens of each text, in nats.
+    """Log-probabilities of the scored tokens of each text, in nats; see `score_texts`.
 
     Args:
-        predict: asks the model.
-        rule: what it is asked.
+        predict: the model and its head.
+        rule: which copies of a text are made.
         ids: of each text, without special tokens and no longer than the model reads.
-        words: by token, the number of the word that it belongs to.
-        max_batch_tokens: tokens computed at once, a single copy being the least.
-        progress: the display, in tokens scored.
+        words: for each token the number of its word.
+        max_batch_tokens: tokens computed at once, at least those of one copy.
     """
     length_of = np.array([len(row) for row in ids])
     found: list[Floats] = [np.empty(0, np.float32)] * len(ids)
     done = 0
     with progress("score", int(length_of.sum()), "tokens") as meter:
-        for length in np.unique(length_of)[::-1].tolist():  # the longest first: too large a batch fails at once
+        for length in np.unique(length_of)[::-1].tolist():  # the longest first, so that too large a batch fails at once
             members = np.flatnonzero(length_of == length).tolist()
             rows = np.array([[*ids[k], *words[k]] for k in members], dtype=np.int64)
             distinct, row_of = np.unique(rows, axis=0, return_inverse=True)
@@ -418,20 +401,12 @@ def _score_one_length(
 ) -> Iterator[Floats]:
     """Log-probabilities in the order of texts and tokens, a batch at a time."""
     count, length = texts.ids_KN.shape
-    copies = count * rule.copies(length)
+    total = count * rule.copies_per_text(length)
     at_once = max(1, max_batch_tokens // (length + rule.special_tokens))
-    for first in range(0, copies, at_once):
-        asked = rule.questions(texts, np.arange(first, min(first + at_once, copies)))
-        index_RM = asked.place_RM + np.arange(len(asked.ids_RL))[:, None] * asked.ids_RL.shape[1]
-        yield predict(asked.ids_RL.tolist(), index_RM.ravel(), asked.target_RM.ravel()).log_p_M
-
-
-def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
-    """Ids of each text, and by token the number of its word."""
-    backend: Any = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
-    backend.encode_special_tokens = True  # a special token written out in a text must not pass for a mask
-    encodings = backend.encode_batch(list(texts), add_special_tokens=False)
-    return [e.ids for e in encodings], [[-1 if word is None else word for word in e.word_ids] for e in encodings]
+    for first in range(0, total, at_once):
+        copies = rule.copies(texts, np.arange(first, min(first + at_once, total)))
+        index_RM = copies.position_RM + np.arange(len(copies.ids_RL))[:, None] * copies.ids_RL.shape[1]
+        yield predict(copies.ids_RL.tolist(), index_RM.ravel(), copies.target_RM.ravel()).log_p_M
 
 
 def _check_lengths(ids: list[list[int]], texts: Sequence[str], rule: ScoringRule, max_tokens: int) -> None:

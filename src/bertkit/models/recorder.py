@@ -8,7 +8,8 @@ without one the fast path runs untouched. Points have TransformerLens's names: `
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -99,11 +100,26 @@ class _ShapeRecorder(Recorder):
 
 
 @torch.inference_mode()
-def point_shapes(model: HeadedModel, batch: PackedBatch) -> dict[str, tuple[int, ...]]:
+def recordable_points(model: HeadedModel, batch: PackedBatch) -> dict[str, tuple[int, ...]]:
     """Name and shape of every point, in the order of the forward pass."""
     recorder = _ShapeRecorder()
     model.eval()(batch, recorder)
     return recorder.shapes
+
+
+def point_shapes(model: HeadedModel, lengths: Sequence[int] = (2,)) -> dict[str, tuple[int, ...]]:
+    """`recordable_points` of sequences of these lengths, on the model's device."""
+    return recordable_points(model, PackedBatch.from_ids([[0] * length for length in lengths]).to(device_of(model)))
+
+
+def of_layers(points: Collection[str], template: str) -> tuple[str, ...]:
+    """The points of all layers whose names a template with `{n}` gives, in order."""
+    return tuple(takewhile(lambda name: name in points, (template.format(n=number) for number in count())))
+
+
+def device_of(model: HeadedModel) -> torch.device:
+    """The device of a model's weights."""
+    return next(model.parameters()).device
 
 
 def layer_points(model: HeadedModel) -> tuple[str, ...]:
@@ -115,11 +131,8 @@ def layer_points(model: HeadedModel) -> tuple[str, ...]:
     Raises:
         DataError: the family has no layers to record.
     """
-    device = next(model.parameters()).device
-    points = point_shapes(model, PackedBatch.from_ids([[0, 0]]).to(device))
-    outputs: list[str] = []
-    while (name := LAYER_OUTPUT.format(n=len(outputs))) in points:
-        outputs.append(name)
+    points = point_shapes(model)
+    outputs = list(of_layers(points, LAYER_OUTPUT))
     first = FIRST_INPUT if FIRST_INPUT in points else EMBEDDINGS
     if not outputs or first not in points:
         kind = model.encoder.config.model_type

@@ -37,6 +37,10 @@ class WordLogits(ABC):
     def part(self, part: slice) -> Tensor:
         """(m, V) in float32, of these of the M rows; the caller may write to it."""
 
+    @abstractmethod
+    def rows(self, index_M: Tensor) -> WordLogits:
+        """Some of the rows."""
+
     def in_precision(self) -> WordLogits:
         """The same in autocast's precision, to be computed with autocast off."""
         return self
@@ -61,6 +65,9 @@ class VocabularyProjection(WordLogits):
 
     def part(self, part: slice) -> Tensor:
         return functional.linear(self.states_ME[part], self.weight_VE, self.bias_V).float()
+
+    def rows(self, index_M: Tensor) -> VocabularyProjection:
+        return VocabularyProjection(self.states_ME.index_select(0, index_M), self.weight_VE, self.bias_V)
 
     def cross_entropy(self, id_M: Tensor, *, logit_bytes: int = LOGIT_BYTES) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of rows whose largest logit is their word's.

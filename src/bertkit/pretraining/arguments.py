@@ -22,8 +22,8 @@ from bertkit.pretraining.file_hashes import with_contents
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretrainer
-from bertkit.recipe.faults import validate
-from bertkit.recipe.resolve import Override, load_as, overrides_of, parsed, resolve_recipe, with_overrides
+from bertkit.recipe.errors import validate
+from bertkit.recipe.resolve import Override, load_as, overrides_of, resolve_recipe, with_overrides
 from bertkit.recipe.tree import Located
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
@@ -171,7 +171,7 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
         config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
     overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
-    changed = any(parsed(override).key.partition(".")[0] == "tokenizer" for override in arguments.overrides)
+    changed = any(override.key.partition(".")[0] == "tokenizer" for override in arguments.overrides)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))
     return overrides

@@ -24,12 +24,13 @@ from bertkit.data.config import DataConfig
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.recipe.faults import validate
-from bertkit.recipe.resolve import DEFAULT_KIND, AnyOverride, load_as
-from bertkit.recipe.terms import OneKey, check_each_once
+from bertkit.recipe.errors import validate
+from bertkit.recipe.header import RecipeHeader
+from bertkit.recipe.named_item import NamedItem, check_each_once
+from bertkit.recipe.resolve import DEFAULT_KIND, Override, load_as
 from bertkit.recipe.tree import Located
 from bertkit.text.tokenizer import TokenizerConfig
-from bertkit.training.config import EngineConfig, OptimisationConfig, RecipeHeader
+from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
 from bertkit.training.schedules import AnySchedule, BertSchedule, Schedule
 
@@ -37,7 +38,7 @@ INIT_TO_BE_GIVEN = "?"
 """The value of `init` in a recipe that goes on from whatever model its user names."""
 
 
-class Term(OneKey):
+class Term(NamedItem):
     """One objective with its settings: `masked_lm: {rate: 0.15}`."""
 
     what: ClassVar[str] = "objective"
@@ -142,7 +143,7 @@ class Recipe(RecipeHeader):
         return tuple(each.objective for each in self.objective)
 
 
-def load_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Recipe:
+def load_recipe(name: str, overrides: Sequence[Override] = ()) -> Recipe:
     """The recipe of that name or path, one that pretrains, with overrides applied.
 
     Raises:

@@ -41,7 +41,7 @@ def run_pretraining(
         begun: called with the run's directory before the training starts.
 
     Raises:
-        UsageError: a faulty recipe, or a resume whose recipe decides on another result.
+        UsageError: a faulty recipe, or a resume whose recipe gives another result.
         DataError: text, model, shards or checkpoints at fault.
         StoppedError, DivergedError: see `Trainer.train`.
     """

@@ -26,8 +26,7 @@ from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import Progress
-from bertkit.recipe.load import load_any
-from bertkit.recipe.resolve import KINDS
+from bertkit.recipe.resolve import KINDS, load_any
 from bertkit.run.directory import RECORD, RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer

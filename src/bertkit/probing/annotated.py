@@ -1,39 +1,37 @@
-"""What probes that learn from annotated sentences share: files for training and testing, draws, alignment, states.
+"""Shared by probes that train on annotated sentences: their files, draws of sentences, alignment, states on disk.
 
-Own design. Annotations are by word; a sentence whose words the tokenizer does not give back one for one, or that is
-longer than the model reads, is left out whole, counted and named. Siblings: jobs/probing/layers.py, structure.py
-and senses.py, which read different files.
+Own design. Annotations are by word; a sentence is left out whole, counted and named, where the tokenizer does not keep
+its words one for one or it is longer than the model reads. Used by layers/, structure/ and senses/, which read
+different files.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import point_shapes
 from bertkit.probing.run import ProbeRequest
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
-from bertkit.probing.state_store import StateStore, collect_states, store_bytes
+from bertkit.probing.state_store import StateStore, collect_states
 
 NOT_ALIGNED = "sentences of which the tokenizer gives back another number of words (left out)"
-STORE_GB = 8.0
-"""Disk that states may take where nobody says."""
 _HELD_OUT = 0.2
+_BYTES = 4
+"""Of a float32."""
 
 
 class Annotated(Protocol):
-    """A sentence with something said of its words."""
+    """A sentence with annotated words."""
 
     @property
     def id(self) -> str: ...
@@ -43,49 +41,28 @@ class Annotated(Protocol):
 
 
 Example = TypeVar("Example", bound=Annotated)
-Thing = TypeVar("Thing")
-
-
-def existing(source: str, *, option: str = "--data") -> Path:
-    """The path of a file.
-
-    Raises:
-        DataError: there is none; the nearest name beside it is given.
-    """
-    path = Path(source).expanduser()
-    if not path.is_file():
-        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = get_close_matches(path.name, beside, n=1)
-        raise DataError(f"{option} {source}: no such file" + (f"; did you mean {near[0]}?" if near else ""))
-    return path
+Item = TypeVar("Item")
 
 
 def hashes_of(train: Sequence[Path], test: Sequence[Path] = ()) -> dict[str, str]:
-    """Of each file's content and of the part it plays, by name."""
+    """Of each file's content and of its use, by name."""
     hashes = {str(path): sha256_of(path) for path in train}
     for path in test:
         hashes[f"{path} (test)"] = hashlib.sha256(f"test {sha256_of(path)}".encode()).hexdigest()
     return hashes
 
 
-def drawn(examples: Sequence[Thing], most: int, draw: Draw, purpose: str) -> list[Thing]:
-    """So many of them, each as probable as any other, in their order."""
+def drawn(examples: Sequence[Item], most: int, draw: Draw, purpose: str) -> list[Item]:
+    """So many of them at most, drawn uniformly, in their order."""
     key = draw.uniform(purpose, sample=np.arange(len(examples)))
     return [examples[number] for number in np.sort(np.argsort(key, kind="stable")[:most]).tolist()]
 
 
 def train_and_test(
-    examples: Sequence[Thing], others: Sequence[Thing] | None, most: int, most_test: int, draw: Draw
-) -> tuple[list[Thing], list[Thing]]:
-    """A draw for training, and one for testing: of the other file, or of a fifth of the one there is.
-
-    Args:
-        examples: of the file for training.
-        others: of the file for testing; None where there is none.
-        most: so many are trained on at most.
-        most_test: so many are tested on at most.
-        draw: of the choice.
-    """
+    examples: Sequence[Item], others: Sequence[Item] | None, most: int, most_test: int, draw: Draw
+) -> tuple[list[Item], list[Item]]:
+    """So many examples at most for training and for testing, drawn from two files; from one where `others` is None, of
+    which a fifth is held out for testing."""
     if others is None:
         key = draw.uniform("held out", sample=np.arange(len(examples)))
         held_out = set(np.argsort(key, kind="stable")[: max(1, round(_HELD_OUT * len(examples)))].tolist())
@@ -96,9 +73,8 @@ def train_and_test(
 
 def align(encoder: TextEncoder, examples: Sequence[Example]) -> list[tuple[Example, EncodedSentence]]:
     """Those sentences that the model reads with all their words; the encoder's notes count and name the others."""
-    sentences: Iterable[Sentence] = (Sentence(each.id, words=each.words) for each in examples)
     pairs = []
-    for encoded in encoder.encode(sentences):
+    for encoded in encoder.encode(Sentence(each.id, words=each.words) for each in examples):
         example = examples[encoded.number]
         if len(encoded.words) == len(example.words):
             pairs.append((example, encoded))
@@ -108,10 +84,10 @@ def align(encoder: TextEncoder, examples: Sequence[Example]) -> list[tuple[Examp
 
 
 def check_aligned(pairs: Sequence[object], encoder: TextEncoder, source: str, least: int) -> None:
-    """Refuse to go on with too few sentences.
+    """Refuse too few sentences.
 
     Raises:
-        DataError: with what was left out.
+        DataError: with the reasons for which sentences were left out.
     """
     if len(pairs) < least:
         why = f" ({encoder.notes})" if encoder.notes.counts else ""
@@ -119,40 +95,39 @@ def check_aligned(pairs: Sequence[object], encoder: TextEncoder, source: str, le
 
 
 def check_store(layers: int, rows: int, width: int, store_gb: float) -> None:
-    """Refuse to begin what would not fit.
+    """Refuse states that would not fit.
 
     Raises:
-        UsageError: with what it would take.
+        UsageError: with the disk that they would take.
     """
-    wanted = store_bytes(layers, rows, width) / 1e9
-    if wanted > store_gb:
+    needed = layers * rows * width * _BYTES / 1e9
+    if needed > store_gb:
         raise UsageError(
-            f"states of {rows:,} words in {layers} layers take {wanted:.1f} GB of disk, more than --store-gb"
+            f"states of {rows:,} words in {layers} layers take {needed:.1f} GB of disk, more than --store-gb"
             f" {store_gb:g}; lower --sentences or raise --store-gb"
         )
 
 
 def width_of(model: HeadedModel, points: Sequence[str]) -> int:
     """D, the width of the states at the last of these points."""
-    device = next(model.parameters()).device
-    return point_shapes(model, PackedBatch.from_ids([[0, 0]]).to(device))[points[-1]][1]
+    return point_shapes(model)[points[-1]][1]
 
 
 def kept_states(
     request: ProbeRequest,
-    subject: ProbedModel,
+    subject: LoadedModel,
     sentences: Sequence[EncodedSentence],
     points: Sequence[str],
     *,
     wanted: Sequence[Sequence[int]] | None = None,
 ) -> StateStore:
-    """The states of these sentences, on the disk that the run is on until the store is closed; see `collect_states`."""
+    """The states of these sentences, on the run's disk until the store is closed; see `collect_states`."""
     engine = request.engine()
     return collect_states(
         subject.model,
         sentences,
         points,
-        request.runs_root if request.run_dir is None else request.run_dir,
+        request.run_dir or request.runs_root,
         wanted=wanted,
         max_batch_tokens=engine.micro_batch_tokens,
         device=engine.device,

@@ -1,7 +1,7 @@
-"""`probe points`: everything in a model that can be recorded or changed, with its shape.
+"""`probe points`: every hook point of a model, with its shape in symbols.
 
-The names are TransformerLens's. Shapes are found by running the model twice on batches of different sizes: what follows
-the number of tokens is T, and so on; what stays is looked up among the model's own sizes.
+The names are TransformerLens's. The model runs twice on batches of different sizes: an axis that follows the number of
+tokens is T, and so on; one that stays is found among the model's own sizes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.evaluation.loaded_model import ProbedModel
-from bertkit.models.recorder import point_shapes
-from bertkit.probing.run import Probed, ProbeRequest
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.models.recorder import recordable_points
+from bertkit.probing.run import ProbeRequest, ProbeResult
 from bertkit.probing.sentences import Sentence, TextEncoder, packed
 
-EXAMPLE = "The reader walks to the old house."
 SYMBOLS = {
     "T": "tokens of all sequences of the batch, end to end",
     "B": "sequences",
@@ -33,39 +32,36 @@ SYMBOLS = {
 _LENGTHS = ((5, 3, 2), (7, 4, 4, 2))
 
 
-def list_points(request: ProbeRequest, sentence: str = EXAMPLE) -> Probed:
-    """The points of a model, in the order of its forward pass.
-
-    Args:
-        request: the model.
-        sentence: for which sizes are given, alone in its batch.
+def list_points(request: ProbeRequest, sentence: str) -> ProbeResult:
+    """The points of a model in the order of its forward pass, with sizes for one sentence.
 
     Raises:
         DataError: no such model, or the sentence is longer than it reads or has no words.
     """
     subject = request.subject()
-    example = next(
-        iter(TextEncoder.of(subject.model, subject.tokenizer).encode([Sentence("sentence", sentence)])), None
-    )
+    encoder = TextEncoder.of(subject.model, subject.tokenizer)
+    example = next(encoder.encode([Sentence("sentence", sentence)]), None)
     if example is None:
         raise DataError(f"--sentence {sentence[:60]!r}: has no words, or more tokens than the model reads")
-    sizes = point_shapes(subject.model, packed([example]))
+    sizes = recordable_points(subject.model, packed([example]))
     symbols = point_symbols(subject)
     points = [
         {"name": name, "shape": list(symbols.get(name, map(str, shape))), "example": list(shape)}
         for name, shape in sizes.items()
     ]
     summary = {"points": points, "example": {"sentence": sentence, "tokens": int(example.ids_T.size)}}
-    return Probed(None, {"kind": "points", "model": subject.name, "summary": summary, "definitions": dict(SYMBOLS)})
+    return ProbeResult(
+        None, {"kind": "points", "model": subject.name, "summary": summary, "definitions": dict(SYMBOLS)}
+    )
 
 
 @torch.inference_mode()
-def point_symbols(subject: ProbedModel) -> dict[str, tuple[str, ...]]:
+def point_symbols(subject: LoadedModel) -> dict[str, tuple[str, ...]]:
     """The shape of every point in symbols."""
     shapes, sizes = [], []
     for lengths in _LENGTHS:
         batch = PackedBatch.from_ids([[subject.tokenizer.vocab_size - 1] * length for length in lengths])
-        shapes.append(point_shapes(subject.model, batch))
+        shapes.append(recordable_points(subject.model, batch))
         sizes.append({"T": sum(lengths), "B": len(lengths), "S": max(lengths)})
     fixed = _sizes_of(subject)
     return {name: _symbols(name, shapes[0][name], shapes[1][name], sizes, fixed) for name in shapes[0]}
@@ -78,18 +74,18 @@ def _symbols(
     sizes: Sequence[Mapping[str, int]],
     fixed: Mapping[str, int],
 ) -> tuple[str, ...]:
-    found = []
-    for axis, (one, other) in enumerate(zip(first, second, strict=True)):
-        if one == other:
-            found.append(_fixed_symbol(name, axis, len(first), one, fixed))
-        else:
-            pair = (one, other)
-            found.append(next((s for s in sizes[0] if (sizes[0][s], sizes[1][s]) == pair), str(one)))
-    return tuple(found)
+    """Of each axis of a point, by its sizes in the two batches."""
+    symbol_of = {(sizes[0][symbol], sizes[1][symbol]): symbol for symbol in sizes[0]}
+    return tuple(
+        _fixed_symbol(name, axis, len(first), pair[0], fixed)
+        if pair[0] == pair[1]
+        else symbol_of.get(pair, str(pair[0]))
+        for axis, pair in enumerate(zip(first, second, strict=True))
+    )
 
 
 def _fixed_symbol(name: str, axis: int, axes: int, size: int, fixed: Mapping[str, int]) -> str:
-    """Which of the model's own sizes an axis has; several may be equal, and then its place says which it is."""
+    """The model's own size that an axis has; of several equal ones its place decides."""
     within_heads = ".attn." in name and axes > 2
     likely = ("N", "H") if within_heads else ("F", "D", "E") if ".mlp." in name else ("D", "E", "F")
     if within_heads and axis == axes - 1 and axes == 3:
@@ -101,7 +97,7 @@ def _fixed_symbol(name: str, axis: int, axes: int, size: int, fixed: Mapping[str
     return f"2{doubled[0]}" if doubled else str(size)
 
 
-def _sizes_of(subject: ProbedModel) -> dict[str, int]:
+def _sizes_of(subject: LoadedModel) -> dict[str, int]:
     settings: dict[str, Any] = subject.config.model_dump()
     width, heads = settings.get("hidden_size"), settings.get("num_attention_heads")
     sizes = {

@@ -1,68 +1,64 @@
-"""What the kinds of `bertkit probe` have in common: the models, the run directory, the files that a finding becomes.
+"""A probe as a run: its models and data, and the run directory that its report is written to.
 
-Own design (contract: `probe`, the run directory). measure.py of a kind computes (no files), its run.py feeds it
-and hands an `Analysis` to `carry_out`, which makes of it
+Own design (contract: `probe`, the run directory). A kind's run.py reads its data, then calls `run_probe` with a
+function that measures and returns a `Report`; see report.py for the files. RUN/results.json holds
 
-    RUN/results.json            {"kind", "model", "summary", "definitions", "models", "data", "settings"}
-    RUN/tables/NAME.csv         what each figure was drawn from
-    RUN/figures/NAME.svg, .png
-    RUN/summary.txt             a sentence a finding
-    RUN/...                     what else an analysis has, such as vectors or a page of HTML
+    {"kind", "model", "summary", "definitions", "models", "data", "settings"}
 """
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertkit.errors import UsageError
-from bertkit.evaluation.loaded_model import ProbedModel, load_subjects
-from bertkit.evaluation.run import MeasureRequest, begin_measurement
-from bertkit.files import write_text
-from bertkit.probing.sentence_sources import Texts, read_texts
+from bertkit.evaluation.loaded_model import LoadedModel, load_models
+from bertkit.evaluation.run import MeasurementArguments, begin_measurement
+from bertkit.probing import STORE_GB, ProbeSettings
+from bertkit.probing.report import Report
+from bertkit.probing.sentence_sources import DrawnSentences, read_texts
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
-from bertkit.settings import Settings
 from bertkit.tasks.readers.common import Notes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SUMMARY = "summary.txt"
 
 
 @dataclass(frozen=True)
-class ProbeRequest(MeasureRequest):
-    """What every kind is told.
+class ProbeRequest(MeasurementArguments):
+    """Models and data of a probe, and where it runs.
 
     Attributes:
         models: Hub ids, model or run directories, `RUN@STEP` or `RUN@all`.
-        data: sources, or files of whatever the kind reads.
+        data: text sources, or files that the kind reads.
+        test_data: files that scores are computed on, for kinds that train on `data`.
+        data_dir: folder with a task's official files; the Hub's copy where None.
+        store_gb: disk that hidden states may take while the probe runs.
         progress: the display.
     """
 
     models: Sequence[str]
     data: Sequence[str] = ()
+    test_data: Sequence[str] = ()
+    data_dir: Path | None = None
+    store_gb: float = STORE_GB
     progress: Progress = silent_progress
 
-    def subjects(self) -> list[ProbedModel]:
-        """The models, read.
+    def subjects(self) -> list[LoadedModel]:
+        """The models, loaded.
 
         Raises:
-            DataError: nothing there, or files at fault.
+            DataError: nothing there, or damaged files.
         """
-        return load_subjects(self.models, offline=self.offline)
+        return load_models(self.models, offline=self.offline)
 
-    def subject(self) -> ProbedModel:
-        """The model of a kind that looks at one.
+    def subject(self) -> LoadedModel:
+        """The model of a kind that probes one.
 
         Raises:
             UsageError: several were given.
-            DataError: nothing there, or files at fault.
+            DataError: nothing there, or damaged files.
         """
         subjects = self.subjects()
         if len(subjects) > 1:
@@ -70,55 +66,19 @@ class ProbeRequest(MeasureRequest):
             raise UsageError(f"this probe looks at one model at a time, and --model names {names}")
         return subjects[0]
 
-    def texts(self, *, most: int | None = None, seed: int = 0, unique: bool = False) -> Texts:
+    def texts(self, *, most: int | None = None, seed: int = 0, unique: bool = False) -> DrawnSentences:
         """Sentences of the data, or a draw of them; see `read_texts`."""
         return read_texts(self.data, most=most, seed=seed, unique=unique, offline=self.offline)
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was found: a table, the figure that it was drawn as, and what both say.
-
-    Attributes:
-        name: of the files, without suffix.
-        sentence: what was computed, on how many of what, and what came out; ends with a full stop.
-        columns: of the table, with units where there are any.
-        rows: of the table; None is an empty field.
-        draw: gives the figure; nothing is drawn where None.
-    """
-
-    name: str
-    sentence: str
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[object]] = ()
-    draw: Callable[[], Figure] | None = None
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """What a kind has found.
-
-    Attributes:
-        summary: figures, for programs: numbers, texts, lists and objects of them.
-        definitions: each figure's formula in words, with the paper and the variant, and what was left out.
-        findings: tables, figures and sentences.
-        files: what else is written: paths within the run, and functions that write them.
-    """
-
-    summary: Mapping[str, Any]
-    definitions: Mapping[str, str]
-    findings: Sequence[Finding]
-    files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Probed:
-    """What came of it.
+class ProbeResult:
+    """The outcome of a probe.
 
     Attributes:
         run: the run directory; None where nothing is written, as by `points`.
-        results: what its results.json holds.
-        sentences: what was found, for people.
+        results: the content of results.json.
+        sentences: the findings in words.
     """
 
     run: RunDirectory | None
@@ -133,39 +93,34 @@ class Probed:
         return {"kind": known["kind"], "model": known["model"], "run": run, **known}
 
 
-def carry_out(
-    kind: str,
-    settings: Settings,
+def run_probe(
     request: ProbeRequest,
-    subjects: Sequence[ProbedModel],
-    analyse: Callable[[], Analysis],
+    settings: ProbeSettings,
+    subjects: Sequence[LoadedModel],
+    measure: Callable[[], Report],
     *,
     data: Mapping[str, str],
-    seed: int = 0,
-) -> Probed:
-    """Run an analysis inside a new run directory and write what it finds.
+) -> ProbeResult:
+    """Measure inside a new run directory and write the report.
 
-    Whatever can be found at fault beforehand (no such word, a model that lacks what is asked for) is better said before
-    this is called: there is then no run to show for it.
+    Errors in arguments, models and data are better raised before this is called: no run directory is made then.
 
     Args:
-        kind: its name.
-        settings: the kind's own: all that decides the result beside models and data.
         request: where the run goes.
+        settings: the kind's own.
         subjects: the models.
-        analyse: does the work.
-        data: hash of all that is read, by name.
-        seed: of all randomness.
+        measure: does the work.
+        data: hash of all data read, by name.
     """
-    run = begin_measurement("probe", kind, subjects, settings, request, data=data, seed=seed)
+    run = begin_measurement("probe", settings.kind, subjects, settings, request, data=data, seed=settings.seed)
     with run.recording(request.command):
         run.write_environment()
-        analysis = analyse()
+        report = measure()
         results: dict[str, Any] = {
-            "kind": kind,
+            "kind": settings.kind,
             "model": ", ".join(subject.name for subject in subjects),
-            "summary": dict(analysis.summary),
-            "definitions": dict(analysis.definitions),
+            "summary": dict(report.summary),
+            "definitions": dict(report.definitions),
             "models": [
                 {"name": each.name, "label": each.label, "fingerprint": each.fingerprint, "trained": each.training}
                 for each in subjects
@@ -173,42 +128,21 @@ def carry_out(
             "data": sorted(data),
             "settings": settings.model_dump(mode="json"),
         }
-        sentences = [finding.sentence for finding in analysis.findings]
         results = json.loads(json.dumps(results, default=_plain))
-        _write(run.path, analysis)
+        report.write(run.path)
         run.write_results(results)
-    return Probed(run, results, sentences)
+    return ProbeResult(run, results, report.sentences)
 
 
 def left_out(notes: Notes) -> dict[str, Any]:
-    """For a summary: what was left out of the text, counted, with the first few named."""
+    """For a summary: sentences that were left out, counted, with the first few named."""
     return {
         what: {"count": count, "such_as": list(notes.named.get(what, ()))[:3]} for what, count in notes.counts.items()
     }
-
-
-def _write(directory: Path, analysis: Analysis) -> None:
-    from bertkit.evaluation.figures import save
-
-    for finding in analysis.findings:
-        if finding.columns:
-            path = directory / "tables" / f"{finding.name}.csv"
-            path.parent.mkdir(exist_ok=True)
-            with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(finding.columns)
-                writer.writerows(finding.rows)
-        if finding.draw is not None:
-            save(finding.draw(), directory / "figures" / finding.name)
-    for name, write in analysis.files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path)
-    write_text(directory / SUMMARY, "".join(f"{finding.sentence}\n" for finding in analysis.findings))
 
 
 def _plain(value: Any) -> Any:
     """A numpy number or array as JSON has it."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -1,7 +1,6 @@
-"""The sentences of a probe: from text, or from a treebank that is cut into words, a fair draw in bounded memory.
+"""The sentences of a probe, from text or from a treebank: all, or a uniform draw in bounded memory.
 
-Own design (contract: SOURCE). What carries annotations beyond words is read where it is needed, by the readers of
-bertkit.tasks.readers and the like.
+Own design (contract: SOURCE). Annotations beyond words are read by the readers of bertkit.tasks.readers.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from difflib import get_close_matches
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +29,13 @@ _KEYS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class Texts:
-    """The sentences that are looked at.
+class DrawnSentences:
+    """The sentences of a probe.
 
     Attributes:
         sentences: in the order of the sources.
         available: how many the sources hold, repeats included.
-        repeats: how many of them were left out because they had been read before.
+        repeats: how many were left out because they repeat an earlier one.
         hashes: of each source's content, by its name.
     """
 
@@ -47,16 +47,16 @@ class Texts:
 
 def read_texts(
     sources: Sequence[str], *, most: int | None = None, seed: int = 0, unique: bool = False, offline: bool = False
-) -> Texts:
+) -> DrawnSentences:
     """Sentences of all sources, or a random choice of them; no more than the choice is held in memory.
 
     Args:
         sources: text (files, directories, globs, `hub:ORG/NAME`, `builtin:pydocs`), whose lines are split into
             sentences, and treebanks (`.conllu`), which have words.
-        most: so many are drawn, each as probable as any other; all where None.
+        most: how many are drawn, uniformly; all where None.
         seed: of the draw.
-        unique: leave out what is written like an earlier sentence.
-        offline: use the network for nothing.
+        unique: leave out repeated sentences.
+        offline: do not use the network.
 
     Raises:
         UsageError: no source, or of an unknown kind.
@@ -66,17 +66,32 @@ def read_texts(
         raise UsageError("no text to look at: give --data SOURCE, such as a .txt file or a .conllu treebank")
     treebanks = [source for source in sources if is_treebank(source)]
     others = [source for source in sources if not is_treebank(source)]
-    hashes = {source: sha256_of(_existing(source)) for source in treebanks}
-    streams: list[Iterable[Sentence]] = [_treebank(Path(source)) for source in treebanks]
+    hashes = {source: sha256_of(existing(source)) for source in treebanks}
+    streams: list[Iterable[Sentence]] = [_treebank(existing(source)) for source in treebanks]
     if others:
         corpus = open_corpus(others, offline=offline)
         hashes |= {entry["name"]: entry["content"] for entry in corpus.describe()}
         streams.append(_sentences(corpus.documents()))
-    counter = _Counter(each for stream in streams for each in stream)
-    drawn = _drawn(counter.unique() if unique else counter, most, Draw(seed, "probe"))
+    counter = _Counter()
+    sentences = (counter.unique if unique else counter.all)(chain.from_iterable(streams))
+    drawn = _drawn(sentences, most, Draw(seed, "probe"))
     if not drawn:
         raise DataError(f"{', '.join(sources)}: holds no sentence")
-    return Texts(drawn, counter.count, counter.repeats, hashes)
+    return DrawnSentences(drawn, counter.count, counter.repeats, hashes)
+
+
+def existing(source: str, *, option: str = "--data") -> Path:
+    """The path of a file.
+
+    Raises:
+        DataError: there is none; the nearest name beside it is given.
+    """
+    path = Path(source).expanduser()
+    if not path.is_file():
+        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = get_close_matches(path.name, beside, n=1)
+        raise DataError(f"{option} {source}: no such file" + (f"; did you mean {near[0]}?" if near else ""))
+    return path
 
 
 def is_treebank(source: str) -> bool:
@@ -86,20 +101,19 @@ def is_treebank(source: str) -> bool:
 
 
 class _Counter:
-    """Sentences as they go by, counted."""
+    """Counts sentences, and repeats that it leaves out, while they are read."""
 
-    def __init__(self, sentences: Iterable[Sentence]) -> None:
-        self._sentences = sentences
+    def __init__(self) -> None:
         self.count = self.repeats = 0
 
-    def __iter__(self) -> Iterator[Sentence]:
-        for sentence in self._sentences:
+    def all(self, sentences: Iterable[Sentence]) -> Iterator[Sentence]:
+        for sentence in sentences:
             self.count += 1
             yield sentence
 
-    def unique(self) -> Iterator[Sentence]:
+    def unique(self, sentences: Iterable[Sentence]) -> Iterator[Sentence]:
         seen: set[int] = set()
-        for sentence in self:
+        for sentence in self.all(sentences):
             key = hash(sentence.words or sentence.text)
             if key in seen:
                 self.repeats += 1
@@ -109,20 +123,18 @@ class _Counter:
 
 
 def _drawn(sentences: Iterable[Sentence], most: int | None, draw: Draw) -> list[Sentence]:
+    """Those with the smallest of one random number each: a uniform draw, in their order."""
     if most is None:
         return list(sentences)
-    # Those with the smallest of one random number each are a uniform choice.
-    least: list[tuple[float, int, Sentence]] = []
-    for number, (key, sentence) in enumerate(zip(_keys(draw), sentences, strict=False)):
-        if len(least) < most:
-            heapq.heappush(least, (-key, -number, sentence))
-        elif -key > least[0][0]:
-            heapq.heapreplace(least, (-key, -number, sentence))
-    return [sentence for _, _, sentence in sorted(least, key=lambda entry: -entry[1])]
+    keyed = (
+        (key, number, sentence) for number, (key, sentence) in enumerate(zip(_keys(draw), sentences, strict=False))
+    )
+    least = heapq.nsmallest(most, keyed, key=lambda entry: entry[:2])
+    return [sentence for _, _, sentence in sorted(least, key=lambda entry: entry[1])]
 
 
 def _keys(draw: Draw) -> Iterator[float]:
-    """One random number each sentence, without end; computed by the thousand."""
+    """One random number for each sentence, computed by the thousand."""
     for first in count(0, _KEYS_AT_ONCE):
         yield from draw.uniform("sentence", sample=np.arange(first, first + _KEYS_AT_ONCE)).tolist()
 
@@ -140,10 +152,3 @@ def _treebank(path: Path) -> Iterator[Sentence]:
     for example in read_conllu(path).examples:
         assert isinstance(example, TaggedExample)
         yield Sentence(example.id, words=example.words)
-
-
-def _existing(source: str) -> Path:
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise DataError(f"{source}: no such file")
-    return path

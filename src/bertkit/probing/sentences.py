@@ -1,8 +1,8 @@
-"""Sentences as a model reads them, with the pieces of every word: what all probes work on.
+"""Sentences as a model reads them, with the tokens of every word: the input of all probes.
 
-Own design. A sentence comes cut into words (a treebank's) or as plain text, which the tokenizer's own rules cut.
-Special tokens stand as the family's template puts them, and belong to no word. What a model cannot read whole, or
-cannot be aligned, is left out, counted and named; nothing is cut, for annotations would lose their words.
+Own design. A sentence is split into words (a treebank's) or plain text, which the tokenizer's own rules split. Special
+tokens stand where the family's template puts them, and belong to no word. Sentences longer than the model reads, or
+that cannot be aligned, are left out, counted and named; none is cut, for annotations would lose their words.
 
     ids_T         [CLS] the  wal  ##king  end  .   [SEP]
     word_T         -1    0    1     1      2   3    -1
@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -32,11 +32,11 @@ from bertkit.text.tokenizer import Tokenizer
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 CutInto = Literal["words", "spaces"]
-"""How plain text becomes words: by the tokenizer's own rules (which part words from punctuation, most of them), or at
-white space alone, so that models with different tokenizers have the same words."""
+"""How plain text becomes words: by the tokenizer's own rules (most of which split off punctuation), or at white space
+alone, so that models with different tokenizers have the same words."""
 
 TOO_LONG = "sentences longer than the model reads (left out)"
-NO_PIECES = "sentences with a word that the tokenizer makes nothing of (left out)"
+NO_TOKENS = "sentences with a word that the tokenizer makes nothing of (left out)"
 NO_WORDS = "sentences without a word (left out)"
 _AT_ONCE = 512
 """Sentences that go through the tokenizer together."""
@@ -48,9 +48,9 @@ class Sentence:
     """A sentence before it is encoded.
 
     Attributes:
-        name: where it comes from, for messages.
-        text: as it is written; not looked at where there are words.
-        words: its words, where whoever annotated it has cut it.
+        name: its source, for messages.
+        text: as it is written; unused where there are words.
+        words: its words, where the source has them.
     """
 
     name: str
@@ -63,13 +63,13 @@ class EncodedSentence:
     """A sentence as a model reads it.
 
     Attributes:
-        number: its place among the sentences that were given, from 0; those that were left out count.
-        name: where it comes from.
+        number: its place among all given sentences, from 0, including those left out.
+        name: its source.
         words: as they are written.
         ids_T: token ids, special tokens included.
         types_T: segment types.
-        word_T: the word that each token belongs to; -1 at special tokens.
-        spans_W2: where each word begins, and behind its last piece.
+        word_T: the word of each token; -1 at special tokens.
+        spans_W2: each word's first token, and the one after its last.
     """
 
     number: int
@@ -91,21 +91,21 @@ class EncodedSentence:
         return np.array([is_punctuation(word) for word in self.words], dtype=np.bool_)
 
     def places(self, token_id: int) -> Int64s:
-        """Where a token stands, such as the tokenizer's `cls_id` or `sep_id`."""
+        """Positions of a special token, such as the tokenizer's `cls_id` or `sep_id`."""
         return np.flatnonzero((self.ids_T == token_id) & self.special_T)
 
 
 class TextEncoder:
-    """Sentences to what a model reads.
+    """Encodes sentences for a model.
 
     Args:
         tokenizer: the model's.
         max_tokens: of the longest sequence, special tokens included.
-        token_types: whether the model tells segments apart.
+        token_types: whether the model reads segment types.
         cut_into: how plain text becomes words.
 
     Attributes:
-        notes: what was left out, counted, with the first names of each sort.
+        notes: sentences that were left out, counted, the first ones named.
     """
 
     def __init__(
@@ -114,42 +114,43 @@ class TextEncoder:
         self.tokenizer = tokenizer
         self.notes = Notes()
         self._sequences = SequenceEncoder(tokenizer, max_tokens=max_tokens, token_types=token_types)
-        # Without rules of its own the tokenizer takes a text for one word.
+        # A tokenizer without rules of its own makes one word of a text.
         self._cut_at_spaces = cut_into == "spaces" or tokenizer.backend.pre_tokenizer is None
 
     @classmethod
     def of(cls, model: HeadedModel, tokenizer: Tokenizer, *, cut_into: CutInto = "words") -> TextEncoder:
-        """The encoder that goes with a model."""
+        """The encoder of a model."""
         config = model.encoder.config
         return cls(tokenizer, max_tokens=config.max_tokens, token_types=config.reads_token_types, cut_into=cut_into)
 
     def encode(self, sentences: Iterable[Sentence]) -> Iterator[EncodedSentence]:
         """The sentences that the model can read, in their order, some hundred in memory at a time."""
-        stream, number = iter(sentences), -1
+        stream, numbers = iter(sentences), count()
         while some := list(islice(stream, _AT_ONCE)):
-            for sentence, pieces, words in self._cut(some):
-                number += 1
-                encoded = self._encoded(sentence, pieces, words, number)
+            for sentence, encoding, words in self._split(some):
+                encoded = self._encoded(sentence, encoding, words, next(numbers))
                 if encoded is not None:
                     yield encoded
 
-    def _cut(self, sentences: Sequence[Sentence]) -> Iterator[tuple[Sentence, Any, tuple[str, ...]]]:
+    def _split(self, sentences: Sequence[Sentence]) -> Iterator[tuple[Sentence, Any, tuple[str, ...]]]:
         """Each sentence with its encoding and its words."""
         given: list[tuple[str, ...] | None] = [
             tuple(each.text.split()) if each.words is None and self._cut_at_spaces else each.words for each in sentences
         ]
-        by_words = iter(self._sequences.pieces_of_words([words for words in given if words is not None]))
+        by_words = iter(self._sequences.word_encodings([words for words in given if words is not None]))
         texts = [each.text for each, words in zip(sentences, given, strict=True) if words is None]
-        by_text = iter(self._sequences.pieces(texts))
+        by_text = iter(self._sequences.encodings(texts))
         for sentence, words in zip(sentences, given, strict=True):
             if words is not None:
                 yield sentence, next(by_words), words
             else:
-                pieces = next(by_text)
-                yield sentence, pieces, _words_of(sentence.text, pieces)
+                encoding = next(by_text)
+                yield sentence, encoding, _words_of(sentence.text, encoding)
 
-    def _encoded(self, sentence: Sentence, pieces: Any, words: tuple[str, ...], number: int) -> EncodedSentence | None:
-        word_N, words = _without_blanks(np.array([-1 if w is None else w for w in pieces.word_ids], np.int64), words)
+    def _encoded(
+        self, sentence: Sentence, encoding: Any, words: tuple[str, ...], number: int
+    ) -> EncodedSentence | None:
+        word_N, words = _without_blanks(np.array([-1 if w is None else w for w in encoding.word_ids], np.int64), words)
         if not words or not word_N.size:
             self._leave_out(NO_WORDS, sentence)
             return None
@@ -159,9 +160,9 @@ class TextEncoder:
         begins_N = (np.diff(word_N, prepend=-1) != 0) & (word_N >= 0)
         starts_W = np.flatnonzero(begins_N)
         if not np.array_equal(word_N[starts_W], np.arange(len(words))):
-            self._leave_out(NO_PIECES, sentence)
+            self._leave_out(NO_TOKENS, sentence)
             return None
-        ids, types = self._sequences.sequence(pieces.ids, example=sentence.name)
+        ids, types = self._sequences.sequence(encoding.ids, example=sentence.name)
         before = self._sequences.single.before
         word_T = np.full(len(ids), -1, dtype=np.int64)
         word_T[before : before + word_N.size] = word_N
@@ -185,13 +186,10 @@ class TextEncoder:
 def batches(
     sentences: Iterable[EncodedSentence], max_tokens: int, *, pool: int = 1
 ) -> Iterator[tuple[EncodedSentence, ...]]:
-    """Sentences that are computed together.
+    """Batches of at most `max_tokens`, or of a single sentence; a batch and a pool of sentences are held at a time.
 
-    Args:
-        sentences: any number of them; no more than `pool` plus a batch are held at a time.
-        max_tokens: of a batch; a single sentence is the least.
-        pool: so many sentences are put in order of their length before they are cut into batches: attention maps, which
-            are padded to a batch's longest sentence, then waste little. With 1 the order stays.
+    So many sentences as `pool` are sorted by length before they are divided: attention maps, which are padded to a
+    batch's longest sentence, then waste little. With 1 the order stays.
     """
     stream = iter(sentences)
     batch: list[EncodedSentence] = []
@@ -207,20 +205,21 @@ def batches(
         yield tuple(batch)
 
 
-def packed(sentences: Sequence[EncodedSentence]) -> PackedBatch:
+def packed(sentences: Sequence[EncodedSentence], *, causal: bool = False) -> PackedBatch:
     """The batch that a model reads."""
-    return PackedBatch.from_ids([s.ids_T.tolist() for s in sentences], [s.types_T.tolist() for s in sentences])
+    ids, types = [s.ids_T.tolist() for s in sentences], [s.types_T.tolist() for s in sentences]
+    return PackedBatch.from_ids(ids, types, causal=causal)
 
 
 def is_punctuation(word: str) -> bool:
-    """Punctuation and symbols alone, and at least one."""
+    """Whether a word consists of punctuation and symbols alone."""
     return bool(word) and all(unicodedata.category(character)[0] in "PS" for character in word)
 
 
-def _words_of(text: str, pieces: Any) -> tuple[str, ...]:
-    """What an encoding's word numbers stand for, as it is written in the text; empty where that is white space."""
+def _words_of(text: str, encoding: Any) -> tuple[str, ...]:
+    """The words of an encoding as they are written in the text; empty where they are white space."""
     spans: dict[int, tuple[int, int]] = {}
-    for word, (start, end) in zip(pieces.word_ids, pieces.offsets, strict=True):
+    for word, (start, end) in zip(encoding.word_ids, encoding.offsets, strict=True):
         if word is not None:
             first, last = spans.get(word, (start, end))
             spans[word] = min(first, start), max(last, end)
@@ -228,7 +227,7 @@ def _words_of(text: str, pieces: Any) -> tuple[str, ...]:
 
 
 def _without_blanks(word_N: Int64s, words: tuple[str, ...]) -> tuple[Int64s, tuple[str, ...]]:
-    """The words that are more than white space, numbered anew: byte-level vocabularies have pieces for blanks, too."""
+    """The words that are more than white space, numbered anew: byte-level vocabularies have tokens for blanks, too."""
     if all(words):
         return word_N, words
     number_of = np.cumsum([bool(word) for word in words]) - 1

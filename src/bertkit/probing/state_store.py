@@ -1,9 +1,9 @@
-"""States of words, computed once and kept on disk while a probe trains on them again and again.
+"""Hidden states of words, computed once and kept on disk while a probe trains on them again and again.
 
-Own design; sibling training/feature_store.py keeps states of sequences for fine-tuning. A file without a name holds one
-table a layer, so that memory is a page cache's: what is read is mapped, not loaded.
+Own design; sibling training/feature_store.py keeps states of sequences for fine-tuning. An unnamed file holds one table
+for each layer; it is mapped, not loaded, so that only the page cache holds it in memory.
 
-Shapes: L layers, the embeddings counted; W words of all sentences, or those that are wanted; D width.
+Shapes: L layers, the embeddings counted; W words that are kept of all sentences; D width; S sentences.
 """
 
 from __future__ import annotations
@@ -20,18 +20,15 @@ from torch import Tensor
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.probing.sentences import EncodedSentence
-from bertkit.probing.states import Pooling, layer_states
+from bertkit.probing.states import layer_states
 from bertkit.progress import Progress, silent_progress
 
-Int64s = NDArray[np.int64]
-BYTES = 4
-"""Of a number: float32."""
 _ROWS_AT_ONCE = 8192
 _CPU = torch.device("cpu")
 
 
 class StateStore:
-    """Tables of states, one a layer, (L, W, D) in float32, in the order of the sentences and of their words.
+    """Tables of states, one for each layer, in the order of the sentences and of their words.
 
     Args:
         directory: on whose disk they are.
@@ -40,37 +37,24 @@ class StateStore:
         width: D.
 
     Attributes:
-        offsets_S1: each sentence's first row, and the number of rows behind the last.
-        states_LWD: the tables.
+        offsets_S1: each sentence's first row, and the number of rows after the last.
+        states_LWD: the tables, float32.
     """
 
     def __init__(self, directory: Path, layers: int, rows_S: Sequence[int], width: int) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  # lives as long as the store
-        self.offsets_S1: Int64s = np.concatenate([[0], np.cumsum(rows_S, dtype=np.int64)])
-        shape = (layers, max(1, int(self.offsets_S1[-1])), width)
-        self.states_LWD = np.memmap(self._file, np.float32, mode="w+", shape=shape)
-
-    @property
-    def layers(self) -> int:
-        return int(self.states_LWD.shape[0])
-
-    @property
-    def rows(self) -> int:
-        return int(self.offsets_S1[-1])
-
-    @property
-    def width(self) -> int:
-        return int(self.states_LWD.shape[2])
+        self.layers, self.width = layers, width
+        self.offsets_S1: NDArray[np.int64] = np.concatenate([[0], np.cumsum(rows_S, dtype=np.int64)])
+        self.rows = int(self.offsets_S1[-1])
+        self.states_LWD = np.memmap(self._file, np.float32, mode="w+", shape=(layers, max(1, self.rows), width))
 
     def layer(self, number: int) -> Tensor:
-        """One layer's table, (W, D), mapped: what is written into it is kept."""
+        """One layer's table, (W, D), mapped: writing to it changes the store."""
         return torch.from_numpy(self.states_LWD[number])[: self.rows]
 
     def standardise(self, rows: int) -> None:
-        """Give every dimension of every layer mean 0 and variance 1 over the first so many rows.
-
-        A dimension that does not vary there becomes 0, for a constant says nothing.
-        """
+        """Give every dimension of every layer mean 0 and variance 1 over the first so many rows; a dimension that is
+        constant there becomes 0."""
         for number in range(self.layers):
             table_WD = self.layer(number)
             mean_D, deviation_D = _moments(table_WD[:rows])
@@ -78,21 +62,12 @@ class StateStore:
             for part_WD in torch.split(table_WD, _ROWS_AT_ONCE):
                 part_WD.copy_((part_WD.double() - mean_D) * scale_D)
 
-    def close(self) -> None:
-        """Give the disk back."""
-        del self.states_LWD
-        self._file.close()
-
     def __enter__(self) -> StateStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def store_bytes(layers: int, rows: int, width: int) -> int:
-    """What a store of this shape takes on disk."""
-    return layers * rows * width * BYTES
+        del self.states_LWD
+        self._file.close()
 
 
 def collect_states(
@@ -102,66 +77,46 @@ def collect_states(
     directory: Path,
     *,
     wanted: Sequence[Sequence[int]] | None = None,
-    pooling: Pooling = "mean",
     max_batch_tokens: int = 4096,
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> StateStore:
-    """One pass over the sentences; the store has one row for each word that is wanted.
+    """One pass over the sentences; the store has one row for each word that is kept.
 
     Args:
-        model: of any family with layers.
         sentences: all of them.
-        points: one a layer, as `layer_points` gives them.
+        points: one for each layer, as `layer_points` gives them.
         directory: on whose disk the states are kept.
         wanted: the words of each sentence that are kept, in this order; all where None.
-        pooling: what a word of several pieces has.
-        max_batch_tokens: tokens computed at once; decides speed and memory alone.
-        device: where to compute.
-        progress: the display, in sentences.
 
     Raises:
         DataError: no sentence, or layers of different widths.
     """
     if not sentences:
         raise DataError("no sentence is left to compute states of")
-    rows_S = [len(each.words) for each in sentences] if wanted is None else [len(words) for words in wanted]
+    words = [range(len(each.words)) for each in sentences] if wanted is None else wanted
     store: StateStore | None = None
-    first = 0
+    done = 0
     with progress("hidden states", len(sentences), "sentences") as meter:
-        for batch in layer_states(
-            model, sentences, points=points, pooling=pooling, max_batch_tokens=max_batch_tokens, device=device
-        ):
+        for batch in layer_states(model, sentences, points=points, max_batch_tokens=max_batch_tokens, device=device):
             widths = {states.shape[1] for states in batch.states}
             if len(widths) > 1:
                 raise DataError(f"the model's layers have different widths ({widths}); their states cannot be mixed")
-            store = store or StateStore(directory, len(points), rows_S, widths.pop())
-            rows = None if wanted is None else _rows_within(batch.sentences, wanted[first:])
-            start = int(store.offsets_S1[first])
-            first += len(batch.sentences)
-            end = int(store.offsets_S1[first])
+            store = store or StateStore(directory, len(points), [len(own) for own in words], widths.pop())
+            first = np.searchsorted(batch.sentence_W, np.arange(len(batch.sentences)))
+            rows = [start + word for start, own in zip(first.tolist(), words[done:], strict=False) for word in own]
+            start = int(store.offsets_S1[done])
+            done += len(batch.sentences)
             for number, states_WD in enumerate(batch.states):
-                store.states_LWD[number, start:end] = (states_WD if rows is None else states_WD[rows]).numpy()
-            meter.update(first)
+                store.states_LWD[number, start : start + len(rows)] = states_WD[rows].numpy()
+            meter.update(done)
     assert store is not None
     return store
 
 
-def _rows_within(sentences: Sequence[EncodedSentence], wanted: Sequence[Sequence[int]]) -> list[int]:
-    """Rows of a batch's table that hold the wanted words of its sentences."""
-    rows: list[int] = []
-    start = 0
-    for sentence, words in zip(sentences, wanted, strict=False):
-        rows += [start + word for word in words]
-        start += len(sentence.words)
-    return rows
-
-
 def _moments(table_WD: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each dimension, (D,) each, in two passes and in double precision."""
-    count = table_WD.shape[0]
-    mean_D = sum(part.double().sum(0) for part in torch.split(table_WD, _ROWS_AT_ONCE)) / count
-    squares_D = sum((part.double() - mean_D).square().sum(0) for part in torch.split(table_WD, _ROWS_AT_ONCE))
-    assert isinstance(mean_D, Tensor)
-    assert isinstance(squares_D, Tensor)
+    parts, count = torch.split(table_WD, _ROWS_AT_ONCE), table_WD.shape[0]
+    mean_D = torch.stack([part.double().sum(0) for part in parts]).sum(0) / count
+    squares_D = torch.stack([(part.double() - mean_D).square().sum(0) for part in parts]).sum(0)
     return mean_D, (squares_D / count).sqrt()

@@ -1,1 +1,1 @@
-"""Recipes: schema, loading (extends, --set), and the hash of the half that decides the result."""
+"""Recipes in general: YAML, `extends`, overrides, validation, and the hash of what decides the result."""

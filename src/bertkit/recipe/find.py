@@ -1,7 +1,7 @@
-"""Where recipes lie: files of the user's own, and those that ship with the package.
+"""The files of recipes: the user's own, and those that ship with the package.
 
 Nothing here follows a paper. `recipes/roberta.yaml`, `roberta.yaml` and `roberta` name the same recipe, and a file in
-the working directory wins. Sibling load.py reads what is found here.
+the working directory wins. Sibling resolve.py reads what is found here.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     known = [*(path.stem for folder in (Path(), Path("recipes")) for path in folder.glob("*.yaml")), *recipe_names()]
     near = get_close_matches(_stem(name), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`bertkit recipes list` shows what ships"
-    asked_by = f"{extended_by}: extends: " if extended_by else ""
+    source = f"{extended_by}: extends: " if extended_by else ""
     what = "no such file" if name.endswith(SUFFIXES) or "/" in name else "no such recipe, neither here nor shipped"
-    raise UsageError(f"{asked_by}{name!r}: {what}; {hint}")
+    raise UsageError(f"{source}{name!r}: {what}; {hint}")
 
 
 def _candidates(name: str, extended_by: Path | None) -> Iterator[Path]:
     has_suffix = name.endswith(SUFFIXES)
-    # A file without the suffix counts only where a path says so: `bert` may well be a data file of the user's.
+    # A file without the suffix counts only as a path with a slash: `bert` may be a data file of the user's.
     names = [name] if has_suffix else [*(name + suffix for suffix in SUFFIXES), *([name] if "/" in name else [])]
     for folder in [*([extended_by.parent] if extended_by else []), Path(), Path("recipes")]:
         yield from (folder / each for each in names)

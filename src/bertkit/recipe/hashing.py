@@ -1,7 +1,7 @@
 """The hash of the half of a recipe that decides the result, and how two recipes differ in it.
 
-Nothing here follows a paper. Left out are `engine`, which decides only speed, and the header, which only describes. The
-hash names the run and guards `--resume`.
+Nothing here follows a paper. Left out are `engine`, which decides only speed, `metrics`, which are only reported, and
+the header, which only describes. The hash names the run and guards `--resume`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from bertkit.errors import UsageError
 
-NOT_DECIDING = frozenset({"engine", "name", "title", "paper", "arxiv", "table"})
+NOT_DECIDING = frozenset({"engine", "metrics", "name", "title", "paper", "arxiv", "table"})
 
 
 class _Absent:
@@ -46,11 +46,11 @@ def differing_keys(first: BaseModel, second: BaseModel) -> list[tuple[str, Any, 
 
 
 def require_same_result(recorded: BaseModel, wanted: BaseModel, run: Path) -> None:
-    """Refuse to go on with a run under a recipe that decides on another result.
+    """Refuse to resume a run with a recipe that gives another result.
 
     Args:
         recorded: the run's recipe.
-        wanted: what is asked for now.
+        wanted: the recipe of the command.
         run: the run's directory, for the message.
 
     Raises:
@@ -60,7 +60,7 @@ def require_same_result(recorded: BaseModel, wanted: BaseModel, run: Path) -> No
     if differing:
         lines = [f"  {key}: the run has {old!r}, now {new!r}" for key, old, new in differing]
         raise UsageError(
-            f"{run}: cannot resume with a recipe that decides on another result:\n"
+            f"{run}: cannot resume with a recipe that gives another result:\n"
             + "\n".join(lines)
             + "\nundo these, or start a new run without --resume"
         )
@@ -72,7 +72,7 @@ def _unequal(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]
 
 
 def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key to value; an item of a list of single-key mappings goes by its key, other lists are values."""
+    """Dotted key to value; an item of a list of single-key mappings is written by its key, other lists are values."""
     if isinstance(data, list) and data and all(isinstance(item, dict) and len(item) == 1 for item in data):
         order = [next(iter(item)) for item in data]
         if len(set(order)) == len(order):

@@ -2,36 +2,44 @@
 
 Nothing here follows a paper. Mappings of a recipe and of the one it extends are merged key by key; lists and scalars
 replace. A mapping that picks another variant by `name` (optimizer, schedule) replaces the whole, since the other
-variant's settings mean nothing to it; `family` and `type` do not: a RoBERTa is a BERT but for what it says. Which kinds
-of recipe there are is known in load.py, above; writing one back is dump.py's.
+variant's settings mean nothing to it; `family` and `type` do not: a RoBERTa is a BERT except for its own settings.
+Sibling dump.py writes a recipe back.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
 from bertkit.errors import UsageError
-from bertkit.recipe.faults import validate
+from bertkit.recipe.errors import validate
 from bertkit.recipe.find import find_recipe, recipe_names, shipped_directory
 from bertkit.recipe.renamed import is_bare_schedule, new_key, schedule_of_name, with_new_keys
 from bertkit.recipe.tree import VARIANT_KEY, Located, read_tree
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_LONGEST_SHOWN = 60
+"""Characters of an override that an error repeats."""
+
 HEADER = ("name", "kind", "title", "paper", "arxiv")
-_LONGEST_TOLD = 60
-"""Characters of an override that a fault repeats."""
 DEFAULT_KIND: Final = "pretrain"
-"""What a recipe is run by where it does not say."""
-KINDS = ("pretrain", "finetune", "distill")
-"""Commands that run recipes."""
+"""The kind of a recipe that names none."""
+KINDS = {
+    "pretrain": "bertkit.pretraining.recipe",
+    "finetune": "bertkit.finetuning.recipe",
+    "distill": "bertkit.distillation.recipe",
+}
+"""Commands that run recipes, and the module of each, whose `from_tree` makes the recipe of resolved settings; it brings
+torch along, and so is imported when the kind is known."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +63,15 @@ class Override:
         Raises:
             UsageError: it has another form, or VALUE is not YAML.
         """
-        place = f"--set {text if len(text) <= _LONGEST_TOLD else text[:_LONGEST_TOLD] + '...'}"
+        place = f"--set {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '...'}"
         key, equals, value = text.partition("=")
         if not equals or not all(key.strip().split(".")):
             raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
         return cls(key.strip(), read_tree(value, place).plain(), place)
 
-
-AnyOverride = str | Override
-"""A setting that replaces a recipe's: `KEY=VALUE` as `--set` takes it, or already parsed."""
+    def __str__(self) -> str:
+        """As `--set` takes it."""
+        return f"{self.key}={json.dumps(self.value, ensure_ascii=False)}"
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[Override]:
@@ -71,16 +79,11 @@ def overrides_of(values: Mapping[str, Any]) -> list[Override]:
     return [Override(key, value) for key, value in values.items()]
 
 
-def parsed(override: AnyOverride) -> Override:
-    """An override, parsed where it is text."""
-    return Override.parse(override) if isinstance(override, str) else override
-
-
-def load_as(schema: type[Model], name: str, overrides: Sequence[AnyOverride] = ()) -> Model:
+def load_as(schema: type[Model], name: str, overrides: Sequence[Override] = ()) -> Model:
     """The recipe of that name or path as an object of this class, with overrides applied.
 
     Raises:
-        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or faults in the settings (all
+        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or errors in the settings (all
             of them at once).
     """
     tree = resolve_recipe(name, overrides)
@@ -90,8 +93,18 @@ def load_as(schema: type[Model], name: str, overrides: Sequence[AnyOverride] = (
     return validate(tree, schema)
 
 
+def load_any(name: str, overrides: Sequence[Override] = ()) -> Any:
+    """The recipe of that name or path, of any kind; one on a task is completed where it names task and models.
+
+    Raises:
+        UsageError: no such recipe, or errors in the settings (all of them at once).
+    """
+    tree = resolve_recipe(name, overrides)
+    return import_module(KINDS.get(kind_of(tree), KINDS[DEFAULT_KIND])).from_tree(tree)
+
+
 def kind_of(tree: Located) -> Any:
-    """What a recipe says it is run by."""
+    """The command that runs a recipe."""
     kind = tree.child("kind")
     return DEFAULT_KIND if kind is None else kind.plain()
 
@@ -107,23 +120,32 @@ def require_kind(tree: Located, name: str, wanted: str) -> None:
         raise UsageError(f"{name} is a recipe of kind {found}, not {wanted}: run it with `bertkit {found} {name}`")
 
 
-def with_overrides(recipe: Model, overrides: Sequence[AnyOverride]) -> Model:
+def with_overrides(recipe: Model, overrides: Sequence[Override]) -> Model:
     """A copy of a loaded recipe with overrides applied.
 
     Raises:
-        UsageError: faults in the result, all of them at once.
+        UsageError: errors in the result, all of them at once.
     """
     tree = Located.of(recipe.model_dump(mode="json"), "the recipe")
-    for override in overrides:
-        tree = _with_override(tree, override)
-    return validate(tree, type(recipe))
+    return validate(with_values(tree, overrides), type(recipe))
 
 
-def resolve_recipe(name: str, overrides: Sequence[AnyOverride] = ()) -> Located:
+def resolve_recipe(name: str, overrides: Sequence[Override] = ()) -> Located:
     """The tree of a recipe with `extends` followed and overrides applied, not yet checked."""
-    tree = _named(find_recipe(name))
+    return with_values(_named(find_recipe(name)), overrides)
+
+
+def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
+    """A copy of a tree with overrides applied, in their order.
+
+    Raises:
+        UsageError: a key names an item that a list does not have.
+    """
     for override in overrides:
-        tree = _with_override(tree, override)
+        keys, value = new_key(override.key).split("."), Located.of(override.value, override.place)
+        if is_bare_schedule(override.key, override.value):
+            value = schedule_of_name(value, tree.child(keys[0]))
+        tree = _replaced(tree, keys, value, keys)
     return tree
 
 
@@ -135,7 +157,7 @@ def _named(path: Path) -> Located:
 
 
 def shipped_headers() -> list[dict[str, Any]]:
-    """What `recipes list` shows of each shipped recipe: name, kind, title, paper, arxiv; None where it says nothing."""
+    """What `recipes list` shows of each shipped recipe: name, kind, title, paper, arxiv; None where it has none."""
     return [_header(shipped_directory() / f"{name}.yaml") for name in recipe_names()]
 
 
@@ -149,10 +171,10 @@ def _read(path: Path) -> Located:
     shown = _shown(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as fault:
-        raise UsageError(f"{shown}: not UTF-8 text (byte {fault.start}); is it a recipe?") from None
-    except OSError as fault:
-        raise UsageError(f"{shown}: {fault.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{shown}: not UTF-8 text (byte {error.start}); is it a recipe?") from None
+    except OSError as error:
+        raise UsageError(f"{shown}: {error.strerror}") from None
     tree = read_tree(text, shown)
     if not isinstance(tree.value, dict):
         found = "empty" if tree.value is None else f"a {type(tree.value).__name__}"
@@ -192,14 +214,6 @@ def _merged(base: dict[str, Located], own: dict[str, Located]) -> dict[str, Loca
 
 def _another_variant(base: dict[str, Located], own: dict[str, Located]) -> bool:
     return VARIANT_KEY in own and VARIANT_KEY in base and own[VARIANT_KEY].value != base[VARIANT_KEY].value
-
-
-def _with_override(tree: Located, override: AnyOverride) -> Located:
-    given = parsed(override)
-    keys, value = new_key(given.key).split("."), Located.of(given.value, given.place)
-    if is_bare_schedule(given.key, given.value):
-        value = schedule_of_name(value, tree.child(keys[0]))
-    return _replaced(tree, keys, value, keys)
 
 
 def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequence[str]) -> Located:

@@ -1,15 +1,15 @@
-"""What a task is: examples in, sequences with labels; hidden states in, a loss, predictions and scores.
+"""A kind of task: from examples to sequences with labels, from hidden states to a loss, predictions and scores.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: one head on the encoder, everything is trained. A task is to
 fine-tuning what an objective is to pretraining; one file per kind of task, encoding.py lays out its sequences.
 
-An item is what the optimiser counts and what is never torn apart: an example (classification, choice) with all its
-sequences, or one sequence of it (spans, tags).
+A training example is what the optimiser counts and what is never split: an example of the data with all its sequences
+(classification, choice), or one sequence of it (spans, tags).
 
     sequences   [CLS] a b [SEP] | [CLS] c [SEP] | [CLS] d e f [SEP]
-    items       0               | 0             | 1                     two windows of a long text, and a short text
+    examples    0               | 0             | 1                     two windows of a long text, and a short text
 
-Shapes: T tokens, S sequences, I items, B sequences of a batch, D width, K labels, M rows of classes.
+Shapes: T tokens, S sequences, I training examples, B sequences of a batch, D width, K labels, M rows of classes.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.errors import UsageError
+from bertkit.metrics.modules import AdditionalMetric, local_metric
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.encoding import SequenceEncoder
 
 Scores = dict[str, float | None]
-Outputs = Mapping[str, NDArray[Any]]
-"""What a head gave for some items: arrays by name, whose first axis is the items (or a flat axis with item counts)."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """What became of the examples' tokens on their way into sequences.
+    """How many of the examples' tokens are in the sequences.
 
     Attributes:
         examples, sequences, tokens: how many there are, special tokens included.
         examples_cut: examples of which tokens are in no sequence.
         tokens_dropped: those tokens.
-        lost: what cannot be learnt or found any more because of it, by name (`answers`, `entities`).
+        lost: what cannot be trained on or predicted because of it, by name (`answers`, `entities`).
     """
 
     examples: int
@@ -56,7 +56,7 @@ class Account:
     lost: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, int]:
-        """As it stands in results.json."""
+        """As in results.json."""
         own = {name: getattr(self, name) for name in ("examples", "sequences", "tokens")}
         cut = {"examples_cut": self.examples_cut, "tokens_dropped": self.tokens_dropped}
         return own | cut | {f"{name}_lost": count for name, count in self.lost.items()}
@@ -64,35 +64,35 @@ class Account:
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Some items, packed.
+    """Some training examples, packed.
 
     Attributes:
         packed: their sequences.
-        item_B: the item (from 0) that each sequence belongs to.
-        item_labels: by name, one row an item.
+        example_B: the training example (from 0) that each sequence belongs to.
+        example_labels: by name, one row a training example.
         token_labels: by name, one number a token.
     """
 
     packed: PackedBatch
-    item_B: Tensor
-    item_labels: Mapping[str, Tensor]
+    example_B: Tensor
+    example_labels: Mapping[str, Tensor]
     token_labels: Mapping[str, Tensor]
 
     @property
-    def num_items(self) -> int:
-        return int(self.item_B[-1]) + 1
+    def num_examples(self) -> int:
+        return int(self.example_B[-1]) + 1
 
     @property
     def num_tokens(self) -> int:
         return self.packed.num_tokens
 
     def to(self, device: torch.device) -> TaskBatch:
-        if device == self.item_B.device:
+        if device == self.example_B.device:
             return self
         return TaskBatch(
             self.packed.to(device),
-            self.item_B.to(device, non_blocking=True),
-            {name: label.to(device, non_blocking=True) for name, label in self.item_labels.items()},
+            self.example_B.to(device, non_blocking=True),
+            {name: label.to(device, non_blocking=True) for name, label in self.example_labels.items()},
             {name: label.to(device, non_blocking=True) for name, label in self.token_labels.items()},
         )
 
@@ -104,11 +104,11 @@ class Features:
     Attributes:
         ids_T, token_types_T: of all sequences.
         starts_S1: where each sequence begins, and T.
-        item_starts_I1: each item's first sequence, and S.
-        example_I: the number of each item's example.
+        example_starts_I1: each training example's first sequence, and S.
+        origin_I: the number of the example of the data that each one is of.
         account: what was cut.
         labelled: whether all examples have a label.
-        item_labels: by name, one row an item.
+        example_labels: by name, one row a training example.
         token_labels: by name, one number a token.
         extra: whatever the task needs again for its predictions, one entry a sequence.
     """
@@ -116,46 +116,46 @@ class Features:
     ids_T: NDArray[np.int32]
     token_types_T: NDArray[np.int8]
     starts_S1: NDArray[np.int64]
-    item_starts_I1: NDArray[np.int64]
-    example_I: NDArray[np.int64]
+    example_starts_I1: NDArray[np.int64]
+    origin_I: NDArray[np.int64]
     account: Account
     labelled: bool = False
-    item_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    example_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     token_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     extra: Sequence[Any] = ()
 
     @property
-    def num_items(self) -> int:
-        return self.item_starts_I1.size - 1
+    def num_examples(self) -> int:
+        return self.example_starts_I1.size - 1
 
     @cached_property
     def tokens_I(self) -> NDArray[np.int64]:
-        """Tokens of each item, over all its sequences."""
-        return np.asarray(np.diff(self.starts_S1[self.item_starts_I1]))
+        """Tokens of each training example, over all its sequences."""
+        return np.asarray(np.diff(self.starts_S1[self.example_starts_I1]))
 
-    def batch(self, items: NDArray[np.int64]) -> TaskBatch:
-        """These items, in this order."""
-        sequences = ranges(self.item_starts_I1[items], self.item_starts_I1[items + 1])
+    def batch(self, examples: NDArray[np.int64]) -> TaskBatch:
+        """These training examples, in this order."""
+        sequences = ranges(self.example_starts_I1[examples], self.example_starts_I1[examples + 1])
         tokens = ranges(self.starts_S1[sequences], self.starts_S1[sequences + 1])
         lengths = np.diff(self.starts_S1)[sequences]
         ends = np.cumsum(lengths)
         ids, types = self.ids_T[tokens].tolist(), self.token_types_T[tokens].tolist()
         spans = list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
         packed = PackedBatch.from_ids([ids[a:b] for a, b in spans], [types[a:b] for a, b in spans])
-        counts = np.diff(self.item_starts_I1)[items]
+        counts = np.diff(self.example_starts_I1)[examples]
         return TaskBatch(
             packed,
-            torch.from_numpy(np.repeat(np.arange(items.size), counts)),
-            {name: torch.from_numpy(label[items]) for name, label in self.item_labels.items()},
+            torch.from_numpy(np.repeat(np.arange(examples.size), counts)),
+            {name: torch.from_numpy(label[examples]) for name, label in self.example_labels.items()},
             {name: torch.from_numpy(label[tokens]) for name, label in self.token_labels.items()},
         )
 
-    def cut(self, items: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-        """Items as micro-batches of at most `max_tokens` tokens (a larger item stands alone), the longest first.
+    def cut(self, examples: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
+        """Micro-batches of at most `max_tokens` tokens (a larger example is one of its own), the longest first.
 
         Sorted by length, so that attention's rectangles hold little padding.
         """
-        ordered = items[np.argsort(-self.tokens_I[items], kind="stable")]
+        ordered = examples[np.argsort(-self.tokens_I[examples], kind="stable")]
         parts: list[NDArray[np.int64]] = []
         first = tokens = 0
         for number, size in enumerate(self.tokens_I[ordered].tolist()):
@@ -167,29 +167,29 @@ class Features:
 
 
 class FeatureWriter:
-    """Collects sequences and items into `Features`."""
+    """Collects sequences and training examples into `Features`."""
 
     def __init__(self) -> None:
         self._ids: list[list[int]] = []
         self._types: list[list[int]] = []
-        self._item_starts = [0]
+        self._example_starts = [0]
         self._examples: list[int] = []
         self.extra: list[Any] = []
 
     def add(self, ids: list[int], types: list[int]) -> None:
-        """A sequence of the item that the next `close` ends."""
+        """A sequence of the training example that the next `close` ends."""
         self._ids.append(ids)
         self._types.append(types)
 
     def close(self, example: int) -> None:
-        """End an item of this example."""
-        self._item_starts.append(len(self._ids))
+        """End a training example that is of this example of the data."""
+        self._example_starts.append(len(self._ids))
         self._examples.append(example)
 
     def finish(
         self,
         account: Account,
-        item_labels: Mapping[str, NDArray[Any]] | None = None,
+        example_labels: Mapping[str, NDArray[Any]] | None = None,
         token_labels: Mapping[str, NDArray[Any]] | None = None,
         *,
         labelled: bool,
@@ -201,11 +201,11 @@ class FeatureWriter:
             ids_T=np.fromiter(chain.from_iterable(self._ids), dtype=np.int32, count=total),
             token_types_T=np.fromiter(chain.from_iterable(self._types), dtype=np.int8, count=total),
             starts_S1=starts,
-            item_starts_I1=np.asarray(self._item_starts, dtype=np.int64),
-            example_I=np.asarray(self._examples, dtype=np.int64),
+            example_starts_I1=np.asarray(self._example_starts, dtype=np.int64),
+            origin_I=np.asarray(self._examples, dtype=np.int64),
             account=replace(account, sequences=len(self._ids), tokens=total),
             labelled=labelled,
-            item_labels=item_labels or {},
+            example_labels=example_labels or {},
             token_labels=token_labels or {},
             extra=self.extra,
         )
@@ -213,12 +213,12 @@ class FeatureWriter:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is said of one example.
+    """What a model predicts for one example.
 
     Attributes:
         id: the example's.
         prediction: a label, a number, labels, tags, a text or an index, as the task has it.
-        scores: what it rests on, such as a probability by label.
+        scores: what it is based on, such as a probability by label.
     """
 
     id: str
@@ -236,15 +236,34 @@ class Task(ABC):
 
     Args:
         labels: names of the head's outputs in their order.
-        metrics: names of the scores that are reported.
+        metrics: names of the scores that are reported, of those in `metric_of`.
+
+    Attributes:
+        label_order: the labels in the task's own order, by which metrics that take label ids number them.
+        additional: metrics that are reported beside the task's own.
+
+    Raises:
+        UsageError: a score that this kind of task does not have.
     """
 
     head: ClassVar[str]
     """The head's name in `bertkit.models.heads.HEAD_KINDS`."""
+    metric_of: ClassVar[Mapping[str, str]]
+    """Each score that this kind of task can report, and the metric (of `bertkit.metrics.METRICS`) that computes it."""
+    gold_scores: ClassVar[Mapping[str, Any] | None] = None
+    """The `scores` of a prediction that is final, such as a gold one."""
 
     def __init__(self, labels: Labels, metrics: Sequence[str]) -> None:
+        for name in metrics:
+            if name not in self.metric_of:
+                raise UsageError(
+                    f"metrics: {name}: a task of this kind reports {', '.join(self.metric_of)}; any other metric is"
+                    " added by --metric NAME-OR-PATH"
+                )
         self.labels = labels
         self.metrics = tuple(metrics)
+        self.label_order = labels.names
+        self.additional: tuple[AdditionalMetric, ...] = ()
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], encoder: SequenceEncoder) -> Features:
@@ -264,31 +283,31 @@ class Task(ABC):
 
     @abstractmethod
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
-        """What the head says of a batch, in float32, its last axis or axes as the kind of task has them."""
+        """The head's logits for a batch, in float32; each kind of task has its own last axes."""
 
     @abstractmethod
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
-        """The summed loss of what the head says."""
+        """The summed loss of the logits."""
 
     @abstractmethod
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """What the head says as rows of classes, (M, K), by which one model can be compared with another.
+        """The logits as rows of classes, (M, K), by which one model can be compared with another.
 
-        The rows stand in the order of the items; a class that a row does not have is minus infinity, and stands last.
+        The rows are in the order of the examples; a class that a row does not have is minus infinity, and comes last.
         """
 
     @abstractmethod
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        """How many rows of `imitated` each item has; known without labels."""
+        """How many rows of `imitated` each training example has; known without labels."""
 
-    def asked(self, batch: TaskBatch) -> Tensor | None:
-        """The tokens whose rows these are, bool (T,), where equal sequences may be asked for different ones; else
+    def row_tokens(self, batch: TaskBatch) -> Tensor | None:
+        """The tokens that the rows of `imitated` are of, bool (T,), where equal sequences may have different ones; else
         None."""
         return None
 
     @abstractmethod
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
-        """What the head gives for each item of a batch."""
+        """What the head gives for each training example of a batch."""
 
     @abstractmethod
     def predictions(
@@ -299,24 +318,71 @@ class Task(ABC):
         Args:
             examples: what `features` was encoded from.
             features: of all of them.
-            outputs: of `decode`, one an item.
+            outputs: of `decode`, one a training example.
         """
 
-    @abstractmethod
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> Scores:
-        """The task's metrics as fractions; examples without a label count for nothing."""
+        """The task's metrics as fractions, then the additional ones; examples without a label do not count.
 
-    def comparable(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        A score of an additional metric whose name is taken has the metric's name in front: `my_metric_accuracy`.
+
+        Raises:
+            DataError: an additional metric fails.
+        """
+        inputs = self.metric_inputs(predictions, examples)
+        scores = self.own_scores(*inputs)
+        for metric in self.additional:
+            fitting = [self.numbered(side) for side in inputs] if metric.takes_numbers else inputs
+            for name, value in metric.compute(*fitting).items():
+                scores[f"{metric.stem}_{name}" if name in scores else name] = value
+        return scores
+
+    def own_scores(self, predictions: list[Any], references: list[Any]) -> Scores:
+        """The task's own metrics, of `metric_inputs`."""
+        found: Scores = {}
+        for name in self.metrics:
+            if name not in found:
+                metric = self.metric_of[name]
+                options = self.metric_options(metric)
+                found |= local_metric(metric).compute(predictions=predictions, references=references, **options)
+        return {name: found[name] for name in self.metrics}
+
+    def metric_options(self, metric: str) -> dict[str, Any]:
+        """Arguments of a metric besides predictions and references."""
+        return {}
+
+    def metric_inputs(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Predictions and references of the examples with a label, as the metrics take them."""
         pairs = [
-            (prediction.prediction, example.label)
+            (prediction.prediction, gold)
             for prediction, example in zip(predictions, examples, strict=True)
-            if example.label is not None
+            if (gold := self.gold(example)) is not None
         ]
-        return [guess for guess, _ in pairs], [label for _, label in pairs]
+        return [guess for guess, _ in pairs], [gold for _, gold in pairs]
+
+    def gold(self, example: Any) -> Any:
+        """What a right prediction of the example is; None where that is not known."""
+        return example.label
+
+    def numbered(self, labels: list[Any]) -> list[Any]:
+        """Predictions or references for metrics that take label ids."""
+        return labels
+
+    def check_additional(self, examples: Sequence[Any]) -> None:
+        """Compute the additional metrics on the gold labels, so that one that fails does so before anything is trained.
+
+        Raises:
+            DataError: one fails.
+        """
+        if self.additional:
+            self.score([Prediction(each.id, self.gold(each), self.gold_scores) for each in examples], examples)
+
+    def comparable(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """One prediction and one reference for each label."""
+        return self.metric_inputs(predictions, examples)
 
     def majority_score(self, metric: str, predictions: Sequence[Prediction], examples: Sequence[Any]) -> float | None:
-        """The metric's score of always predicting the commonest label; None where that says nothing."""
+        """The metric's score of always predicting the commonest label; None where that is no baseline."""
         return None
 
     def tune(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, Any]:

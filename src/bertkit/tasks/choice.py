@@ -4,12 +4,12 @@ Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.4: each ending makes a seq
 each one number, and a softmax over the endings chooses. Of a passage that is too long the end is cut, never the
 question (ALBERT's and XLNet's readers for RACE); a blank `_` in the question is filled with the ending.
 
-Shapes: T packed tokens, B sequences, I items (examples), C endings, D width.
+Shapes: T packed tokens, B sequences, I examples, C endings, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,12 +19,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.metrics.classification import accuracy
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import ChoiceExample
 
@@ -42,6 +41,7 @@ class Choice(Task):
     """One of an example's endings; examples may have different numbers of them."""
 
     head: ClassVar[str] = "multiple_choice"
+    metric_of: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
 
     def __init__(self, metrics: Sequence[str], settings: ChoiceSettings) -> None:
         super().__init__(Labels.unnamed(), metrics)
@@ -72,27 +72,27 @@ class Choice(Task):
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
         """(I, C) in float32, minus infinity where an example has fewer endings than the largest."""
         logits_B = model.logits(self.head, hidden_TD, batch.packed).float()[:, 0]
-        count_I = torch.bincount(batch.item_B)
+        count_I = torch.bincount(batch.example_B)
         first_I = torch.cumsum(count_I, 0) - count_I
-        place_B = torch.arange(batch.item_B.numel(), device=logits_B.device) - first_I[batch.item_B]
+        place_B = torch.arange(batch.example_B.numel(), device=logits_B.device) - first_I[batch.example_B]
         logits_IC = logits_B.new_full((count_I.numel(), int(count_I.max())), -torch.inf)
-        return logits_IC.index_put((batch.item_B, place_B), logits_B)
+        return logits_IC.index_put((batch.example_B, place_B), logits_B)
 
     def count(self, batch: TaskBatch) -> int:
-        return batch.num_items
+        return batch.num_examples
 
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
-        target_I = batch.item_labels[LABEL]
+        target_I = batch.example_labels[LABEL]
         with torch.no_grad():
             correct = (logits.argmax(dim=-1) == target_I).sum()
-        return LossSum(functional.cross_entropy(logits, target_I, reduction="sum"), batch.num_items, correct)
+        return LossSum(functional.cross_entropy(logits, target_I, reduction="sum"), batch.num_examples, correct)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """The endings of each example."""
         return logits
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [1] * batch.num_items
+        return [1] * batch.num_examples
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
         """(C,) of each example, its own endings only."""
@@ -106,9 +106,6 @@ class Choice(Task):
             Prediction(example.id, int(logits_C.argmax()), torch.softmax(torch.from_numpy(logits_C), 0).tolist())
             for example, logits_C in zip(examples, outputs, strict=True)
         ]
-
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[ChoiceExample]) -> Scores:
-        return accuracy(*self.comparable(predictions, examples))
 
 
 def completed(question: str, ending: str) -> str:

@@ -6,7 +6,7 @@ for labels, squared error for numbers (ALBERT's classifier_utils.py), a sigmoid 
 A text that is too long is cut, or read in overlapping windows: its logits are then the mean of its windows' logits, in
 training as in prediction.
 
-Shapes: T packed tokens, B sequences, I items (examples), K labels, D width.
+Shapes: T packed tokens, B sequences, I examples, K labels, D width.
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.errors import DataError
-from bertkit.metrics import find_metric
-from bertkit.metrics.classification import multi_label
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import Ids, SequenceEncoder, cut_longer, windows
 from bertkit.tasks.examples import TextExample
 
 LABEL = "label"
-MEAN_SQUARED_ERROR = "mean_squared_error"
 _THRESHOLD = 0.5
 
 
@@ -119,35 +116,35 @@ class TextTask(Task):
             # The text in front keeps at most half of the room, so that windows of the long one have the other half.
             kept = front[0][: max(room - len(long), room // 2)] if front else []
             lost = len(front[0]) - len(kept) if front else 0
-            pieces = windows(long, room - len(kept), stride)
-            return [(*([kept] if front else []), piece) for _, piece in pieces], lost
+            spans = windows(long, room - len(kept), stride)
+            return [(*([kept] if front else []), span) for _, span in spans], lost
         kept_parts = cut_longer(*parts, room) if len(parts) == 2 else (parts[0][:room],)
         return [kept_parts], excess
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
         """The mean of an example's windows, (I, K), in float32."""
         logits_BK = model.logits(self.head, hidden_TD, batch.packed).float()
-        if batch.num_items == logits_BK.shape[0]:
+        if batch.num_examples == logits_BK.shape[0]:
             return logits_BK
-        windows_I1 = torch.bincount(batch.item_B, minlength=batch.num_items)[:, None]
-        sums_IK = logits_BK.new_zeros(batch.num_items, logits_BK.shape[1]).index_add(0, batch.item_B, logits_BK)
+        windows_I1 = torch.bincount(batch.example_B, minlength=batch.num_examples)[:, None]
+        sums_IK = logits_BK.new_zeros(batch.num_examples, logits_BK.shape[1]).index_add(0, batch.example_B, logits_BK)
         return sums_IK / windows_I1
 
     def count(self, batch: TaskBatch) -> int:
-        return batch.num_items
+        return batch.num_examples
 
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
-        target = batch.item_labels[LABEL]
+        target = batch.example_labels[LABEL]
         with torch.no_grad():
             correct = self.count_correct(logits, target)
-        return LossSum(self.loss_sum(logits, target), batch.num_items, correct)
+        return LossSum(self.loss_sum(logits, target), batch.num_examples, correct)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """The labels of each example."""
         return logits
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [1] * batch.num_items
+        return [1] * batch.num_examples
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
         return list(self.logits(model, hidden_TD, batch).cpu().numpy())
@@ -175,7 +172,7 @@ class TextTask(Task):
 
     @abstractmethod
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
-        """What the logits say of an example."""
+        """The prediction for an example."""
 
 
 class Classification(TextTask):
@@ -184,6 +181,10 @@ class Classification(TextTask):
     The loss is divided by the number of examples whatever they weigh, so that an update does not depend on which
     labels happen to be in a batch together (torch's mean divides by their weights).
     """
+
+    metric_of: ClassVar[Mapping[str, str]] = {
+        name: name for name in ("accuracy", "f1", "macro_f1", "micro_f1", "matthews_correlation")
+    }
 
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.int64]:
         return label_ids([(example.id, str(example.label)) for example in examples], self.labels.names)
@@ -205,25 +206,24 @@ class Classification(TextTask):
         scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
         return Prediction(example.id, self.labels.names[int(logits_K.argmax())], scores)
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> Scores:
-        guessed, gold = self.comparable(predictions, examples)
-        found: Scores = {}
-        for name in self.metrics:
-            positive = {"positive": self.positive} if name == "f1" and self.positive is not None else {}
-            found |= find_metric(name)(guessed, gold, **positive)
-        return found
+    def metric_options(self, metric: str) -> dict[str, Any]:
+        return {"positive": self.positive} if metric == "f1" and self.positive is not None else {}
+
+    def numbered(self, labels: list[Any]) -> list[Any]:
+        return list(label_ids([("", label) for label in labels], self.label_order).tolist())
 
     def majority_score(
         self, metric: str, predictions: Sequence[Prediction], examples: Sequence[TextExample]
     ) -> float | None:
         _, gold = self.comparable(predictions, examples)
         commonest = Counter(gold).most_common(1)[0][0]
-        constant = [Prediction(each.id, commonest) for each in predictions]
-        return self.score(constant, examples)[metric]
+        return self.own_scores([commonest] * len(gold), gold)[metric]
 
 
 class MultiLabelClassification(TextTask):
     """Any number of K labels: one sigmoid each, a label holds from one half on; the loss is the labels' mean."""
+
+    metric_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("micro_f1", "macro_f1", "subset_accuracy"), "multi_label")
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """Two classes for each label of each example, that it does not hold and that it does, (I K, 2): a softmax over
@@ -233,7 +233,7 @@ class MultiLabelClassification(TextTask):
         return torch.stack([torch.zeros_like(logit_M), logit_M], dim=-1)
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [self.labels.count] * batch.num_items
+        return [self.labels.count] * batch.num_examples
 
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
         label_IK = np.zeros((len(examples), self.labels.count), dtype=np.float32)
@@ -258,14 +258,21 @@ class MultiLabelClassification(TextTask):
         scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
         return Prediction(example.id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> Scores:
-        guessed, gold = self.comparable(predictions, examples)
-        found = multi_label(guessed, gold, self.labels.names)
-        return {name: found[name] for name in self.metrics}
+    def metric_options(self, metric: str) -> dict[str, Any]:
+        return {"labels": list(self.labels.names)}
+
+    def gold(self, example: TextExample) -> Any:
+        return list(example.label) if isinstance(example.label, tuple) else None
+
+    def numbered(self, labels: list[Any]) -> list[Any]:
+        """A one for each label that holds, else a zero."""
+        return [[int(name in own) for name in self.label_order] for own in labels]
 
 
 class Regression(TextTask):
     """A number, by squared error on the scale of the data."""
+
+    metric_of: ClassVar[Mapping[str, str]] = {name: name for name in ("pearson", "spearman", "mean_squared_error")}
 
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
         return np.asarray([_number(example) for example in examples], dtype=np.float32)
@@ -280,19 +287,9 @@ class Regression(TextTask):
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
         return Prediction(example.id, float(logits_K[0]))
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> Scores:
-        guessed, gold = self.comparable(predictions, examples)
-        found: Scores = {}
-        for name in self.metrics:
-            if name == MEAN_SQUARED_ERROR:
-                found[name] = float(np.mean((np.asarray(guessed) - np.asarray(gold)) ** 2))
-            else:
-                found |= find_metric(name)(guessed, gold)
-        return found
-
 
 def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each (example, label) by name; upper and lower case are told apart only if nothing else fits.
+    """The number of each (example, label) by name; an exact match goes before one in another case.
 
     Raises:
         DataError: a label that is none of `names`.
@@ -305,8 +302,8 @@ def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDAr
         if number is None:
             shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
             raise DataError(
-                f"example {example}: the label {label!r} is none of the task's {len(names)} labels ({shown}); mend the"
-                " data, or let the training file have examples of it"
+                f"example {example}: the label {label!r} is none of the task's {len(names)} labels ({shown});"
+                " correct the data, or let the training file have examples of it"
             )
         ids.append(number)
     return np.asarray(ids, dtype=np.int64)

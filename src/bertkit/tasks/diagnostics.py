@@ -1,7 +1,7 @@
 """Psycholinguistic diagnostics: contexts with a blank at their end, and words that fit it well or badly.
 
 Ettinger 2020, "What BERT Is Not", arXiv:1907.13528; TSV files as in github.com/aetting/lm-diagnostics. What
-a file asks is told by its columns:
+a file tests is known by its columns:
 
     CPRAG   which of three words ends a story: the expected one, or two that would be inappropriate (commonsense)
     ROLE    is a verb more probable after "which customer the waitress had" than after the roles reversed
@@ -12,13 +12,14 @@ a file asks is told by its columns:
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from bertkit.errors import DataError
+from bertkit.tasks.readers.common import tab_rows
 
 AFFIRMATIVE, NEGATIVE = "affirmative", "negative"
 _ARTICLE = re.compile(r"\(a\|an\)")
@@ -45,7 +46,7 @@ class Comparison:
     Attributes:
         item: its name in the file.
         condition: of the file's items that are counted apart: affirmative, negative, or nothing.
-        group: what the file says of the item: constraint (H, L), licensing (Y, N), or nothing.
+        group: a property of the item in the file: constraint (H, L), licensing (Y, N), or nothing.
         completions: the one that should be preferred first.
     """
 
@@ -72,7 +73,7 @@ class Diagnostic:
     Attributes:
         name: the file's, without suffix.
         path: the file.
-        comparisons, clozes: what is asked, in the file's order.
+        comparisons, clozes: in the file's order.
     """
 
     name: str
@@ -125,7 +126,7 @@ def _role(path: Path, rows: Sequence[Row]) -> tuple[list[Comparison], list[Cloze
         number, dash, order = row["item"].rpartition("-")
         if not dash or order not in ("a", "b"):
             raise DataError(f"{path}: item {row['item']!r}; expected a number with -a (good roles) or -b (reversed)")
-        # Behind some targets stands a preposition; the published code takes the first word, too.
+        # Some targets end in a preposition; the published code takes the first word, too.
         pairs.setdefault(number, {})[order] = _completion(row["context"], row["target"].split()[0])
         expected = tuple(_completion(row["context"], word) for word in row["expected"].split("|"))
         clozes.append(Cloze(row["item"], "", "", expected))
@@ -162,28 +163,17 @@ def _kind(header: Sequence[str]) -> tuple[str, ...] | None:
     return next((columns for columns in _KINDS if set(columns) <= set(header)), None)
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 (byte {error.start + 1})") from error
-
-
 def _header(path: Path) -> list[str]:
-    lines = _lines(path)
-    return [name.strip() for name in lines[0].split("\t")] if lines else []
+    _, header = next(tab_rows(path), (0, []))
+    return [name.strip() for name in header]
 
 
 def _rows(path: Path, header: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
-    table = csv.reader(_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE)
-    next(table)
-    for fields in table:
+    for line, fields in islice(tab_rows(path), 1, None):
         if not any(field.strip() for field in fields):
             continue
         row = dict(zip(header, (field.strip() for field in fields), strict=False))
         lacking = [name for name in columns if not row.get(name)]
         if lacking:
-            raise DataError(f"{path}, line {table.line_num}: no {lacking[0]}; expected the columns {', '.join(header)}")
+            raise DataError(f"{path}, line {line}: no {lacking[0]}; expected the columns {', '.join(header)}")
         yield row

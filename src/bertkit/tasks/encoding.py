@@ -5,7 +5,7 @@ for the cut: of the two texts the longer loses its last token, until both fit. W
 read off the tokenizer's own template, so that RoBERTa's `<s> A </s></s> B </s>` and XLNet's `A <sep> B <sep> <cls>`
 come out as their papers have them.
 
-A special token written out in a text is text: nobody's data can forge a separator.
+A special token written out in a text is text: data cannot forge a separator.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SequenceEncoder:
     Args:
         tokenizer: the model's.
         max_tokens: of the longest sequence, special tokens included.
-        token_types: whether the model tells segments apart; else all types are 0.
+        token_types: whether the model reads segment types; else all types are 0.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_tokens: int, token_types: bool = True) -> None:
@@ -141,11 +141,11 @@ class SequenceEncoder:
             found.append(ids)
         return found
 
-    def pieces(self, texts: Sequence[str]) -> list[Any]:
-        """`tokenizers.Encoding` of each text: ids with the characters that each stands for, nothing cut."""
+    def encodings(self, texts: Sequence[str]) -> list[Any]:
+        """`tokenizers.Encoding` of each text: ids with the characters of each, nothing cut."""
         return list(self._plain.encode_batch(list(texts), add_special_tokens=False))
 
-    def pieces_of_words(self, words: Sequence[Sequence[str]]) -> list[Any]:
+    def word_encodings(self, words: Sequence[Sequence[str]]) -> list[Any]:
         """`tokenizers.Encoding` of each sentence that is cut into words: ids with the word that each belongs to."""
         sentences = [list(each) for each in words]
         return list(self._words.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False))
@@ -198,7 +198,7 @@ def cut_longer(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
 
 
 def windows(ids: Ids, room: int, stride: int) -> Iterator[tuple[int, Ids]]:
-    """Overlapping pieces of a long text: `room` tokens each, beginning every `stride` tokens; where each begins."""
+    """Overlapping windows of a long text: `room` tokens each, beginning every `stride` tokens; where each begins."""
     start = 0
     while True:
         yield start, ids[start : start + room]

@@ -10,8 +10,7 @@ here one field; seven pairs have two identical sentences.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -22,6 +21,7 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
+from bertkit.tasks.readers.common import json_rows
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 FIELD_SPELLINGS = {"syntax/semantics": "syntax_semantics"}
@@ -46,7 +46,7 @@ class Paradigm:
 
     Attributes:
         name: its UID.
-        field: of linguistics; None where the file does not say, or says several things.
+        field: of linguistics; None where the file has none or several.
         term: the phenomenon (`linguistics_term`); None likewise.
         pairs: those chosen, in the file's order.
         available: how many there are in the file.
@@ -136,7 +136,8 @@ def _read_file(path: Path) -> list[Paradigm]:
     groups: dict[str, list[MinimalPair]] = {}
     fields: dict[str, set[str | None]] = {}
     terms: dict[str, set[str | None]] = {}
-    for number, (where, record) in enumerate(_records(path)):
+    for number, (line, record) in enumerate(json_rows(path)):
+        where = f"{path}, line {line}"
         name = _text(record, "UID", where) or path.stem
         field = _text(record, "field", where)
         fields.setdefault(name, set()).add(FIELD_SPELLINGS.get(field, field) if field else None)
@@ -155,27 +156,6 @@ def _read_file(path: Path) -> list[Paradigm]:
 
 def _only(values: set[str | None]) -> str | None:
     return next(iter(values)) if len(values) == 1 else None
-
-
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where it stands, and the object, of each line that is not blank."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError as error:
-            raise DataError(f"{where}: not UTF-8 (byte {error.start + 1} of the line)") from error
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where}, column {error.colno}: not valid JSON: {error.msg}") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: expected a JSON object, found a {type(record).__name__}")
-        yield where, record
 
 
 def _sentence(record: dict[str, Any], key: str, where: str) -> str:

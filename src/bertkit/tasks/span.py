@@ -3,7 +3,7 @@
 Devlin et al. 2019, BERT, arXiv:1810.04805, sections 4.2 and 4.3, and the released run_squad.py: chunks of a long
 context overlap, a token counts in the chunk that shows the most around it, a chunk without the answer has it at [CLS],
 the score of a span is the sum of two logits, and that of no answer is the smallest over all chunks. The answer is cut
-out of the context itself, by the pieces' characters, where the original aligns two tokenisations.
+out of the context itself, by the characters of its tokens, where the original aligns two tokenisations.
 
 Differs from the released code in that the softmax is over a chunk's own tokens, since there is no padding.
 
@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.errors import UsageError
-from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold, squad, squad_v2
+from bertkit.metrics.modules import local_metric
+from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -34,6 +35,7 @@ from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.tasks.examples import QuestionExample
 
 START, END = "start", "end"
+_ITEM_FIELDS = ("id", "prediction_text")
 THRESHOLD = "null_score_threshold"
 """The key of config.json that keeps the tuned threshold."""
 
@@ -54,7 +56,7 @@ class Chunk:
     Attributes:
         example: number of the question.
         first: position in the sequence of the chunk's first context token.
-        offsets: characters of the context that each of its tokens stands for.
+        offsets: characters of the context that each of its tokens covers.
         has_most_context: whether no other chunk shows more around it, by token.
         null: position of [CLS].
     """
@@ -76,6 +78,8 @@ class Span(Task):
     """
 
     head: ClassVar[str] = "span"
+    metric_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("f1", "exact_match", "exact"), "squad")
+    gold_scores: ClassVar[Mapping[str, Any] | None] = {THRESHOLD: 0.0}
 
     def __init__(self, metrics: Sequence[str], settings: SpanSettings, *, may_be_impossible: bool) -> None:
         super().__init__(Labels.unnamed(), metrics)
@@ -90,18 +94,18 @@ class Span(Task):
             )
         questions = encoder.ids([example.question for example in examples])
         contexts = list(dict.fromkeys(example.context for example in examples))
-        pieces = dict(zip(contexts, encoder.pieces(contexts), strict=True))
+        encodings = dict(zip(contexts, encoder.encodings(contexts), strict=True))
         writer = FeatureWriter()
         starts: list[int] = []
         ends: list[int] = []
         cut = dropped = answers_lost = 0
         for number, example in enumerate(examples):
-            query, piece = questions[number][:limit], pieces[example.context]
+            query, context = questions[number][:limit], encodings[example.context]
             cut += len(questions[number]) > limit
             dropped += len(questions[number]) - len(query)
-            wanted = answer_tokens(example, piece.offsets)
+            wanted = answer_tokens(example, context.offsets)
             found = False
-            for chunk, sequence, types, begin in self._chunks(number, example, query, piece, encoder):
+            for chunk, sequence, types, begin in self._chunks(number, example, query, context, encoder):
                 inside = wanted is not None and begin <= wanted[0] and wanted[1] < begin + len(chunk.offsets)
                 found |= inside
                 starts.append(chunk.first + wanted[0] - begin if inside and wanted else chunk.null)
@@ -116,41 +120,41 @@ class Span(Task):
         return writer.finish(account, labels, labelled=labelled)
 
     def _chunks(
-        self, number: int, example: QuestionExample, query: list[int], piece: Any, encoder: SequenceEncoder
+        self, number: int, example: QuestionExample, query: list[int], context: Any, encoder: SequenceEncoder
     ) -> list[tuple[Chunk, list[int], list[int], int]]:
         """The chunks of a context, each with its sequence, its types and where in the context it begins."""
         room = encoder.room(2) - len(query)
-        cut = list(windows(piece.ids, room, self.settings.doc_stride))
-        most = most_context([(start, len(ids)) for start, ids in cut], len(piece.ids))
+        cut = list(windows(context.ids, room, self.settings.doc_stride))
+        most = most_context([(start, len(ids)) for start, ids in cut], len(context.ids))
         first = encoder.pair.before + len(query) + len(encoder.pair.frames[1])
         chunks = []
         for row, (start, ids) in enumerate(cut):
             sequence, types = encoder.sequence(query, ids, example=example.id)
             null = sequence.index(encoder.tokenizer.cls_id)
-            offsets = piece.offsets[start : start + len(ids)]
+            offsets = context.offsets[start : start + len(ids)]
             chunk = Chunk(number, first, offsets, most[start : start + len(ids)] == row, null)
             chunks.append((chunk, sequence, types, start))
         return chunks
 
     def count(self, batch: TaskBatch) -> int:
-        return batch.num_items
+        return batch.num_examples
 
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         """The mean of the two cross-entropies, summed over chunks."""
-        start_B, end_B = batch.item_labels[START], batch.item_labels[END]
+        start_B, end_B = batch.example_labels[START], batch.example_labels[END]
         start_loss = functional.cross_entropy(logits[..., 0], start_B, reduction="sum")
         end_loss = functional.cross_entropy(logits[..., 1], end_B, reduction="sum")
         with torch.no_grad():
             best_B2 = logits.argmax(dim=1)
             correct = ((best_B2[:, 0] == start_B) & (best_B2[:, 1] == end_B)).sum()
-        return LossSum((start_loss + end_loss) / 2, batch.num_items, correct)
+        return LossSum((start_loss + end_loss) / 2, batch.num_examples, correct)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """Two rows for each chunk, where the answer begins and where it ends; its tokens are the classes, (2 B, S)."""
         return logits.transpose(1, 2).flatten(0, 1)
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [2] * batch.num_items
+        return [2] * batch.num_examples
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
         """(B, S, 2) in float32, minus infinity behind a sequence's end."""
@@ -169,7 +173,7 @@ class Span(Task):
     def predictions(
         self, examples: Sequence[QuestionExample], features: Features, outputs: Sequence[NDArray[Any]]
     ) -> list[Prediction]:
-        """The best text of every question; where it may have none, `scores.null_odds` says how much better none is."""
+        """The best text of every question; where it may have none, `scores.null_odds` is how much better none is."""
         best: list[tuple[float, str]] = [(-np.inf, "")] * len(examples)
         null = [np.inf] * len(examples)
         for chunk, logits_S2 in zip(features.extra, outputs, strict=True):
@@ -200,27 +204,46 @@ class Span(Task):
         row, column = np.unravel_index(int(score.argmax()), score.shape)
         return float(score[row, column]), (int(starts[row]), int(ends[column]))
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]) -> Scores:
-        """SQuAD's scores; where questions may have no answer, at the threshold that is best on these examples unless
-        the predictions carry a tuned one."""
-        references = references_of(examples)
-        texts = {each.id: each.prediction for each in predictions if each.id in references}
+    def own_scores(self, predictions: list[Any], references: list[Any]) -> Scores:
+        metric, fields = "squad_v2", [*_ITEM_FIELDS, "no_answer_probability"]
         if not self.may_be_impossible:
-            found = squad(texts, references)
-        else:
-            if not all(THRESHOLD in each.scores for each in predictions):
-                texts = self._thresholded(predictions, self.tune(predictions, examples)[THRESHOLD])
-            v2 = squad_v2({name: text for name, text in texts.items() if name in references}, references)
-            # The script of version 2.0 has another name for the same metric, and so has its task.
-            found = {"f1": v2["f1"], "exact": v2["exact"], "exact_match": v2["exact"]}
-        return {name: found[name] for name in self.metrics}
+            metric, fields = "squad", [*_ITEM_FIELDS]
+        items = [{field: item[field] for field in fields} for item in predictions]
+        found = local_metric(metric).compute(predictions=items, references=references)
+        # The script of version 2.0 has another name for the same metric, and so has its task.
+        exact = found["exact" if self.may_be_impossible else "exact_match"]
+        own = {"f1": found["f1"], "exact": exact, "exact_match": exact}
+        return {name: own[name] for name in self.metrics}
+
+    def metric_inputs(
+        self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]
+    ) -> tuple[list[Any], list[Any]]:
+        """Items as SQuAD's metrics take them; where questions may have no answer, at the threshold that is best on
+        these examples unless the predictions carry a tuned one."""
+        texts = {each.id: each.prediction for each in predictions}
+        if self.may_be_impossible and not all(THRESHOLD in each.scores for each in predictions):
+            texts = self._thresholded(predictions, self.tune(predictions, examples)[THRESHOLD])
+        known = [example for example in examples if self.gold(example) is not None]
+        # Which texts are empty is decided: no probability turns another one into "no answer".
+        items = [{"id": each.id, "prediction_text": texts[each.id], "no_answer_probability": 0.0} for each in known]
+        answers = [
+            {
+                "text": [answer.text for answer in each.answers],
+                "answer_start": [answer.start for answer in each.answers],
+            }
+            for each in known
+        ]
+        return items, [{"id": each.id, "answers": own} for each, own in zip(known, answers, strict=True)]
+
+    def gold(self, example: QuestionExample) -> Any:
+        if example.answers:
+            return example.answers[0].text
+        return "" if example.impossible else None
 
     def comparable(
         self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]
     ) -> tuple[list[Any], list[Any]]:
-        references = references_of(examples)
-        guesses = [each.prediction for each in predictions if each.id in references]
-        return guesses, [answers[0] if answers else "" for answers in references.values()]
+        return super().metric_inputs(predictions, examples)
 
     def tune(self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]) -> dict[str, Any]:
         """The threshold on the odds of no answer with the best F1."""
@@ -251,7 +274,7 @@ def references_of(examples: Sequence[QuestionExample]) -> dict[str, list[str]]:
 
 
 def answer_tokens(example: QuestionExample, offsets: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """The first and last token of the first accepted answer; None where there is none, or no token stands for it."""
+    """The first and last token of the first accepted answer; None where there is none, or no token covers it."""
     if not example.answers:
         return None
     answer = example.answers[0]

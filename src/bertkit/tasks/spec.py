@@ -1,19 +1,20 @@
-"""What a task states: its data, label names, kind and head, metrics, and how the paper fine-tuned on it.
+"""The description of a task: its data, label names, kind and head, metrics, and how the paper fine-tuned on it.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4 and appendix A.3, for what a paper's settings consist of. Sibling
-of catalogue.py, which holds the published tasks.
+of catalogue.py, which reads the published tasks from catalogue.yaml.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from bertkit.settings import Settings
 
 Kind = Literal["classification", "regression", "multi_label", "tagging", "span", "choice"]
-Layout = Literal["glue", "snli", "sick", "imdb", "squad", "swag", "hellaswag", "codah", "race", "conll", "conllu"]
+
 
 HEADS: dict[Kind, str] = {
     "classification": "sequence_classification",
@@ -26,13 +27,18 @@ HEADS: dict[Kind, str] = {
 """The head that each kind of task needs, by its name in bertkit.models.heads.HEAD_KINDS."""
 
 
+def iob2(types: Sequence[str]) -> tuple[str, ...]:
+    """O, then B- and I- of each type: the tags of the IOB2 scheme."""
+    return ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
+
+
 class FinetuneDefaults(Settings):
-    """How a paper fine-tuned on a task; what a run uses where its recipe says nothing else."""
+    """How a paper fine-tuned on a task; the values of a run whose recipe does not set them."""
 
     learning_rate: float = Field(gt=0, description="Peak learning rate; linear warm-up, then linear decay to zero.")
     epochs: float = Field(gt=0, description="Passes over the training split.")
     batch_sequences: int = Field(ge=1, description="Examples per update.")
-    warmup_share: float = Field(0.1, ge=0, lt=1, description="Share of the updates over which the rate rises.")
+    warmup_share: float = Field(0.1, ge=0, lt=1, description="Share of the updates over which the learning rate rises.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay, not on biases and LayerNorm.")
     learning_rates: tuple[float, ...] = Field((), description="The grid that the paper chose from on dev.")
     batch_grid: tuple[int, ...] = Field((), description="The batch sizes that the paper chose from on dev.")
@@ -40,14 +46,36 @@ class FinetuneDefaults(Settings):
     source: str = Field(description="Where the values are published, and which of them are not.")
 
 
+class FileColumns(Settings):
+    """The columns of a GLUE file, each with its alternatives, as the official headers name them."""
+
+    text: tuple[str, ...] = Field(description="The text.")
+    text_pair: tuple[str, ...] = Field((), description="The second text of a pair.")
+    label: tuple[str, ...] = Field(("label",), description="The label or score.")
+
+
+class HubCopy(Settings):
+    """A task's copy on the Hub, where it differs from the official files."""
+
+    id: str = Field(description="The data set.")
+    config: str | None = Field(None, description="Its configuration.")
+    columns: tuple[str, ...] = Field(description="Columns of the inputs, in the order of the example's fields.")
+    label: str = Field("label", description="Column of the label.")
+    names: dict[str, str] = Field(default_factory=dict, description="Official names of labels that it names otherwise.")
+    splits: dict[str, str] = Field({"dev": "validation"}, description="Its names of splits, where they differ.")
+    id_column: str = Field("idx", description="Column of the example's id.")
+
+
 class TaskSpec(Settings):
-    """One task: what it is, where its files lie, and how the paper learnt it."""
+    """One task: what it is, where its files lie, and how the paper fine-tuned on it."""
 
     name: str = Field(description="What the command line calls it.")
     title: str = Field(description="The data set's own name.")
     kind: Kind = Field(description="What is predicted.")
     labels: tuple[str, ...] | None = Field(
-        None, description="Label names in the order of google-research/bert; null where they are numbers or positions."
+        None,
+        description="Label names in the order of google-research/bert; null where they are numbers or positions;"
+        " `iob2: [TYPE, ...]` is short for O, and B- and I- of each type.",
     )
     metrics: tuple[str, ...] = Field(description="What is reported, by the names of the results.")
     primary: str = Field(description="The metric that selects a model.")
@@ -58,12 +86,20 @@ class TaskSpec(Settings):
     folders: tuple[str, ...] = Field(
         description="Names of the task's folder below the data directory; case and punctuation do not count."
     )
-    layout: Layout = Field(description="How the files are read.")
+    layout: str = Field(description="How the files are read: a key of bertkit.tasks.readers.load.READERS.")
+    columns: FileColumns | None = Field(None, description="The columns of files of the layout glue.")
     archive: str = Field(description="Where the official files come from.")
-    hub_id: str | None = Field(None, description="The data set on the Hub.")
+    hub: HubCopy | None = Field(None, description="The copy on the Hub; null where there is none that can be read.")
     max_length: int = Field(128, ge=8, description="Tokens of the longest sequence, special tokens included.")
     settings: FinetuneDefaults = Field(description="The paper's settings.")
     paper: str = Field(description="Where the task comes from.")
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _tags_of_types(cls, labels: Any) -> Any:
+        if isinstance(labels, dict) and labels.keys() == {"iob2"}:
+            return iob2(labels["iob2"])
+        return tuple(labels) if isinstance(labels, list) else labels
 
     @property
     def head(self) -> str:

@@ -1,20 +1,19 @@
-"""The files that official scorers read: GLUE submissions, SQuAD predictions, CoNLL columns.
+"""GLUE submissions: the files that the server takes, written and checked.
 
-GLUE: Wang et al. 2019, arXiv:1804.07461, and the benchmark's FAQ; SQuAD: file names and keys of BERT's released code
-and of the official scripts; CoNLL: the columns that conlleval reads. Everything is made as text or bytes, the same for
-the same predictions; only `write_*` and `check_submission` touch the disk. Sibling of readers/, which read gold files.
+Wang et al. 2019, arXiv:1804.07461, and the benchmark's FAQ. Files are made as text or bytes, the same for the same
+predictions; only `write_glue_submission` and `check_submission` use the disk. Sibling of readers/, which read gold
+files.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,7 +24,7 @@ from bertkit.files import write_text
 
 HEADER = "index\tprediction"
 _LONGEST_MEMBER = 64 * 1024 * 1024
-_FAULTS_PER_FILE = 20
+_ERRORS_PER_FILE = 20
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError)
 """What zipfile raises on a zip that is damaged or encrypted."""
 _STAMP = (1980, 1, 1, 0, 0, 0)
@@ -193,7 +192,7 @@ def write_glue_submission(
     return path
 
 
-class Fault(NamedTuple):
+class SubmissionError(NamedTuple):
     """What is wrong at one place of a submission; `line` counts from 1 and is None for a whole file."""
 
     file: str
@@ -205,8 +204,8 @@ class Fault(NamedTuple):
         return f"{place}: {self.message}"
 
 
-def check_submission(zip_path: Path) -> list[Fault]:
-    """The faults of a submission on the disk, as `submission_faults`.
+def check_submission(zip_path: Path) -> list[SubmissionError]:
+    """The errors of a submission on the disk, as `submission_errors`.
 
     Raises:
         DataError: the file is missing or cannot be read.
@@ -216,88 +215,94 @@ def check_submission(zip_path: Path) -> list[Fault]:
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"{zip_path}: cannot be read ({reason}); expected the zip of a GLUE submission") from error
-    return submission_faults(packed, zip_path.name)
+    return submission_errors(packed, zip_path.name)
 
 
-def submission_faults(packed: bytes, name: str) -> list[Fault]:
-    """Everything that is wrong with a GLUE submission, at most twenty faults a file; nothing where it can be sent.
+def submission_errors(packed: bytes, name: str) -> list[SubmissionError]:
+    """Everything that is wrong with a GLUE submission, at most twenty errors a file; nothing where it can be sent.
 
     Checked are the eleven names (flat, each once, nothing else), the header, the number of rows, the order of indices,
     and each label or score. Lines may end in CR LF, as Python's csv module writes them.
 
     Args:
         packed: the zip's bytes.
-        name: what a fault of the zip itself is reported under.
+        name: what an error of the zip itself is reported under.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-            return [*_member_faults(archive.infolist()), *_content_faults(archive)]
+            return [*_member_errors(archive.infolist()), *_content_errors(archive)]
     except _DAMAGE as error:
-        return [Fault(name, None, f"is not a zip ({error}); expected a zip of {len(GLUE_FILES)} .tsv files")]
+        return [SubmissionError(name, None, f"is not a zip ({error}); expected a zip of {len(GLUE_FILES)} .tsv files")]
 
 
-def _member_faults(members: Sequence[zipfile.ZipInfo]) -> Iterator[Fault]:
+def _member_errors(members: Sequence[zipfile.ZipInfo]) -> Iterator[SubmissionError]:
     expected = [file.file for file in GLUE_FILES.values()]
     names = [member.filename for member in members]
     for name in expected:
         if name not in names:
             inside = next((each for each in names if each.endswith(f"/{name}")), None)
             moved = f"; {inside} is in a folder, but the zip must be flat" if inside else ""
-            yield Fault(name, None, f"is missing{moved}")
+            yield SubmissionError(name, None, f"is missing{moved}")
         elif names.count(name) > 1:
-            yield Fault(name, None, f"is there {names.count(name)} times")
+            yield SubmissionError(name, None, f"is there {names.count(name)} times")
     for name in dict.fromkeys(names):
         if "/" in name and name.rpartition("/")[2] not in expected:
-            yield Fault(name, None, "does not belong into a submission, which is flat")
+            yield SubmissionError(name, None, "does not belong into a submission, which is flat")
         elif "/" not in name and name not in expected:
-            yield Fault(name, None, f"does not belong into a submission{_nearest(name, expected)}")
+            yield SubmissionError(name, None, f"does not belong into a submission{_nearest(name, expected)}")
 
 
-def _content_faults(archive: zipfile.ZipFile) -> Iterator[Fault]:
+def _content_errors(archive: zipfile.ZipFile) -> Iterator[SubmissionError]:
     members = {member.filename: member for member in archive.infolist()}
     for file in GLUE_FILES.values():
         if (member := members.get(file.file)) is None:
             continue
         if member.file_size > _LONGEST_MEMBER:
-            yield Fault(file.file, None, f"is {member.file_size} bytes long; expected at most {_LONGEST_MEMBER}")
+            yield SubmissionError(
+                file.file, None, f"is {member.file_size} bytes long; expected at most {_LONGEST_MEMBER}"
+            )
             continue
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            yield Fault(file.file, None, "is packed neither as stored nor by deflate, which every server can unpack")
+            yield SubmissionError(
+                file.file, None, "is packed neither as stored nor by deflate, which every server can unpack"
+            )
             continue
         try:
             content = archive.read(member)
         except _DAMAGE as error:
-            yield Fault(file.file, None, f"cannot be unpacked ({error})")
+            yield SubmissionError(file.file, None, f"cannot be unpacked ({error})")
             continue
-        found = list(_line_faults(file, content))
-        yield from found[:_FAULTS_PER_FILE]
-        if len(found) > _FAULTS_PER_FILE:
-            yield Fault(file.file, None, f"has {len(found) - _FAULTS_PER_FILE} more faults")
+        found = list(_line_errors(file, content))
+        yield from found[:_ERRORS_PER_FILE]
+        if len(found) > _ERRORS_PER_FILE:
+            yield SubmissionError(file.file, None, f"has {len(found) - _ERRORS_PER_FILE} more errors")
 
 
-def _line_faults(file: GlueFile, content: bytes) -> Iterator[Fault]:
+def _line_errors(file: GlueFile, content: bytes) -> Iterator[SubmissionError]:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        yield Fault(file.file, line, "is not UTF-8")
+        yield SubmissionError(file.file, line, "is not UTF-8")
         return
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if lines[-1] == "":
         lines.pop()
     if not lines or lines[0] != HEADER:
         found = repr(lines[0][:60]) if lines else "nothing"
-        yield Fault(file.file, 1, f"the header is {found}; expected {HEADER!r}, with a tab")
+        yield SubmissionError(file.file, 1, f"the header is {found}; expected {HEADER!r}, with a tab")
     rows = lines[1:]
     for index, row in enumerate(rows[: file.rows]):
-        if message := _row_fault(file, index, row):
-            yield Fault(file.file, index + 2, message)
+        if message := _row_error(file, index, row):
+            yield SubmissionError(file.file, index + 2, message)
     if len(rows) != file.rows:
         line = min(len(rows), file.rows) + 2
-        yield Fault(file.file, line, f"there are {len(rows)} rows after the header; the test set has {file.rows}")
+        yield SubmissionError(
+            file.file, line, f"there are {len(rows)} rows after the header; the test set has {file.rows}"
+        )
 
 
-def _row_fault(file: GlueFile, index: int, row: str) -> str | None:
+def _row_error(file: GlueFile, index: int, row: str) -> str | None:
     fields = row.split("\t")
     if len(fields) != 2:
         return f"{row[:60]!r} is not an index, a tab and a prediction" if row.strip() else "is blank"
@@ -314,138 +319,3 @@ def _row_fault(file: GlueFile, index: int, row: str) -> str | None:
 def _nearest(name: str, known: Sequence[str]) -> str:
     near = get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]}?" if near else f"; expected are {', '.join(known)}"
-
-
-class AnswerCandidate(NamedTuple):
-    """One answer of a question's n best; its score is the sum of both logits."""
-
-    text: str
-    start_logit: float
-    end_logit: float
-
-
-BEST_ANSWERS = 20
-_NO_CANDIDATE = AnswerCandidate("empty", 0.0, 0.0)
-"""What the released code writes where a question has no candidate at all."""
-
-
-def squad_files(
-    predictions: Mapping[str, str],
-    candidates: Mapping[str, Sequence[AnswerCandidate]] | None = None,
-    null_odds: Mapping[str, float] | None = None,
-    prefix: str = "",
-) -> dict[str, str]:
-    """The texts of SQuAD's prediction files by file name.
-
-    Args:
-        predictions: the answer by question id, "" for none: `predictions.json`.
-        candidates: by question id, best first: `nbest_predictions.json`, the first twenty, with the softmax of their
-            scores as probability.
-        null_odds: the null answer's score less the best other's: `null_odds.json`, and `na_prob.json`, its sigmoid. The
-            official script compares with a threshold of 1.0 by default, which suits the probabilities only: pass it
-            na_prob.json as --na-prob-file.
-        prefix: before each name, such as "eval_".
-
-    Raises:
-        DataError: a number that is not finite, which JSON cannot hold.
-    """
-    files = {"predictions.json": _json_file("predictions.json", dict(predictions))}
-    if candidates is not None:
-        best = {question: _nbest(each) for question, each in candidates.items()}
-        files["nbest_predictions.json"] = _json_file("nbest_predictions.json", best)
-    if null_odds is not None:
-        odds = {question: float(value) for question, value in null_odds.items()}
-        files["null_odds.json"] = _json_file("null_odds.json", odds)
-        files["na_prob.json"] = _json_file("na_prob.json", {question: _sigmoid(x) for question, x in odds.items()})
-    return {prefix + name: text for name, text in files.items()}
-
-
-def _nbest(candidates: Sequence[AnswerCandidate]) -> list[dict[str, str | float]]:
-    chosen = list(candidates[:BEST_ANSWERS]) or [_NO_CANDIDATE]
-    scores = [float(each.start_logit) + float(each.end_logit) for each in chosen]
-    weights = [math.exp(score - max(scores)) for score in scores]
-    return [
-        {
-            "text": each.text,
-            "probability": weight / sum(weights),
-            "start_logit": float(each.start_logit),
-            "end_logit": float(each.end_logit),
-        }
-        for each, weight in zip(chosen, weights, strict=True)
-    ]
-
-
-def _sigmoid(x: float) -> float:
-    """1 / (1 + e^-x), without overflow on either side."""
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
-
-
-def _json_file(name: str, value: Mapping[str, object]) -> str:
-    try:
-        return json.dumps(value, indent=4, allow_nan=False) + "\n"
-    except ValueError as error:
-        for question, item in value.items():
-            try:
-                json.dumps(item, allow_nan=False)
-            except ValueError:
-                raise DataError(f"{name}: question {question} has a number that is not finite: {item!r}") from error
-        raise
-
-
-def write_squad_files(
-    directory: Path,
-    predictions: Mapping[str, str],
-    candidates: Mapping[str, Sequence[AnswerCandidate]] | None = None,
-    null_odds: Mapping[str, float] | None = None,
-    prefix: str = "",
-) -> list[Path]:
-    """Write `squad_files` into a directory, made if need be; their paths."""
-    files = squad_files(predictions, candidates, null_odds, prefix)
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        write_text(directory / name, text)
-    return [directory / name for name in files]
-
-
-class TaggedSentence(NamedTuple):
-    """A sentence as conlleval wants it; `gold` is None where it is not known. `document` numbers its document."""
-
-    words: Sequence[str]
-    predicted: Sequence[str]
-    gold: Sequence[str] | None = None
-    document: int = 0
-
-
-def conll_columns(sentences: Iterable[TaggedSentence], document_lines: bool = True) -> str:
-    """One token a line: word, gold tag (where known), predicted tag; a blank line after each sentence.
-
-    With `document_lines` each document begins with `-DOCSTART- -X- O O` and a blank line, as CoNLL-2003's files do;
-    conlleval counts that line as a token that is right. White space inside a word becomes "_", since columns are
-    separated by it.
-
-    Raises:
-        DataError: a sentence with another number of tags than words.
-    """
-    lines: list[str] = []
-    document: int | None = None
-    for index, sentence in enumerate(sentences):
-        if document_lines and sentence.document != document:
-            lines += ["-DOCSTART- -X- O O", ""]
-            document = sentence.document
-        columns = [["_".join(word.split()) or "_" for word in sentence.words]]
-        if sentence.gold is not None:
-            columns.append(list(sentence.gold))
-        columns.append(list(sentence.predicted))
-        if len({len(column) for column in columns}) > 1:
-            counts = ", ".join(str(len(column)) for column in columns)
-            raise DataError(f"sentence {index}: columns of {counts} items; every word needs a tag, O where it was cut")
-        lines += [" ".join(token) for token in zip(*columns, strict=True)]
-        lines.append("")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def write_conll_columns(path: Path, sentences: Iterable[TaggedSentence], document_lines: bool = True) -> None:
-    """Write `conll_columns` to a file whose directory is made if need be."""
-    text = conll_columns(sentences, document_lines)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text)

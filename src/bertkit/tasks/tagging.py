@@ -1,18 +1,18 @@
 """A tag for every word: named entities, chunks, parts of speech.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3: the first piece of a word is tagged, its other pieces are read
-only; for named entities a sequence holds as much of the document as fits. Sibling of classification.py, which says one
-thing of a whole text.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3: the first token of a word is tagged, its other tokens are read
+only; for named entities a sequence holds as much of the document as fits. Sibling of classification.py, which labels a
+whole text.
 
 A sentence that is too long is read in overlapping windows, and each of its words is tagged, and learnt, in the one
 window that shows the most around it. So there is exactly one tag for every word of the file.
 
-Shapes: T packed tokens, I items (sequences), W tagged words of one, K tags, D width.
+Shapes: T packed tokens, I training examples (sequences), W tagged words of one, K tags, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -24,12 +24,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.metrics.tagging import conlleval, strict_iob2
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import label_ids
 from bertkit.tasks.encoding import Ids, SequenceEncoder
 from bertkit.tasks.examples import TaggedExample
@@ -39,14 +38,13 @@ FIRST = "first"
 _NO_TAG = -100
 _DIGITS = 6
 """Of saved probabilities: there is one for each word and tag."""
-_CHUNK_METRICS = ("precision", "recall", "f1")
 
 
 class TaggingSettings(Settings):
     """What a sequence holds."""
 
     context: Literal["sentence", "document"] = Field(
-        "sentence", description="document: sentences of one document stand together as far as they fit."
+        "sentence", description="document: sentences of one document share a sequence as far as they fit."
     )
     window_overlap: float = Field(
         0.5, ge=0, lt=1, description="Share of a window that the next one of the same long sentence shows again."
@@ -55,17 +53,22 @@ class TaggingSettings(Settings):
 
 @dataclass(frozen=True)
 class Word:
-    """A word on its way into a sequence: whose it is, and its pieces."""
+    """A word of an example, by its number, and its tokens."""
 
     example: int
     number: int
-    pieces: Ids
+    tokens: Ids
 
 
 class Tagging(Task):
     """One of K tags for every word."""
 
     head: ClassVar[str] = "token_classification"
+    metric_of: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("f1", "precision", "recall"), "conlleval"),
+        **dict.fromkeys(("strict_f1", "strict_precision", "strict_recall"), "strict_iob2"),
+        "accuracy": "tag_accuracy",
+    }
 
     def __init__(self, labels: Labels, metrics: Sequence[str], settings: TaggingSettings) -> None:
         super().__init__(labels, metrics)
@@ -84,8 +87,8 @@ class Tagging(Task):
         cut: set[int] = set()
         dropped = 0
         for words, tagged in self._sequences(self._words(examples, encoder), examples, room):
-            kept = [word.pieces[:room] for word in words]
-            all_ids = [i for pieces in kept for i in pieces]
+            kept = [word.tokens[:room] for word in words]
+            all_ids = [i for tokens in kept for i in tokens]
             sequence, types = encoder.sequence(all_ids, example=examples[words[0].example].id)
             starts = before + np.cumsum([0, *map(len, kept)])[:-1]
             marks, targets = np.zeros(len(sequence), int), np.full(len(sequence), _NO_TAG)
@@ -94,9 +97,9 @@ class Tagging(Task):
                 marks[start] = is_tagged
                 if is_tagged and own is not None:
                     targets[start] = own[word.number]
-                if is_tagged and len(word.pieces) > room:
+                if is_tagged and len(word.tokens) > room:
                     cut.add(word.example)
-                    dropped += len(word.pieces) - room
+                    dropped += len(word.tokens) - room
             writer.add(sequence, types)
             writer.close(words[0].example)
             writer.extra.append([(word.example, word.number) for word, own in zip(words, tagged, strict=True) if own])
@@ -109,14 +112,14 @@ class Tagging(Task):
         )
 
     def _words(self, examples: Sequence[TaggedExample], encoder: SequenceEncoder) -> list[list[Word]]:
-        """The pieces of every word; a word of which nothing is left is an unknown one."""
+        """The tokens of every word; a word without any is the unknown token."""
         found: list[list[Word]] = []
-        for number, encoding in enumerate(encoder.pieces_of_words([example.words for example in examples])):
-            pieces: list[Ids] = [[] for _ in examples[number].words]
+        for number, encoding in enumerate(encoder.word_encodings([example.words for example in examples])):
+            tokens: list[Ids] = [[] for _ in examples[number].words]
             for i, word in zip(encoding.ids, encoding.word_ids, strict=True):
-                pieces[word].append(i)
-            unknown = encoder.tokenizer.unk_id if not all(pieces) else 0
-            found.append([Word(number, place, own or [unknown]) for place, own in enumerate(pieces)])
+                tokens[word].append(i)
+            unknown = encoder.tokenizer.unk_id if not all(tokens) else 0
+            found.append([Word(number, place, own or [unknown]) for place, own in enumerate(tokens)])
         return found
 
     def _sequences(
@@ -136,7 +139,7 @@ class Tagging(Task):
 
     def _cut(self, words: list[Word], room: int) -> Iterator[tuple[list[Word], list[bool]]]:
         """Windows of words; each word is tagged in the window where the smaller of its two sides is largest."""
-        sizes = [min(len(word.pieces), room) for word in words]
+        sizes = [min(len(word.tokens), room) for word in words]
         windows: list[tuple[int, int]] = []
         start = 0
         while True:
@@ -181,8 +184,8 @@ class Tagging(Task):
     def rows_of(self, batch: TaskBatch) -> list[int]:
         return [int(count) for count in np.diff(_word_ends(batch))]
 
-    def asked(self, batch: TaskBatch) -> Tensor:
-        """Equal pieces may be words cut otherwise, or words of which a window tags others."""
+    def row_tokens(self, batch: TaskBatch) -> Tensor:
+        """Equal tokens may be words that were split otherwise, or words of which a window tags others."""
         return batch.token_labels[FIRST]
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
@@ -210,38 +213,22 @@ class Tagging(Task):
             for example, own, share in zip(examples, tags, shares, strict=True)
         ]
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[TaggedExample]) -> Scores:
-        guessed, gold = self._sentences(predictions, examples)
-        found: Scores = {}
-        if any(name in _CHUNK_METRICS for name in self.metrics):
-            found |= conlleval(guessed, gold)
-        if any(name.startswith("strict_") for name in self.metrics):
-            found |= strict_iob2(guessed, gold)
-        right = [a == b for own, true in zip(guessed, gold, strict=True) for a, b in zip(own, true, strict=True)]
-        found["accuracy"] = sum(right) / len(right)
-        return {name: found[name] for name in self.metrics}
+    def gold(self, example: TaggedExample) -> Any:
+        return None if example.tags is None else list(example.tags)
+
+    def numbered(self, labels: list[Any]) -> list[Any]:
+        return [label_ids([("", tag) for tag in tags], self.label_order).tolist() for tags in labels]
 
     def comparable(
         self, predictions: Sequence[Prediction], examples: Sequence[TaggedExample]
     ) -> tuple[list[Any], list[Any]]:
         """The tags of all words in one list."""
-        guessed, gold = self._sentences(predictions, examples)
-        return [tag for own in guessed for tag in own], [tag for own in gold for tag in own]
-
-    @staticmethod
-    def _sentences(
-        predictions: Sequence[Prediction], examples: Sequence[TaggedExample]
-    ) -> tuple[list[list[str]], list[list[str]]]:
-        pairs = [
-            (list(prediction.prediction), list(example.tags))
-            for prediction, example in zip(predictions, examples, strict=True)
-            if example.tags is not None
-        ]
-        return [guess for guess, _ in pairs], [tags for _, tags in pairs]
+        predicted, gold = self.metric_inputs(predictions, examples)
+        return [tag for own in predicted for tag in own], [tag for own in gold for tag in own]
 
 
 def _first(batch: TaskBatch) -> Tensor:
-    """Where the words stand that are tagged here, (W,)."""
+    """Positions of the words that are tagged here, (W,)."""
     return batch.token_labels[FIRST].nonzero()[:, 0]
 
 
@@ -252,4 +239,4 @@ def _word_ends(batch: TaskBatch) -> NDArray[np.int64]:
 
 
 def _size(words: Sequence[Word]) -> int:
-    return sum(len(word.pieces) for word in words)
+    return sum(len(word.tokens) for word in words)

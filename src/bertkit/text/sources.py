@@ -43,21 +43,21 @@ log = logging.getLogger(__name__)
 class SourceOptions(Settings):
     """How sources are read, and what a segment is."""
 
-    text_field: str = Field("text", description="The field that holds the text, in JSONL, CSV, Parquet and Hub data.")
+    text_field: str = Field("text", description="Field of the text in JSONL, CSV, Parquet and Hub records.")
     span_fields: tuple[str, ...] = Field(
         (),
         max_length=MOST_FIELDS,
-        description="Fields of JSONL, Parquet and Hub records that hold spans annotated in the text, such as entities,"
-        " a list of [start, end] in characters each; they are kept beside the tokens, for units of masking to read.",
+        description="Field of JSONL, Parquet and Hub records with spans annotated in the text, such as entities: a list"
+        " of [start, end] in characters. They are kept beside the tokens, for masking.",
     )
     documents: Literal["blank-line", "wikitext", "line", "file"] = Field(
         "blank-line",
-        description="What parts the documents of a text file: a blank line, a WikiText title (` = Title = `), every "
-        "line, or nothing. In other formats each record is a document.",
+        description="What separates the documents of a text file: blank lines, WikiText titles (` = Title = `), line "
+        "ends, or nothing. In other formats each record is a document.",
     )
     segments: Literal["sentence", "line"] = Field(
         "sentence",
-        description="What a segment is, the unit that pairs are built of: a sentence, or a line of the text.",
+        description="Unit that sentence pairs are built of: a sentence, or a line of the text.",
     )
 
     @model_validator(mode="after")

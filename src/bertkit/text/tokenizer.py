@@ -35,20 +35,20 @@ class TokenizerConfig(Settings):
         30_522, gt=0, description="Entries of the vocabulary, special tokens and single characters included."
     )
     lowercase: bool | None = Field(
-        None, description="Lowercase the text (uncased); left out: yes, except for byte-bpe, as in the papers."
+        None, description="Lowercase the text (default: yes, except for byte-bpe, as in the papers)."
     )
     strip_accents: bool | None = Field(
-        None, description="Remove accents; left out: where the text is lowercased, as BERT does."
+        None, description="Remove accents (default: where the text is lowercased, as BERT does)."
     )
-    min_frequency: int = Field(2, gt=0, description="A merge of two tokens must occur this often (all but unigram).")
+    min_frequency: int = Field(2, gt=0, description="Least occurrences of a merge of two tokens (all but unigram).")
     character_coverage: float = Field(
         0.9999,
         gt=0,
         le=1,
-        description="Share of the text's characters that get an entry of their own; the rest become [UNK].",
+        description="Share of the text's characters that get a token of their own; the rarest rest become [UNK].",
     )
     sample_megabytes: float = Field(
-        64.0, gt=0, description="The vocabulary is learnt from at most this much text, drawn from the whole corpus."
+        64.0, gt=0, description="Most text that the vocabulary is learnt from, drawn from the whole corpus."
     )
     path: str | None = Field(
         None,
@@ -159,10 +159,16 @@ class Tokenizer:
         return self._encoder.encode(texts)
 
     def offsets_plain(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """The characters of each id of `encode_plain` in its text, (T, 2), the end not included; much slower than
-        `encode_plain`."""
-        encodings = self._plain_backend.encode_batch(list(texts), add_special_tokens=False)
-        return [np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) for encoding in encodings]
+        """Where each of a text's ids of `encode_plain` stands: its first character and the one behind its last, (T, 2).
+
+        Much slower than `encode_plain`.
+        """
+        return [np.array(each.offsets, dtype=np.int64).reshape(-1, 2) for each in self.encodings_plain(texts)]
+
+    def encodings_plain(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """The library's encoding of each text, with offsets and word numbers; `[MASK]` in a text is just text."""
+        found: list[tokenizers.Encoding] = self._plain_backend.encode_batch(list(texts), add_special_tokens=False)
+        return found
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids, special tokens written out."""

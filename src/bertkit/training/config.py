@@ -1,7 +1,7 @@
-"""What recipes of every kind share: the header, the optimisation noun, and the engine.
+"""The optimisation noun of a recipe of any kind, and what the trainer reads of one.
 
-Nothing here follows a paper. Optimisation decides the result and is hashed; the engine decides speed and what is
-reported, and is not.
+Nothing here follows a paper. Optimisation decides the result and is hashed; the engine (engine_config.py) decides speed
+and what is reported, and is not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from bertkit.settings import Settings
+from bertkit.training.engine_config import EngineConfig as EngineConfig
 from bertkit.training.optimizers import OptimizerOrNone
 from bertkit.training.schedules import AnySchedule, LinearSchedule
 
@@ -100,69 +101,6 @@ class OptimisationConfig(Settings):
             end = round(sum(stage.share for stage in self.stages[:number]) * self.steps)
             ends.append(min(max(end, ends[-1] + 1), self.steps - len(self.stages) + number))
         return [*ends[1:], self.steps]
-
-
-class EngineConfig(Settings):
-    """How fast, where, and how often it is logged; never changes the result beyond rounding."""
-
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="Of matrix products; auto takes bf16 where the processor has instructions for it."
-    )
-    micro_batch_tokens: int | Literal["auto"] = Field("auto", description="Tokens computed at once.")
-    workers: int | Literal["auto"] = Field(
-        "auto", description="Processes that prepare batches; 0: a thread of this one, the best where the cores compute."
-    )
-    log_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="Updates between two lines of metrics.jsonl; auto: 20 on text, 10 on a task."
-    )
-    evaluate_every_steps: int = Field(
-        1000, ge=1, description="On text: updates between two evaluations on held-out text."
-    )
-    evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each evaluation.")
-    pseudo_perplexity_sequences: int = Field(
-        16,
-        ge=0,
-        description="Held-out sequences scored at the end with tokens masked in turn: each, or 64 of a long one.",
-    )
-    save_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="Updates between two checkpoints; auto: 1000 on text, 500 on a task."
-    )
-    keep_checkpoints: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
-        "auto",
-        description="Newest checkpoints kept; 0: none when the run is done; auto: 2 on text, 0 on a task.",
-    )
-    examples: list[str] = Field(
-        default_factory=list, description="Texts with [MASK] that are filled in when training is done."
-    )
-    feature_store_gb: float = Field(
-        8.0,
-        ge=0,
-        description="Most disk that features of a frozen encoder may take while the run lasts (method.name=features);"
-        " what does not fit is computed anew in every pass.",
-    )
-    teacher_store_gb: float = Field(
-        4.0,
-        ge=0,
-        description="Most disk that a teacher's outputs on a task may take in the cache; what does not fit is computed"
-        " in every pass.",
-    )
-
-
-class RecipeHeader(Settings):
-    """What describes a recipe of any kind, and its seed."""
-
-    name: str = Field(
-        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
-    )
-    kind: str = Field(description="The command that runs it.")
-    title: str = Field("", description="One line for `bertkit recipes list`.")
-    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
-    arxiv: str | None = Field(
-        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
-    )
-    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness.")
 
 
 class TrainingRecipe(Protocol):

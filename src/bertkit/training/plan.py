@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertkit.recipe.hashing import what_hash
-from bertkit.training.config import RecipeHeader
+from bertkit.recipe.header import RecipeHeader
 from bertkit.training.cost import REACHED_SHARE, ParameterCount, measured_peak_flops
 from bertkit.training.engine import Engine
 

@@ -18,10 +18,10 @@ from bertkit.errors import DataError
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
-from bertkit.recipe.resolve import AnyOverride
+from bertkit.recipe.header import RecipeHeader
+from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
-from bertkit.training.config import RecipeHeader
 from bertkit.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
     """
 
     recipe: str | None = None
-    overrides: Sequence[AnyOverride] = ()
+    overrides: Sequence[Override] = ()
     resume: str | None = None
     runs_root: Path = Path("runs")
     run_dir: Path | None = None
@@ -128,7 +128,7 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
 
 
 def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> RunRecipe:
-    """The run's recipe with the engine of the command line.
+    """The run's recipe with the engine and the additional metrics of the command line.
 
     Raises:
         UsageError: the command line decides on another result; the differing keys are listed.
@@ -136,7 +136,9 @@ def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> Run
     recorded = arguments.recorded(run)
     wanted = arguments.changed(recorded) if arguments.names_nothing else arguments.requested()
     require_same_result(recorded, wanted, run.path)
-    return recorded.model_copy(update={"engine": getattr(wanted, "engine")})  # noqa: B009  # every recipe of a run has it
+    return recorded.model_copy(
+        update={name: getattr(wanted, name) for name in ("engine", "metrics") if hasattr(wanted, name)}
+    )
 
 
 def identity_of(

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from bertkit.distillation.terms.attention import Attention
-from bertkit.distillation.terms.base import Activations, ActivationSpec, LinearMaps, Shape, Sizes, Term
-from bertkit.distillation.terms.logits import HardTargets, LogitError, SoftTargets
+from bertkit.distillation.terms.base import (
+    DistillationTerm,
+    LinearProjections,
+    add_projections,
+    check_single_teacher,
+    compares_layers,
+    new_projections,
+    projections_of,
+    specs_of,
+)
+from bertkit.distillation.terms.logits import HardTargets, LogitError, LogitTerm, SoftTargets
 from bertkit.distillation.terms.states import Cosine, EmbeddingStates, FeatureMaps, HiddenStates, Patience
 
-TERMS: dict[str, type[Term]] = {
+TERMS: dict[str, type[DistillationTerm]] = {
     kind.term: kind
     for kind in (
         SoftTargets,
@@ -24,19 +33,22 @@ TERMS: dict[str, type[Term]] = {
 
 __all__ = [
     "TERMS",
-    "ActivationSpec",
-    "Activations",
     "Attention",
     "Cosine",
+    "DistillationTerm",
     "EmbeddingStates",
     "FeatureMaps",
     "HardTargets",
     "HiddenStates",
-    "LinearMaps",
+    "LinearProjections",
     "LogitError",
+    "LogitTerm",
     "Patience",
-    "Shape",
-    "Sizes",
     "SoftTargets",
-    "Term",
+    "add_projections",
+    "check_single_teacher",
+    "compares_layers",
+    "new_projections",
+    "projections_of",
+    "specs_of",
 ]

@@ -1,21 +1,16 @@
-"""What a term of distillation is: what it must see of student and teacher, and how far apart it finds them.
+"""What a term of distillation is: what it records of student and teacher, and how far apart it finds them.
 
 A term is to a teacher what an objective is to a corpus: settings, a count that is known before the step, and a sum.
-Siblings hold the terms: logits.py of what the models say, states.py and attention.py of what goes on inside. The
-formulas are those of `bertkit.distillation.losses`.
+Siblings hold the terms: logits.py those of the outputs, states.py and attention.py those of the layers. The formulas
+are those of `bertkit.distillation.losses`. Layers are counted from 1, the embeddings being 0.
 
-Layers are counted from 1, the embeddings being 0.
-
-Shapes: T packed tokens, B sequences, M rows of logits (examples of a task, or tokens of a text), K classes, D width,
-N heads, S longest sequence.
+Shapes: M rows of logits (examples of a task, or tokens of a text).
 """
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -23,161 +18,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.encoder import EncoderConfig
+from bertkit.distillation.activations import Activations, ActivationSpec, ShapePair
+from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.recorder import Recorder, layer_points
 from bertkit.settings import Settings
 
-LinearMaps = nn.ModuleDict
-"""Learnt linear maps from the student's states to the teacher's, by name; they go when the student is finished."""
-MAPS = "distillation"
-"""A student's companion of this name holds its learnt maps while it trains."""
-_ANY_VOCABULARY = 7
-_SCORES = "blocks.{n}.attn.hook_attn_scores"
+LinearProjections = nn.ModuleDict
+"""Learnt linear maps from the student's states to the teacher's width, by name; a finished student has none."""
+PROJECTIONS = "distillation"
+"""A student's companion of this name holds its projections while it trains."""
 
 
-@dataclass(frozen=True)
-class ActivationSpec:
-    """What must be seen of a model.
-
-    Attributes:
-        logits: what its head says.
-        states: layers of which the states of all tokens are compared.
-        first_states: layers of which those of the first tokens are.
-        scores: layers of which the attention scores are.
-    """
-
-    logits: bool = False
-    states: frozenset[int] = frozenset()
-    first_states: frozenset[int] = frozenset()
-    scores: frozenset[int] = frozenset()
-
-    def __or__(self, other: ActivationSpec) -> ActivationSpec:
-        return ActivationSpec(
-            self.logits or other.logits,
-            self.states | other.states,
-            self.first_states | other.first_states,
-            self.scores | other.scores,
-        )
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether more is wanted than the head's word."""
-        return bool(self.states or self.first_states or self.scores)
-
-    def in_words(self) -> str:
-        """The same for every equal wish: part of what a store of answers is known by."""
-        layers = {name: sorted(value) for name, value in vars(self).items() if name != "logits"}
-        return json.dumps({"logits": self.logits, **layers}, sort_keys=True)
-
-
-@dataclass(frozen=True)
-class Activations:
-    """What a model made of a batch.
-
-    Attributes:
-        batch: what it read.
-        logits_MK: of the head; None where they were not wanted.
-        states: (T, D) by layer.
-        first_states: (B, D) by layer.
-        scores: attention scores before the softmax, (B, N, S, S) by layer, padding cells with anything.
-    """
-
-    batch: PackedBatch
-    logits_MK: Tensor | None = None
-    states: Mapping[int, Tensor] = field(default_factory=dict)
-    first_states: Mapping[int, Tensor] = field(default_factory=dict)
-    scores: Mapping[int, Tensor] = field(default_factory=dict)
-
-    @property
-    def lengths_B(self) -> Tensor:
-        """Tokens of each sequence."""
-        return self.batch.sequences.cu_seqlens_B1.diff().long()
-
-    @property
-    def logits(self) -> Tensor:
-        """The logits, where they were wanted."""
-        assert self.logits_MK is not None, "a term says what it wants"
-        return self.logits_MK
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What terms must know of a model: layers, width D, heads N of each layer (0 where there are none)."""
-
-    layers: int
-    width: int
-    heads: int
-
-    @classmethod
-    def of(cls, model: HeadedModel) -> Shape:
-        """Of a model whose layers can be recorded.
-
-        Raises:
-            DataError: they cannot.
-        """
-        heads = getattr(model.encoder.config, "num_attention_heads", 0)
-        return cls(len(layer_points(model)) - 1, model.encoder.width, int(heads))
-
-    @classmethod
-    def told_by(cls, config: EncoderConfig) -> Shape:
-        """Of a model with these settings, before there is one; 0 layers where the settings do not say how many."""
-        with torch.device("meta"):
-            width = config.build(_ANY_VOCABULARY).width
-        layers, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
-        return cls(int(layers), width, int(heads))
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Student and teacher."""
-
-    student: Shape
-    teacher: Shape
-
-    @classmethod
-    def told_by(cls, student: EncoderConfig, teacher: EncoderConfig) -> Sizes:
-        """Of models with these settings."""
-        return cls(Shape.told_by(student), Shape.told_by(teacher))
-
-
-class ActivationRecorder:
-    """Looks at one model: what to record, and what came of it.
-
-    Args:
-        model: any.
-        wanted: of it.
-
-    Raises:
-        DataError: layers are wanted of a model whose layers cannot be recorded.
-    """
-
-    def __init__(self, model: HeadedModel, wanted: ActivationSpec) -> None:
-        self.wanted = wanted
-        # A model that only speaks may be of any kind.
-        self._states = layer_points(model) if wanted.states or wanted.first_states else ()
-        points = [self._states[layer] for layer in (*wanted.states, *wanted.first_states)]
-        self.points = frozenset([*points, *(_scores(layer) for layer in wanted.scores)])
-
-    def recorder(self) -> Recorder | None:
-        """What the forward pass is given; None where nothing is to be recorded."""
-        return Recorder(self.points) if self.points else None
-
-    def seen(self, recorder: Recorder | None, batch: PackedBatch, logits_MK: Tensor | None) -> Activations:
-        """What was recorded in a pass over all tokens of a batch."""
-        kept = {} if recorder is None else recorder.kept
-        wanted = self.wanted
-        return Activations(
-            batch,
-            logits_MK if wanted.logits else None,
-            {layer: kept[self._states[layer]] for layer in wanted.states},
-            {layer: kept[self._states[layer]].index_select(0, batch.first_token_B) for layer in wanted.first_states},
-            {layer: kept[_scores(layer)] for layer in wanted.scores},
-        )
-
-
-class Term(Settings, ABC):
+class DistillationTerm(Settings, ABC):
     """One term of what a student learns from its teacher."""
 
     weight: float = Field(1.0, ge=0, description="Factor of this term's mean in the total loss.")
@@ -185,12 +38,15 @@ class Term(Settings, ABC):
     term: ClassVar[str]
     """Its name in the recipe and in the metrics."""
 
+    compares_logits: ClassVar[bool] = False
+    """Whether it compares logits alone, and counts the rows where student and teacher choose the same class."""
+
     @abstractmethod
-    def wants(self, sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
-        """What it must see of the student, and what of the teacher.
+    def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
+        """What is recorded of the student, and what of the teacher.
 
         Raises:
-            UsageError: the two do not fit it; the key and the remedy are named.
+            UsageError: the two do not fit the term; the message names the key and the remedy.
         """
 
     @abstractmethod
@@ -198,27 +54,29 @@ class Term(Settings, ABC):
         """How many rows its loss sums.
 
         Args:
-            batch: what both read.
+            batch: what both models read.
             rows: M of the logits.
         """
 
     @abstractmethod
-    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
+    def loss(
+        self, student: Activations, teacher: Activations, shapes: ShapePair, projections: LinearProjections
+    ) -> LossSum:
         """The summed loss; `correct` counts the rows where both choose the same class, or is 0."""
 
-    def maps(self, sizes: Sizes) -> Mapping[str, tuple[int, int]]:
-        """The learnt maps that it needs: input and output width by name."""
+    def projections(self, shapes: ShapePair) -> Mapping[str, tuple[int, int]]:
+        """The learnt projections that it needs: input and output width by name."""
         return {}
 
-    def table(self, sizes: Sizes) -> tuple[tuple[int, int], ...]:
-        """Which layers it compares, for a reader: (student's, teacher's)."""
+    def layer_pairs(self, shapes: ShapePair) -> tuple[tuple[int, int], ...]:
+        """Which layers it compares: (student's, teacher's)."""
         return ()
 
 
-def summed(rows_M: Tensor, *, agreeing: Tensor | None = None) -> LossSum:
+def summed(loss_M: Tensor, *, agreeing: Tensor | None = None) -> LossSum:
     """The loss of each row as a sum and a count."""
-    correct = rows_M.new_zeros((), dtype=torch.int64) if agreeing is None else agreeing.sum()
-    return LossSum(rows_M.sum(), rows_M.numel(), correct)
+    correct = loss_M.new_zeros((), dtype=torch.int64) if agreeing is None else agreeing.sum()
+    return LossSum(loss_M.sum(), loss_M.numel(), correct)
 
 
 def over_layers(loss_of: Callable[[int, int], Tensor], pairs: tuple[tuple[int, int], ...]) -> LossSum:
@@ -226,50 +84,66 @@ def over_layers(loss_of: Callable[[int, int], Tensor], pairs: tuple[tuple[int, i
     return summed(torch.stack([loss_of(*pair) for pair in pairs]).sum(dim=0))
 
 
-def wanted_of(terms: Sequence[Term], sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
-    """What all terms together must see of the student, and of the teacher.
+def specs_of(terms: Sequence[DistillationTerm], shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
+    """What all terms together record of the student, and of the teacher.
 
     Raises:
         UsageError: the two do not fit a term.
     """
     student, teacher = ActivationSpec(), ActivationSpec()
     for term in terms:
-        own, theirs = term.wants(sizes)
+        own, theirs = term.specs(shapes)
         student, teacher = student | own, teacher | theirs
     return student, teacher
 
 
-def give_maps(student: HeadedModel, terms: Sequence[Term], sizes: Sizes, *, seed: int) -> None:
-    """Put the maps of all terms beside the student: they train with it, and are never written with it.
+def compares_layers(terms: Sequence[DistillationTerm]) -> bool:
+    """Whether any term compares more than logits."""
+    return any(not term.compares_logits for term in terms)
+
+
+def check_single_teacher(terms: Sequence[DistillationTerm], teachers: int, *, key: str) -> None:
+    """Check that several teachers are compared by their logits alone.
+
+    Args:
+        terms: of a recipe.
+        teachers: how many there are.
+        key: of the terms in the recipe, for the message.
+
+    Raises:
+        UsageError: a term compares the layers of several teachers.
+    """
+    inside = [term.term for term in terms if not term.compares_logits]
+    if inside and teachers > 1:
+        raise UsageError(
+            f"{key}.{inside[0]}: compares layers, and needs a single teacher; several teachers act as one by the mean"
+            " of their logits"
+        )
+
+
+def new_projections(terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> LinearProjections:
+    """The projections of all terms, drawn by the seed like torch's linear layers.
 
     Raises:
         UsageError: student and teacher do not fit a term.
     """
-    maps = new_maps(terms, sizes, seed=seed)
-    if maps:
-        student.companions[MAPS] = maps
-
-
-def maps_of(student: HeadedModel) -> LinearMaps:
-    """The maps of `give_maps`; none where no term needs any."""
-    maps = student.companions[MAPS] if MAPS in student.companions else LinearMaps()
-    assert isinstance(maps, LinearMaps)
-    return maps
-
-
-def new_maps(terms: Sequence[Term], sizes: Sizes, *, seed: int) -> LinearMaps:
-    """The maps of all terms, drawn by the seed like torch's linear layers.
-
-    Raises:
-        UsageError: student and teacher do not fit a term.
-    """
-    wanted: dict[str, tuple[int, int]] = {}
+    widths: dict[str, tuple[int, int]] = {}
     for term in terms:
-        wanted |= term.maps(sizes)
+        widths |= term.projections(shapes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.ModuleDict({name: nn.Linear(*widths) for name, widths in sorted(wanted.items())})
+        return LinearProjections({name: nn.Linear(*sizes) for name, sizes in sorted(widths.items())})
 
 
-def _scores(layer: int) -> str:
-    return _SCORES.format(n=layer - 1)
+def add_projections(student: HeadedModel, terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> None:
+    """Put the projections of all terms beside the student: they train with it, and are never written with it."""
+    projections = new_projections(terms, shapes, seed=seed)
+    if projections:
+        student.companions[PROJECTIONS] = projections
+
+
+def projections_of(student: HeadedModel) -> LinearProjections:
+    """The projections of `add_projections`; none where no term needs any."""
+    found = student.companions[PROJECTIONS] if PROJECTIONS in student.companions else LinearProjections()
+    assert isinstance(found, LinearProjections)
+    return found

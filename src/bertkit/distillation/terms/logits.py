@@ -1,6 +1,8 @@
-"""What the models say: the terms that compare logits.
+"""The terms that compare outputs: logits of a task's classes, or of the words of a vocabulary.
 
-Hinton et al. 2015, arXiv:1503.02531 (soft targets); Ba and Caruana 2014, arXiv:1312.6184 (logits themselves).
+Hinton et al. 2015, arXiv:1503.02531 (soft targets); Ba and Caruana 2014, arXiv:1312.6184 (logits themselves). Logits of
+words over all tokens of a text would be the largest tensors of a step twice over, so they are formed and compared a few
+rows at a time (`VocabularyProjection.compared`).
 
 Shapes: M rows, K classes.
 """
@@ -14,26 +16,40 @@ from pydantic import Field
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.activations import Activations, ActivationSpec, ShapePair
 from bertkit.distillation.losses import hard_targets, logit_squared_error, soft_targets
-from bertkit.distillation.terms.base import Activations, ActivationSpec, LinearMaps, Sizes, Term, summed
+from bertkit.distillation.terms.base import DistillationTerm, LinearProjections, summed
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.vocabulary import VocabularyProjection, WordLogits
 
 
-class LogitTerm(Term):
-    """A term that needs nothing but logits, so that student and teacher may have any inside."""
+class LogitTerm(DistillationTerm):
+    """A term that needs nothing but logits, so that student and teacher may have any architecture."""
+
+    compares_logits: ClassVar[bool] = True
 
     @abstractmethod
     def rows(self, student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
         """The loss of each row, (M,)."""
 
-    def wants(self, sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
+    def over_words(self, student: VocabularyProjection, teacher: WordLogits) -> tuple[Tensor, Tensor]:
+        """The summed loss of all rows, and how many have their largest logit at the teacher's largest."""
+        return student.compared(teacher, self.rows)
+
+    def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
         return ActivationSpec(logits=True), ActivationSpec(logits=True)
 
     def count(self, batch: PackedBatch, rows: int) -> int:
         return rows
 
-    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
-        student_MK, teacher_MK = student.logits, teacher.logits
+    def loss(
+        self, student: Activations, teacher: Activations, shapes: ShapePair, projections: LinearProjections
+    ) -> LossSum:
+        if isinstance(student.logits, VocabularyProjection):
+            assert isinstance(teacher.logits, WordLogits)
+            loss, agreeing = self.over_words(student.logits, teacher.logits)
+            return LossSum(loss, student.logits.states_ME.shape[0], agreeing)
+        student_MK, teacher_MK = student.logits_MK, teacher.logits_MK
         agreeing_M = student_MK.detach().argmax(dim=-1) == teacher_MK.argmax(dim=-1)
         return summed(self.rows(student_MK, teacher_MK), agreeing=agreeing_M)
 
@@ -47,6 +63,9 @@ class SoftTargets(LogitTerm):
 
     def rows(self, student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
         return soft_targets(student_MK, teacher_MK, self.temperature)
+
+    def over_words(self, student: VocabularyProjection, teacher: WordLogits) -> tuple[Tensor, Tensor]:
+        return student.divergence(teacher, self.temperature)
 
 
 class HardTargets(LogitTerm):

@@ -1,13 +1,13 @@
-"""What the layers hold: the terms that compare hidden states.
+"""The terms that compare hidden states.
 
 TinyBERT (Jiao et al. 2019, arXiv:1909.10351, section 4.1), DistilBERT (Sanh et al. 2019, arXiv:1910.01108, section 3),
 PKD (Sun et al. 2019, arXiv:1908.09355, section 3.2), MobileBERT (Sun et al. 2020, arXiv:2004.02984, section 3.4).
 
 A mean over tokens of a mean over the width, added up over the pairs of layers. Where the two widths differ, a learnt
-linear map takes the student's states to the teacher's; layers and terms that call it by the same name share it, as all
-of TinyBERT's do.
+linear projection takes the student's states to the teacher's width; layers and terms that give it the same name share
+it, as all of TinyBERT's do.
 
-Shapes: T packed tokens, B sequences, D width.
+Shapes: T packed tokens, B sequences, D width, M tokens or sequences.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.activations import Activations, ActivationSpec, ShapePair
 from bertkit.distillation.losses import (
     cosine_distance,
     feature_map_error,
@@ -28,7 +29,7 @@ from bertkit.distillation.losses import (
     state_squared_error,
     variance_error,
 )
-from bertkit.distillation.terms.base import Activations, ActivationSpec, LinearMaps, Sizes, Term, over_layers
+from bertkit.distillation.terms.base import DistillationTerm, LinearProjections, over_layers
 from bertkit.errors import UsageError
 from bertkit.models.layer_choice import MapName, Pairs, layer_map
 from bertkit.models.loss_sum import LossSum
@@ -40,123 +41,118 @@ _LAYERS_HELP = (
 )
 
 
-class StateTerm(Term):
+class StateTerm(DistillationTerm):
     """A term that compares the states of pairs of layers."""
 
     projection: str | None = Field(
         None,
         pattern=r"^(\w|\{layer\})+$",
-        description="Name of the learnt linear map from the student's width to the teacher's; what has the same name"
-        " shares it, {layer} in it stands for the student's layer; null: the widths must be equal.",
+        description="Name of the learnt linear projection from the student's width to the teacher's; terms with the"
+        " same name share it, {layer} in it stands for the student's layer; null: the widths must be equal.",
     )
 
-    needs_equal_widths: ClassVar[bool] = True
-    """Whether states of different widths cannot be compared without a map."""
-
-    @abstractmethod
-    def pairs(self, sizes: Sizes) -> Pairs:
-        """The layers that are compared."""
+    averages_layers: ClassVar[bool] = False
+    """Whether the loss is a mean over the pairs of layers, not a sum."""
 
     @abstractmethod
     def rows(self, student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
         """The loss of each row, (M,)."""
 
-    def wants(self, sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
-        widths = sizes.student.width, sizes.teacher.width
-        if self.needs_equal_widths and self.projection is None and widths[0] != widths[1]:
+    def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
+        widths = shapes.student.width, shapes.teacher.width
+        if self.projection is None and widths[0] != widths[1]:
             raise UsageError(
                 f"{self.term}: the student's states are {widths[0]} wide, the teacher's {widths[1]}; give the term a"
-                " learnt map, as projection: fit"
+                " learnt projection, as projection: fit"
             )
-        pairs = self.pairs(sizes)
-        return ActivationSpec(states=frozenset(m for m, _ in pairs)), ActivationSpec(
-            states=frozenset(n for _, n in pairs)
-        )
+        students, teachers = map(frozenset, zip(*self.layer_pairs(shapes), strict=True))
+        return ActivationSpec(states=students), ActivationSpec(states=teachers)
 
     def count(self, batch: PackedBatch, rows: int) -> int:
         return batch.num_tokens
 
-    def maps(self, sizes: Sizes) -> Mapping[str, tuple[int, int]]:
-        widths = sizes.student.width, sizes.teacher.width
-        return {name: widths for layer, _ in self.pairs(sizes) if (name := self._map_name(layer)) is not None}
+    def projections(self, shapes: ShapePair) -> Mapping[str, tuple[int, int]]:
+        widths = shapes.student.width, shapes.teacher.width
+        return {name: widths for layer, _ in self.layer_pairs(shapes) if (name := self._projection_of(layer))}
 
-    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
+    def loss(
+        self, student: Activations, teacher: Activations, shapes: ShapePair, projections: LinearProjections
+    ) -> LossSum:
+        pairs = self.layer_pairs(shapes)
+
         def of_pair(m: int, n: int) -> Tensor:
-            name = self._map_name(m)
+            name = self._projection_of(m)
             states = self.states(student)[m]
-            return self.rows(states if name is None else maps[name](states), self.states(teacher)[n])
+            return self.rows(states if name is None else projections[name](states), self.states(teacher)[n])
 
-        return over_layers(of_pair, self.pairs(sizes))
+        total = over_layers(of_pair, pairs)
+        return LossSum(total.sum / len(pairs), total.count, total.correct) if self.averages_layers else total
 
-    def states(self, seen: Activations) -> Mapping[int, Tensor]:
-        """Those that are compared."""
-        return seen.states
+    def states(self, activations: Activations) -> Mapping[int, Tensor]:
+        """Those that are compared, by layer."""
+        return activations.states
 
-    def table(self, sizes: Sizes) -> Pairs:
-        return self.pairs(sizes)
-
-    def _map_name(self, layer: int) -> str | None:
+    def _projection_of(self, layer: int) -> str | None:
         return None if self.projection is None else self.projection.replace("{layer}", str(layer))
 
 
-class HiddenStates(StateTerm):
-    """The states behind layers: squared error."""
-
-    term: ClassVar[str] = "hidden_states"
+class LayerStates(StateTerm):
+    """A term whose layers the recipe names."""
 
     layers: _Layers = Field("uniform", description=_LAYERS_HELP)
 
-    def pairs(self, sizes: Sizes) -> Pairs:
-        return layer_map(self.layers, student=sizes.student.layers, teacher=sizes.teacher.layers)
+    def layer_pairs(self, shapes: ShapePair) -> Pairs:
+        return layer_map(self.layers, student=shapes.student.layers, teacher=shapes.teacher.layers)
+
+
+class HiddenStates(LayerStates):
+    """The states behind layers: squared error."""
+
+    term: ClassVar[str] = "hidden_states"
 
     def rows(self, student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
         return state_squared_error(student_MD, teacher_MD)
 
 
 class EmbeddingStates(StateTerm):
-    """What the first layers read: squared error."""
+    """The input of the first layers: squared error."""
 
     term: ClassVar[str] = "embeddings"
 
-    def pairs(self, sizes: Sizes) -> Pairs:
+    def layer_pairs(self, shapes: ShapePair) -> Pairs:
         return ((0, 0),)
 
     def rows(self, student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
         return state_squared_error(student_MD, teacher_MD)
 
 
-class Cosine(StateTerm):
+class Cosine(LayerStates):
     """The direction of states: 1 - cosine, by default of the last layers'."""
 
     term: ClassVar[str] = "cosine"
 
     layers: _Layers = Field("top", description=_LAYERS_HELP)
 
-    def pairs(self, sizes: Sizes) -> Pairs:
-        return layer_map(self.layers, student=sizes.student.layers, teacher=sizes.teacher.layers)
-
     def rows(self, student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
         return cosine_distance(student_MD, teacher_MD)
 
 
-class Patience(StateTerm):
+class Patience(LayerStates):
     """The states of the first tokens behind intermediate layers: squared error, mean over sequences and pairs of
     layers, as the paper's code has it (its equation 7 sums)."""
 
     term: ClassVar[str] = "patience"
+    averages_layers: ClassVar[bool] = True
 
     layers: _Layers = Field("skip", description=_LAYERS_HELP)
     normalise: bool = Field(True, description="Bring states to length 1 before they are compared.")
 
-    def pairs(self, sizes: Sizes) -> Pairs:
-        return layer_map(self.layers, student=sizes.student.layers, teacher=sizes.teacher.layers)
-
-    def wants(self, sizes: Sizes) -> tuple[ActivationSpec, ActivationSpec]:
-        student, teacher = super().wants(sizes)
+    def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
+        student, teacher = super().specs(shapes)
         return ActivationSpec(first_states=student.states), ActivationSpec(first_states=teacher.states)
 
-    def states(self, seen: Activations) -> Mapping[int, Tensor]:
-        return seen.first_states
+    def states(self, activations: Activations) -> Mapping[int, Tensor]:
+        return activations.first_states
 
     def count(self, batch: PackedBatch, rows: int) -> int:
         return batch.num_sequences
@@ -165,15 +161,12 @@ class Patience(StateTerm):
         error = normalised_state_squared_error if self.normalise else state_squared_error
         return error(student_MD, teacher_MD)
 
-    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
-        part = super().loss(student, teacher, sizes, maps)
-        return LossSum(part.sum / len(self.pairs(sizes)), part.count, part.correct)
 
-
-class FeatureMaps(StateTerm):
+class FeatureMaps(LayerStates):
     """The feature maps of a layer and their statistics: MobileBERT's, mean over the pairs of layers."""
 
     term: ClassVar[str] = "feature_maps"
+    averages_layers: ClassVar[bool] = True
 
     layers: _Layers = Field("first", description=_LAYERS_HELP)
     mean_weight: float = Field(50.0, ge=0, description="Factor of the means' squared difference, within the term.")
@@ -181,14 +174,7 @@ class FeatureMaps(StateTerm):
         0.05, ge=0, description="Factor of the variances' absolute difference, within the term."
     )
 
-    def pairs(self, sizes: Sizes) -> Pairs:
-        return layer_map(self.layers, student=sizes.student.layers, teacher=sizes.teacher.layers)
-
     def rows(self, student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
         statistics_M = self.mean_weight * mean_error(student_MD, teacher_MD)
         statistics_M = statistics_M + self.variance_weight * variance_error(student_MD, teacher_MD)
         return feature_map_error(student_MD, teacher_MD) + statistics_M
-
-    def loss(self, student: Activations, teacher: Activations, sizes: Sizes, maps: LinearMaps) -> LossSum:
-        part = super().loss(student, teacher, sizes, maps)
-        return LossSum(part.sum / len(self.pairs(sizes)), part.count, part.correct)

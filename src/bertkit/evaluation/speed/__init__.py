@@ -1,1 +1,1 @@
-"""`bertkit eval speed`: models are timed in turn, and stand in a table with their sizes and scores."""
+"""`bertkit eval speed`: models are timed in turn, and listed with their sizes and scores."""

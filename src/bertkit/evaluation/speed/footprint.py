@@ -1,4 +1,4 @@
-"""What a model costs before it is run: parameters, multiply-adds a sentence, bytes of its weights on disk.
+"""The cost of a model before it is run: parameters, multiply-adds a sentence, bytes of its weights on disk.
 
 Own design, over the counts of training/cost.py. A weight counts as one parameter and one multiply-add however many bits
 it is kept in, as in the papers' tables; what bits save shows in the bytes.
@@ -22,7 +22,7 @@ from bertkit.models.model_files import encoder_directory, find_weights
 from bertkit.training.cost import count_parameters, spared_flops, step_flops
 
 TASK_HEADS = ("sequence_classification", "multiple_choice", "token_classification", "span")
-"""Heads that answer a task, of which the first is asked; a head of pretraining is not."""
+"""Heads of tasks, the first of which is timed; a head of pretraining is not."""
 
 _FLOPS_OF_A_STEP = 2 * 3
 """A multiply-add is two operations, and a training step three forward passes."""
@@ -63,12 +63,12 @@ def weight_files(directory: Path) -> list[Path]:
     return sorted({found.parent / name for name in read_json(found)["weight_map"].values()})
 
 
-def asked_head(model: HeadedModel) -> str | None:
-    """The head that answers a task; None where the model has none, and its states are what is asked for."""
+def task_head(model: HeadedModel) -> str | None:
+    """The head of a task; None where the model has none, so that the states of its tokens are computed."""
     return next((head for head in TASK_HEADS if head in model.head_names), None)
 
 
-def ask(model: HeadedModel, head: str | None, batch: PackedBatch) -> Tensor:
+def outputs(model: HeadedModel, head: str | None, batch: PackedBatch) -> Tensor:
     """A head's logits, or the states of all tokens."""
     if head is None:
         states: Tensor = model(batch)
@@ -77,23 +77,23 @@ def ask(model: HeadedModel, head: str | None, batch: PackedBatch) -> Tensor:
 
 
 def multiply_adds(model: HeadedModel, head: str | None, length: int) -> int:
-    """Multiply-adds of `ask` for one sentence.
+    """Multiply-adds of `outputs` for one sentence.
 
     Of linear maps, the products of attention and LSTMs; norms, activations and sums are left out, and so are maps of
     relative positions, which are computed once for a whole batch.
 
     Args:
         model: any family's.
-        head: as `asked_head` found it.
+        head: as `task_head` found it.
         length: T, special tokens included.
     """
     encoder = model.encoder
     with torch.device("meta"):
-        asked = HeadedModel(encoder, () if head is None else (head,), labels=model.labels)
-    products = _forward(asked, length)
+        headed = HeadedModel(encoder, () if head is None else (head,), labels=model.labels)
+    products = _forward(headed, length)
     if isinstance(encoder, FeatureLstm):
         products += _forward(HeadedModel(encoder.base), length)
-    elif head is not None and asked.reads_one_token(head):
+    elif head is not None and headed.reads_one_token(head):
         spared = spared_flops(encoder, tokens=length, squared_lengths=length**2, sequences=1)
         products -= spared / _FLOPS_OF_A_STEP
     return round(products)

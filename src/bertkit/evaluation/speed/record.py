@@ -1,4 +1,4 @@
-"""What runs say of a model that is timed: its scores, and the method that made it.
+"""What the runs of a timed model record: its scores, and the method that made it.
 
 Own design (contract: the run directory). Nothing is evaluated here: a run of `finetune` or `distill` has the scores of
 its model in results.json, and an evaluation names the model whose scores it has.
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import LoadedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.model_files import find_model
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.run.find import find_run
@@ -80,12 +80,12 @@ def scores_by_model(models: Sequence[LoadedModel], results: Sequence[str], runs_
 
     Args:
         models: in their order.
-        results: `RUN` or `MODEL=RUN`; where a task stands in several, the last one counts.
+        results: `RUN` or `MODEL=RUN`; where several have a task, the last one counts.
         runs_root: where runs are looked for by their id.
 
     Raises:
         DataError: no such run, or it has no scores.
-        UsageError: the run does not say which of the models it is of.
+        UsageError: the run is of none of the models.
     """
     found: list[dict[str, Score]] = []
     for model in models:
@@ -116,7 +116,7 @@ def _model_of(run: RunDirectory, models: Sequence[LoadedModel], name: str) -> in
 
 
 def methods_by_model(models: Sequence[LoadedModel], named: Sequence[str]) -> list[tuple[str, str] | None]:
-    """The method of compression that made each model, a key of `METHODS`, and who says so; None where nothing does.
+    """The method of compression that made each model, a key of `METHODS`, and where that is known from; else None.
 
     The user's word goes first, then the record of the model's run (a recipe of kind `distill` whose name begins with
     the method's, or a method of fine-tuning), then family and size, as for `bertkit eval --published`.

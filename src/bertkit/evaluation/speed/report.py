@@ -1,6 +1,6 @@
 """What a run of `eval speed` shows: two tables as CSV, and the figure of scores (or parameters) against milliseconds.
 
-Own design, in the look of probes/figures.py: grey, told apart by marker, each model named beside its point.
+Own design, in the style of evaluation/figures.py: grey, distinguished by marker, each model named beside its point.
 
 Files: tables/speed.csv, tables/compression.csv, figures/pareto.svg, .png and the .csv that drew them.
 """
@@ -80,8 +80,8 @@ def draw_pareto(results: Mapping[str, Any]) -> Figure:
     )
     figure, axes = new_figure(title, panels=len(batches), width=_PANEL_WIDTH * len(batches), height=_PANEL_HEIGHT)
     tasks = pareto["tasks"]
-    told = f"mean of {len(tasks)} tasks" if len(tasks) > 1 else "".join(tasks)
-    height = f"score, % ({told})"
+    which = f"mean of {len(tasks)} tasks" if len(tasks) > 1 else "".join(tasks)
+    height = f"score, % ({which})"
     labels = list(dict.fromkeys(point["model"] for point in points))
     for panel, batch in zip([axes] if len(batches) == 1 else axes, batches, strict=True):
         own = [point for point in points if point["batch"] == batch]

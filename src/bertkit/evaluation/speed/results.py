@@ -1,29 +1,87 @@
-"""What a run of `eval speed` found: the contents of its results.json.
+"""The results of `eval speed`: the contents of its results.json, with the compression table and the Pareto frontier.
 
 Own design (contract: `eval`): each model is a task of the document, with metrics that name their units. The compression
-table is that of surveys of compressed BERTs (compression.py).
+table is that of surveys of compressed BERTs: how many times smaller, which share of the score is left, how many times
+faster than the first model, and beside it the published row of the model's method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from bertkit.evaluation.arguments import measured_once
-from bertkit.evaluation.speed.compression import Compressed, frontier, retention
-from bertkit.evaluation.speed.contenders import Cell, Contender, SpeedSettings, Timings
+from bertkit.evaluation.run import measured_once
+from bertkit.evaluation.settings import SpeedSettings
+from bertkit.evaluation.speed.record import Score
+from bertkit.evaluation.speed.timing import Cell, TimedModel, Timings
 from bertkit.metrics.statistics import summarise
-from bertkit.tasks.published_compression import published_compression
+from bertkit.tasks.published_compression import PublishedCompression, published_compression
 
 SUITE = "speed"
 _MEGA = 1e6
 _MILLI = 1e3
 
 
+@dataclass(frozen=True)
+class Compressed:
+    """A model against the reference.
+
+    Attributes:
+        label: its short name.
+        size: bytes of the reference's weights over its own.
+        parameters: parameters of the reference over its own.
+        retention: share of the reference's score; None without tasks that both have.
+        tasks: those that it was taken over.
+        speed_up: times as fast as the reference, at `measured_at`; None where either cannot read that length.
+        measured_at: batch size and length.
+        published: of its method; None where that is not known.
+        known_by: who names the method.
+    """
+
+    label: str
+    size: float
+    parameters: float
+    retention: float | None
+    tasks: tuple[str, ...]
+    speed_up: float | None
+    measured_at: str
+    published: PublishedCompression | None
+    known_by: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For results.json."""
+        published = None if self.published is None else self.published.model_dump()
+        return vars(self) | {"published": published}
+
+
+def retention(scores: Mapping[str, Score], reference: Mapping[str, Score]) -> tuple[float | None, tuple[str, ...]]:
+    """The mean score over that of the reference, on the tasks that both have in the same metric; and these tasks.
+
+    None where there are none, or where the reference's mean is not above zero.
+    """
+    tasks = tuple(task for task in reference if task in scores and scores[task].metric == reference[task].metric)
+    own, theirs = (sum(each[task].value for task in tasks) for each in (scores, reference))
+    return (own / theirs if theirs > 0 else None), tasks
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Which of some points no other one beats: less in the first figure and more in the second are better.
+
+    A point is beaten by another that is as good in both figures and better in one; equal points do not beat each other.
+    Indices come in the order of the points.
+    """
+
+    def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+        return one != other and one[0] <= other[0] and one[1] >= other[1]
+
+    return [index for index, point in enumerate(points) if not any(beats(each, point) for each in points)]
+
+
 def speed_results(
-    contenders: Sequence[Contender],
+    timed_models: Sequence[TimedModel],
     timings: Timings,
     settings: SpeedSettings,
     *,
@@ -31,17 +89,17 @@ def speed_results(
     device: torch.device,
 ) -> dict[str, Any]:
     """The contents of results.json, without the machine's."""
-    reference = contenders[0]
-    table = compression_table(contenders, timings, settings)
+    reference = timed_models[0]
+    table = compression_table(timed_models, timings, settings)
     return {
         "suite": SUITE,
-        "model": reference.examined.name,
+        "model": reference.loaded.name,
         "average": None,
-        "tasks": {each.examined.name: _metrics(each, reference, timings) for each in contenders},
-        "models": [_described(each) for each in contenders],
-        "cells": [_cell_row(cell, each, timings, reference) for cell in timings for each in contenders],
+        "tasks": {each.loaded.name: _metrics(each, reference, timings) for each in timed_models},
+        "models": [_described(each) for each in timed_models],
+        "cells": [_cell_row(cell, each, timings, reference) for cell in timings for each in timed_models],
         "compression": [row.as_json() for row in table],
-        "pareto": _pareto(contenders, timings, settings),
+        "pareto": _pareto(timed_models, timings, settings),
         "threads": threads,
         "device": device.type,
         "settings": settings.model_dump(mode="json"),
@@ -49,59 +107,59 @@ def speed_results(
     }
 
 
-def _metrics(contender: Contender, reference: Contender, timings: Timings) -> dict[str, Any]:
+def _metrics(timed_model: TimedModel, reference: TimedModel, timings: Timings) -> dict[str, Any]:
     """By name, in the contract's form; what was timed has a value a round in place of one a seed."""
-    size = contender.footprint
+    size = timed_model.footprint
     found: dict[str, Any] = {
         "parameters": measured_once(size.parameters),
         "parameters_without_embeddings": measured_once(size.without_embeddings),
         "disk_mb": measured_once(size.disk_bytes / _MEGA),
-        **{f"multiply_adds/length={length}": measured_once(n) for length, n in contender.multiply_adds.items()},
+        **{f"multiply_adds/length={length}": measured_once(n) for length, n in timed_model.multiply_adds.items()},
     }
     for cell, timed in timings.items():
-        own, theirs = timed.get(contender.label), timed.get(reference.label)
+        own, theirs = timed.get(timed_model.label), timed.get(reference.label)
         if own is None:
             continue
         per_sentence = {number: _MILLI * seconds / cell.batch for number, seconds in enumerate(own.seconds)}
         low, high = (_MILLI * seconds / cell.batch for seconds in own.quartiles)
-        summary = summarise(dict(per_sentence)).as_json()
+        summary = summarise(dict(per_sentence))
         found[f"ms_per_sentence/{cell.name}"] = summary | {"quartiles": [low, high]}
         found[f"sentences_per_second/{cell.name}"] = measured_once(cell.batch / own.median)
         if theirs is not None:
             found[f"speed_up/{cell.name}"] = measured_once(own.times_as_fast_as(theirs))
-    found |= {f"{task}/{score.metric}": measured_once(score.value) for task, score in contender.scores.items()}
-    kept, _ = retention(contender.scores, reference.scores)
+    found |= {f"{task}/{score.metric}": measured_once(score.value) for task, score in timed_model.scores.items()}
+    kept, _ = retention(timed_model.scores, reference.scores)
     return found if kept is None else found | {"retention": measured_once(kept)}
 
 
-def _described(contender: Contender) -> dict[str, Any]:
-    config = contender.examined.model.encoder.config
+def _described(timed_model: TimedModel) -> dict[str, Any]:
+    config = timed_model.loaded.model.encoder.config
     return {
-        "name": contender.examined.name,
-        "label": contender.label,
+        "name": timed_model.loaded.name,
+        "label": timed_model.label,
         "model_type": config.model_type,
-        "asked": contender.asked,
-        "fingerprint": contender.examined.fingerprint,
-        "trained": contender.examined.training,
-        "parameters": contender.footprint.parameters,
-        "parameters_without_embeddings": contender.footprint.without_embeddings,
-        "disk_mb": contender.footprint.disk_bytes / _MEGA,
-        "multiply_adds": {str(length): count for length, count in contender.multiply_adds.items()},
-        "cannot": {str(length): reason for length, reason in contender.cannot.items()},
+        "asked": timed_model.asked,
+        "fingerprint": timed_model.loaded.fingerprint,
+        "trained": timed_model.loaded.training,
+        "parameters": timed_model.footprint.parameters,
+        "parameters_without_embeddings": timed_model.footprint.without_embeddings,
+        "disk_mb": timed_model.footprint.disk_bytes / _MEGA,
+        "multiply_adds": {str(length): count for length, count in timed_model.multiply_adds.items()},
+        "cannot": {str(length): reason for length, reason in timed_model.cannot.items()},
         "scores": {
             task: {"metric": each.metric, "value": each.value, "run": each.run}
-            for task, each in contender.scores.items()
+            for task, each in timed_model.scores.items()
         },
-        "method": None if contender.method is None else contender.method[0],
+        "method": None if timed_model.method is None else timed_model.method[0],
     }
 
 
-def _cell_row(cell: Cell, contender: Contender, timings: Timings, reference: Contender) -> dict[str, Any]:
+def _cell_row(cell: Cell, timed_model: TimedModel, timings: Timings, reference: TimedModel) -> dict[str, Any]:
     """A row of tables/speed.csv and of the table for people."""
-    row: dict[str, Any] = {"batch": cell.batch, "length": cell.length, "model": contender.label}
-    own, theirs = timings[cell].get(contender.label), timings[cell].get(reference.label)
+    row: dict[str, Any] = {"batch": cell.batch, "length": cell.length, "model": timed_model.label}
+    own, theirs = timings[cell].get(timed_model.label), timings[cell].get(reference.label)
     if own is None:
-        return row | {"reason": contender.cannot[cell.length]}
+        return row | {"reason": timed_model.cannot[cell.length]}
     low, high = own.quartiles
     return row | {
         "ms_per_sentence": _MILLI * own.median / cell.batch,
@@ -112,15 +170,17 @@ def _cell_row(cell: Cell, contender: Contender, timings: Timings, reference: Con
     }
 
 
-def compression_table(contenders: Sequence[Contender], timings: Timings, settings: SpeedSettings) -> list[Compressed]:
-    """Every model against the first, timed at the first batch size and the length that is told."""
-    reference = contenders[0]
-    cell = Cell(settings.batch_sizes[0], settings.told_length)
+def compression_table(
+    timed_models: Sequence[TimedModel], timings: Timings, settings: SpeedSettings
+) -> list[Compressed]:
+    """Every model against the first, timed at the first batch size and the length that is shown."""
+    reference = timed_models[0]
+    cell = Cell(settings.batch_sizes[0], settings.reported_length)
     rows = []
-    for each in contenders:
+    for each in timed_models:
         own, theirs = timings[cell].get(each.label), timings[cell].get(reference.label)
         kept, tasks = retention(each.scores, reference.scores)
-        shape = each.examined.model.encoder.config.model_dump()
+        shape = each.loaded.model.encoder.config.model_dump()
         published = None
         if each.method is not None and each is not reference:
             layers, width = shape.get("num_hidden_layers"), shape.get("hidden_size")
@@ -141,14 +201,14 @@ def compression_table(contenders: Sequence[Contender], timings: Timings, setting
     return rows
 
 
-def _pareto(contenders: Sequence[Contender], timings: Timings, settings: SpeedSettings) -> dict[str, Any]:
+def _pareto(timed_models: Sequence[TimedModel], timings: Timings, settings: SpeedSettings) -> dict[str, Any]:
     """What the figure shows: milliseconds against the mean score, or against parameters where there is none."""
-    tasks = [task for task in contenders[0].scores if all(task in each.scores for each in contenders)]
+    tasks = [task for task in timed_models[0].scores if all(task in each.scores for each in timed_models)]
     by_score = bool(tasks)
     points = []
     for batch in settings.batch_sizes:
-        cell = Cell(batch, settings.told_length)
-        timed = [each for each in contenders if each.label in timings[cell]]
+        cell = Cell(batch, settings.reported_length)
+        timed = [each for each in timed_models if each.label in timings[cell]]
         heights = {
             each.label: sum(each.scores[task].value for task in tasks) / len(tasks)
             if by_score

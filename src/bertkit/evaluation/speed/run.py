@@ -1,6 +1,6 @@
 """`bertkit eval speed`: size and speed of models beside their scores.
 
-Own design. contenders.py times, record.py finds the scores, results.py puts it in order and report.py shows it.
+Own design. timed_models.py times, record.py finds the scores, results.py puts it in order and report.py shows it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertkit.errors import UsageError
-from bertkit.evaluation.arguments import Evaluated
-from bertkit.evaluation.run import MeasureRequest, begin_measurement
-from bertkit.evaluation.speed.contenders import SpeedSettings, load_contenders, measure
+from bertkit.evaluation.run import Evaluated, MeasurementArguments, begin_measurement
+from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.report import write_report
 from bertkit.evaluation.speed.results import SUITE, speed_results
 from bertkit.evaluation.speed.stopwatch import processor_share, threads
+from bertkit.evaluation.speed.timing import load_timed_models, measure
 from bertkit.files import read_json
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import ENVIRONMENT, RunDirectory
 
 
 def evaluate_speed(
-    request: MeasureRequest,
+    arguments: MeasurementArguments,
     settings: SpeedSettings,
     *,
     results: Sequence[str] = (),
@@ -31,7 +31,7 @@ def evaluate_speed(
     """Time the models and write the run: results.json, tables/, figures/.
 
     Args:
-        request: where to compute and write.
+        arguments: where to compute and write.
         settings: which models, and what is timed.
         results: runs with scores of the models, see `scores_by_model`.
         methods: which method made which model, see `methods_by_model`.
@@ -44,20 +44,20 @@ def evaluate_speed(
     twice = {name for name in settings.models if settings.models.count(name) > 1}
     if twice:
         raise UsageError(f"--model {min(twice)} is given twice; name different models")
-    engine = request.engine()
+    engine = arguments.engine()
     if settings.clock == "processor" and (settings.threads != 1 or engine.device.type != "cpu"):
         raise UsageError(
             "--clock processor adds up what all threads compute, on the CPU; give --threads 1 --device cpu"
         )
-    contenders = load_contenders(settings, request, results, methods)
+    timed_models = load_timed_models(settings, arguments, results, methods)
     with threads(settings.threads) as count:
-        examined = [each.examined for each in contenders]
-        run = begin_measurement("eval", SUITE, examined, settings, request, data={}, seed=settings.seed)
-        with run.recording(request.command):
+        loaded = [each.loaded for each in timed_models]
+        run = begin_measurement("eval", SUITE, loaded, settings, arguments, data={}, seed=settings.seed)
+        with run.recording(arguments.command):
             run.write_environment()
             with processor_share() as share:
-                timings = measure(contenders, settings, engine.device, progress)
-            found = speed_results(contenders, timings, settings, threads=count, device=engine.device)
+                timings = measure(timed_models, settings, engine.device, progress)
+            found = speed_results(timed_models, timings, settings, threads=count, device=engine.device)
             found |= {"machine": _machine(run), "processor_share": share.of_processor}
             write_report(run.path, found)
             run.write_results(found)

@@ -1,8 +1,8 @@
 """Timing several works so that they can be compared: warmed up, then in rounds, each of them once a round.
 
-Own design. A machine drifts (other processes, temperature, clock rate) by more than models differ, so that a figure of
-one work says little beside one that was taken a minute later. In a round all works are timed one after the other, in an
-order that moves on by one a round; their ratio is taken in each round, and the median over the rounds is told.
+Own design. A machine drifts (other processes, temperature, clock rate) by more than models differ, so that a time
+cannot be compared with one that was taken a minute later. In a round all works are timed one after the other, in an
+order that moves on by one a round; their ratio is taken in each round, and the median over the rounds is reported.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _timed(work: Callable[[], object], calls: int, clock: Callable[[], float]) -
 
 
 @dataclass
-class Share:
+class ProcessorShare:
     """How much of the time this process was computing; 1 for a thread that nothing stood in the way of.
 
     Attributes:
@@ -108,9 +108,9 @@ class Share:
 
 
 @contextmanager
-def processor_share() -> Iterator[Share]:
-    """Known when the body is done: where it is well below 1, other processes had the rest, and times say little."""
-    share = Share()
+def processor_share() -> Iterator[ProcessorShare]:
+    """Known when the body is done; well below 1, other processes had the rest, and the times are not reliable."""
+    share = ProcessorShare()
     started, computed = time.perf_counter(), time.process_time()
     yield share
     share.of_processor = (time.process_time() - computed) / max(time.perf_counter() - started, 1e-9)

@@ -35,6 +35,10 @@ TEXTS = (
 _RANDOM_LENGTHS = (1, 2, 7, 18, 33)
 _SEED = 20_190_524
 
+SMALLEST_OUTPUT = 0.5
+"""Outputs that are smaller than this in the root mean square are compared with this: a head that has learnt little
+gives numbers around 0, of which no share means anything."""
+
 Outputs = Mapping[str, Tensor]
 """By name: `hidden` (T, D), `pooler` (B, D), and each head's logits, (T, K) or (B, K)."""
 
@@ -59,7 +63,7 @@ class Agreement:
         tolerance: the largest difference that is accepted, for outputs up to 1; for larger ones it grows with them.
         batches, sequences, tokens: what was compared.
         differences: the largest difference, by output.
-        faults: what differs more than it may.
+        errors: what differs more than the tolerance.
         measure, unit: of a difference, in words and behind its number.
     """
 
@@ -70,7 +74,7 @@ class Agreement:
     sequences: int = 0
     tokens: int = 0
     differences: dict[str, float] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     @property
     def largest(self) -> float:
@@ -79,31 +83,51 @@ class Agreement:
     def add(self, name: str, wanted: Tensor, found: Tensor) -> None:
         """Compare one output. What is not finite agrees with nothing."""
         if wanted.shape != found.shape:
-            self.faults.append(f"{name} has shape {tuple(found.shape)}, the source {tuple(wanted.shape)}")
+            self.errors.append(f"{name} has shape {tuple(found.shape)}, the source {tuple(wanted.shape)}")
             return
         if not (bool(wanted.isfinite().all()) and bool(found.isfinite().all())):
-            self.faults.append(f"{name} is not finite")
+            self.errors.append(f"{name} is not finite")
             return
         difference = self.difference(wanted, found)
         self.differences[name] = max(difference, self.differences.get(name, 0.0))
         if difference > self.accepted(wanted):
-            self.faults.append(f"{name} differs by {difference:.3g}{self.unit}")
+            self.errors.append(f"{name} differs by {difference:.3g}{self.unit}")
 
     def difference(self, wanted: Tensor, found: Tensor) -> float:
         """How far apart two tensors of one shape are."""
         return float((wanted - found).abs().max())
 
     def accepted(self, wanted: Tensor) -> float:
-        """The largest difference that is no fault."""
+        """The largest difference that is accepted."""
         return self.tolerance * max(1.0, float(wanted.abs().max()))
 
-    def raise_for_faults(self, what: str) -> None:
+    def raise_if_different(self, what: str) -> None:
         """Raises:
         CheckError: if the two do not agree.
         """
-        if self.faults:
-            faults = "; ".join(dict.fromkeys(self.faults))
-            raise CheckError(f"{what} does not give the numbers of its source (tolerance {self.tolerance:g}): {faults}")
+        if self.errors:
+            errors = "; ".join(dict.fromkeys(self.errors))
+            raise CheckError(f"{what} does not give the numbers of its source (tolerance {self.tolerance:g}): {errors}")
+
+
+class RoughAgreement(Agreement):
+    """As `Agreement`, of relative root mean squares: 0 is equal, 1 is as far away as zeros are.
+
+    They are taken over all rows of a batch, so that the state of one rare word decides nothing.
+    """
+
+    measure: ClassVar[str] = "root mean square as a share of the source's"
+    unit: ClassVar[str] = " of its size"
+
+    def difference(self, wanted: Tensor, found: Tensor) -> float:
+        return _root_mean_square(wanted - found) / max(_root_mean_square(wanted), SMALLEST_OUTPUT)
+
+    def accepted(self, wanted: Tensor) -> float:
+        return self.tolerance
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.float().square().mean().sqrt())
 
 
 def probe_batches(model: HeadedModel, tokenizer: Tokenizer | None) -> list[list[ProbeRow]]:
@@ -139,7 +163,7 @@ def _real_rows(
 
 
 def packed(model: HeadedModel, rows: Sequence[ProbeRow]) -> PackedBatch:
-    """The rows as a batch, with segment types where the model tells them apart."""
+    """The rows as a batch, with segment types where the model reads them."""
     types = [row.token_types for row in rows] if model.encoder.config.reads_token_types else None
     return PackedBatch.from_ids([row.ids for row in rows], types)
 
@@ -163,7 +187,7 @@ def compare(
     tolerance: float,
     kind: type[Agreement] = Agreement,
 ) -> Agreement:
-    """Ask both for the same rows.
+    """Compute the same rows with both.
 
     Args:
         model: the source, in evaluation mode.

@@ -1,7 +1,7 @@
-"""Writing a model anew, for other tools: nothing is left behind unless it gives the numbers of its source.
+"""Export of a model for other tools: nothing is written unless it gives the numbers of its source.
 
-Own design (contract: `bertkit export`). What is written is read again and both are asked the same (agreement.py); only
-then does the directory get its name. Formats: a Hugging Face directory; the same with int8 weights
+Own design (contract: `bertkit export`). What is written is read again and compared with the source on the same texts
+(agreement.py); only then does the directory get its name. Formats: a Hugging Face directory; the same with int8 weights
 (models/quantised.py), for bertkit alone; or an ONNX graph (onnx_graph.py), of floats or of int8 weights, with
 config.json and tokenizer beside it.
 """
@@ -23,8 +23,15 @@ import torch
 from bertkit import __version__
 from bertkit.errors import UsageError
 from bertkit.files import fsync_path, read_json, sha256_of, write_json
-from bertkit.inference.export.agreement import TEXTS, Agreement, compare, outputs_of, packed, probe_batches
-from bertkit.inference.export.rough_agreement import RoughAgreement
+from bertkit.inference.export.agreement import (
+    TEXTS,
+    Agreement,
+    RoughAgreement,
+    compare,
+    outputs_of,
+    packed,
+    probe_batches,
+)
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import CONFIG_FILE, check_vocabulary, config_json, load_model, save_model, write_tokenizer
 from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
@@ -69,13 +76,13 @@ class Source:
 
 
 def export_model(name: str, to: Path, *, kind: Format = "hf", offline: bool = False) -> dict[str, Any]:
-    """Write a model anew into `to`; returns what export.json there says.
+    """Write a model anew into `to`; returns the contents of its export.json.
 
     Args:
         name: a model directory, a run directory or a Hub id.
         to: a directory that is not there, is empty, or holds an earlier export and nothing else.
         kind: of the files.
-        offline: ask the network for nothing.
+        offline: use no network.
 
     Raises:
         UsageError: if `to` holds something else, the model is of int8 already, or the family cannot be written in this
@@ -91,7 +98,7 @@ def export_model(name: str, to: Path, *, kind: Format = "hf", offline: bool = Fa
     write = {"hf": _write_directory, "int8": _write_int8, "onnx": _write_onnx, "onnx-int8": _write_onnx_int8}[kind]
     with written_aside(to) as staging:
         agreement = write(source, staging)
-        agreement.raise_for_faults(f"{name}: what was written as {kind}")
+        agreement.raise_if_different(f"{name}: what was written as {kind}")
         record = _record(source, kind, agreement, staging)
         write_json(staging / RECORD, record)
     return record
@@ -194,13 +201,13 @@ def _write_model(
     )
     odd = [*report.drawn_anew, *report.unexpected]
     if odd:
-        agreement.faults.append(f"weights are missing or left over: {', '.join(odd[:3])}")
+        agreement.errors.append(f"weights are missing or left over: {', '.join(odd[:3])}")
     if again.head_names != source.model.head_names:
-        agreement.faults.append(f"heads are {again.head_names}, the source's {source.model.head_names}")
+        agreement.errors.append(f"heads are {again.head_names}, the source's {source.model.head_names}")
     if source.tokenizer is not None and load_tokenizer(staging / source.inner).encode_batch(
         TEXTS
     ) != source.tokenizer.encode_batch(TEXTS):
-        agreement.faults.append("the tokenizer gives other ids")
+        agreement.errors.append("the tokenizer gives other ids")
     if source.is_sentence_encoder:
         _compare_vectors(source, staging, agreement)
     return agreement

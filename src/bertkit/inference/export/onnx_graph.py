@@ -1,7 +1,7 @@
 """A model as an ONNX graph, of floats or of int8 weights, and what onnxruntime computes from it.
 
 torch.onnx over torch.export; inputs have the names that `transformers` gives them. The graph reads padded rectangles,
-for ONNX Runtime has no packed attention: padding stands behind the tokens, and attention does not see it. Batch and
+for ONNX Runtime has no packed attention: padding follows the tokens, and attention does not see it. Batch and
 length are free.
 
 Shapes: B sequences, S longest sequence, T = B * S cells, D width, K outputs of a head, V vocabulary.
@@ -42,7 +42,7 @@ XLNet) and windows (Longformer, ModernBERT) are made for each length in Python, 
 neighbours, padding included."""
 
 _LARGEST_FILE_BYTES = 2**31
-"""Protobuf's limit; larger weights stand in a file beside the graph."""
+"""Protobuf's limit; larger weights are in a file beside the graph."""
 
 
 class PaddedModel(nn.Module):
@@ -121,7 +121,7 @@ def write_graph(model: HeadedModel, path: Path) -> None:
     padded = PaddedModel(model).eval()
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if model.encoder.config.reads_token_types else [])]
     free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=_longest(model))}
-    with warnings.catch_warnings(), _hushed("torch.onnx"), torch.no_grad():
+    with warnings.catch_warnings(), _errors_only("torch.onnx"), torch.no_grad():
         # They speak of the exporter's own parts.
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -155,7 +155,7 @@ def write_int8_graph(model: HeadedModel, path: Path) -> None:
     # Shapes that the exporter noted of weights as they were before it turned them round.
     del graph.graph.value_info[:]
     _part_shared_weights(graph.graph)
-    with _hushed(""):
+    with _errors_only(""):
         quantize_dynamic(graph, str(path), per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
     for left in path.parent.glob(f"{whole.name}*"):
         left.unlink()
@@ -180,8 +180,8 @@ def _longest(model: HeadedModel) -> int | None:
 
 
 @contextmanager
-def _hushed(name: str) -> Iterator[None]:
-    """A library's logger tells errors only, for a while."""
+def _errors_only(name: str) -> Iterator[None]:
+    """A library's logger reports errors only, for a while."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -196,7 +196,7 @@ class Graph:
 
     Args:
         path: of the file.
-        model: its source, which says what the outputs are.
+        model: its source, which defines the outputs.
     """
 
     def __init__(self, path: Path, model: HeadedModel) -> None:

@@ -1,13 +1,12 @@
 """How alike two heads are: Jensen-Shannon divergence of their maps, and a picture of all heads by it.
 
-Clark et al. 2019, arXiv:1906.04341, section 6: the distance of two heads is the divergence of what they attend to, and
-multidimensional scaling puts them in a plane. Here the divergence is the mean over tokens that attend, so that it is at
+Clark et al. 2019, arXiv:1906.04341, section 6: the distance of two heads is the divergence of their attention, and
+multidimensional scaling puts them in a plane. Here the divergence is the mean over attending tokens, so that it is at
 most ln 2 nats (the paper adds up over all tokens), of maps as they are (the code published with it smooths them first),
 and of a random choice of tokens where there are many. As in the paper the scaling is metric and works on the divergence
-itself; it starts from the classical solution of the same distances instead of random points, so it comes out the same
-each time.
+itself; it is initialised from the classical solution instead of random points, which makes it reproducible.
 
-Shapes: A heads of all layers, R tokens that attend, n keys.
+Shapes: A heads of all layers, R attending tokens, n keys.
 """
 
 from __future__ import annotations
@@ -18,73 +17,58 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.random import Draw
-from bertkit.probing.attention.measure import Maps
+from bertkit.probing.attention.measure import Floats, Maps
 from bertkit.probing.sentences import EncodedSentence
-
-Floats = NDArray[np.float64]
-MOST = float(np.log(2.0))
-"""The greatest divergence there is, in nats."""
-
-
-def divergence(first: Tensor, second: Tensor) -> Tensor:
-    """Jensen-Shannon divergence over the last axis, in nats: the entropy of the mean less the mean of the entropies.
-
-    Args:
-        first, second: distributions; they broadcast.
-    """
-    middle = (first + second) / 2
-    within = (torch.xlogy(first, first) + torch.xlogy(second, second)) / 2
-    return (within - torch.xlogy(middle, middle)).sum(-1).clamp(0.0, MOST)
 
 
 class HeadDistances:
     """Sums of the divergence of every two heads over tokens; maps are added batch by batch, in any order.
 
     Args:
-        rate: share of the tokens that are looked at.
-        draw: of these tokens: a choice by sentence and place, whatever the batch.
+        share: of the tokens that are used.
+        draw: of these tokens: a choice by sentence and position, whatever the batch.
 
     Attributes:
-        tokens: how many were looked at.
+        tokens: how many were used.
     """
 
-    def __init__(self, rate: float, draw: Draw) -> None:
-        self.rate = rate
+    def __init__(self, share: float, draw: Draw) -> None:
         self.tokens = 0
-        self._draw = draw
-        self._sums: Floats | None = None
+        self._share, self._draw = share, draw
+        self._sums_AA: Floats = np.zeros((0, 0))
 
     def add(self, maps: Maps) -> None:
         """One more batch."""
-        if self._sums is None:
-            self._sums = np.zeros((maps.heads, maps.heads))
         places = [self._chosen(sentence) for sentence in maps.sentences]
         row_R = torch.from_numpy(np.concatenate(places))
+        if not row_R.numel():
+            return
         sentence_R = torch.repeat_interleave(torch.tensor([chosen.size for chosen in places]))
-        if row_R.numel():
-            rows = [layer_BNSS[sentence_R, :, row_R].transpose(0, 1) for layer_BNSS in maps.layers]
-            self._sums += pairwise(torch.cat(rows))
-            self.tokens += row_R.numel()
+        rows = [layer_BNSS[sentence_R, :, row_R].transpose(0, 1) for layer_BNSS in maps.layers]
+        found_AA = pairwise(torch.cat(rows))
+        self._sums_AA = self._sums_AA + found_AA if self.tokens else found_AA
+        self.tokens += row_R.numel()
 
     def _chosen(self, sentence: EncodedSentence) -> NDArray[np.int64]:
         places = np.arange(sentence.ids_T.size)
-        if self.rate >= 1:
+        if self._share >= 1:
             return places
-        return places[self._draw.uniform("token", sample=sentence.number, position=places) < self.rate]
+        return places[self._draw.uniform("token", sample=sentence.number, position=places) < self._share]
 
     def means(self) -> Floats:
         """Mean divergence of every two heads, (A, A), in nats.
 
         Raises:
-            ValueError: no token was looked at.
+            ValueError: no token was used.
         """
-        if self._sums is None or not self.tokens:
-            raise ValueError("no token was looked at")
-        return self._sums / self.tokens
+        if not self.tokens:
+            raise ValueError("no token was drawn to compare heads on")
+        return self._sums_AA / self.tokens
 
 
 def pairwise(rows_ARn: Tensor) -> Floats:
-    """Divergence of every two heads, summed over tokens, (A, A): symmetric, 0 on the diagonal."""
+    """Divergence of every two heads, in nats, summed over tokens, (A, A): the entropy of the mean of two rows less the
+    mean of their entropies; symmetric, 0 on the diagonal."""
     heads = rows_ARn.shape[0]
     sums_AA = np.zeros((heads, heads))
     # Each head's own part once; what is left for a pair is the entropy of the mean.
@@ -98,7 +82,7 @@ def pairwise(rows_ARn: Tensor) -> Floats:
 
 
 def plane(distances_AA: Floats) -> tuple[Floats, float]:
-    """Points of a plane whose distances are like these, (A, 2), and by how much they are not.
+    """Points of a plane whose distances are like these, (A, 2), and the error of their distances.
 
     Args:
         distances_AA: symmetric, 0 on the diagonal.
@@ -108,7 +92,11 @@ def plane(distances_AA: Floats) -> tuple[Floats, float]:
     """
     from sklearn.manifold import smacof
 
-    start = classical(distances_AA)
+    # Torgerson's classical solution: the two greatest components of the doubly centred squared distances.
+    squared = distances_AA**2
+    centred = -(squared - squared.mean(0) - squared.mean(1)[:, None] + squared.mean()) / 2
+    values, vectors = np.linalg.eigh(centred)
+    start: Floats = vectors[:, ::-1][:, :2] * np.sqrt(np.clip(values[::-1][:2], 0.0, None))
     if not np.any(distances_AA):
         return start, 0.0
     points, _ = smacof(distances_AA, n_components=2, init=start, n_init=1, max_iter=300, normalized_stress=False)
@@ -121,15 +109,6 @@ def plane(distances_AA: Floats) -> tuple[Floats, float]:
     signs = np.sign(turned[np.abs(turned).argmax(0), range(turned.shape[1])])
     placed: Floats = turned * np.where(signs == 0, 1.0, signs)
     return placed, stress
-
-
-def classical(distances_AA: Floats) -> Floats:
-    """Torgerson's scaling: the two greatest components of the doubly centred squared distances, (A, 2)."""
-    squared = distances_AA**2
-    centred = -(squared - squared.mean(0) - squared.mean(1)[:, None] + squared.mean()) / 2
-    values, vectors = np.linalg.eigh(centred)
-    found: Floats = vectors[:, ::-1][:, :2] * np.sqrt(np.clip(values[::-1][:2], 0.0, None))
-    return found
 
 
 def within_and_between(distances_AA: Floats, layer_A: NDArray[np.int64]) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """The five shapes of attention maps: vertical, diagonal, vertical and diagonal, block, heterogeneous.
 
 Kovaleva et al. 2019, "Revealing the Dark Secrets of BERT", arXiv:1908.08593, section 4.2. The paper trained a
-convolutional network on some 400 maps that people had sorted; neither the maps nor the network are to be had, so that
-here a rule decides, made of what the paper says each shape is. Shares of it are therefore comparable between models
-measured here, not with the paper's.
+convolutional network on some 400 maps sorted by hand; neither maps nor network are published, so that a rule made of
+the paper's description of each shape decides here. Its shares are comparable between models measured here, not with the
+paper's.
 
     v  attention to special tokens ([CLS], [SEP]), mean over all tokens
     d  attention to ordinary tokens at a distance of at most 1 (the token itself counts), mean over all tokens
@@ -38,12 +38,13 @@ alone; least s of a block."""
 def pairs(
     sentences: Iterable[EncodedSentence], sequences: SequenceEncoder, notes: Notes
 ) -> Iterator[tuple[EncodedSentence, int]]:
-    """Every two neighbours as one input, `[CLS] A [SEP] B [SEP]` in the family's way; and the words of the first.
+    """Every two neighbours as one input, `[CLS] A [SEP] B [SEP]` in the family's layout, with the first one's word
+    count.
 
     Args:
         sentences: each is used once.
-        sequences: of the model.
-        notes: counts what is too long together.
+        sequences: the model's layout of a pair.
+        notes: counts pairs that are too long.
     """
     stream = iter(sentences)
     for number, (first, second) in enumerate(zip(stream, stream, strict=False)):
@@ -81,8 +82,8 @@ def classify(maps_Ann: Tensor, pair: EncodedSentence, first_words: int) -> NDArr
 
     Args:
         maps_Ann: rows sum to 1.
-        pair: what was read.
-        first_words: how many of its words are the first text's.
+        pair: the model's input.
+        first_words: words of the first text.
     """
     special_n = torch.from_numpy(pair.special_T)
     second_n = torch.from_numpy(pair.word_T >= first_words)

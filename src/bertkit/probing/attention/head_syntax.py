@@ -1,11 +1,11 @@
 """Heads as parsers: does a head attend from a word to its syntactic head, more often than a fixed offset would hit it?
 
-Clark et al. 2019, arXiv:1906.04341, section 4.1 (words from pieces) and table 1. Attention to a word is the sum over
-its pieces, attention from a word the mean over them, so that rows still sum to 1 with special tokens as words of their
-own. Then special tokens and the word itself are left out, and the word that has most attention is what a head predicts;
-in the other direction it is the word that attends most to this one. The offset that is best for a relation is chosen
-for it, and so is the head: on the same sentences, as in the paper, which flatters the best of many heads, so the same
-choice among the heads of a model with random weights is worth a look.
+Clark et al. 2019, arXiv:1906.04341, section 4.1 (words from subwords) and table 1. Attention to a word is the sum over
+its tokens, attention from a word the mean over them, so that rows still sum to 1 with special tokens as words of their
+own. Special tokens and the word itself are then left out, and a head predicts the word with most attention, or in the
+other direction the word that attends most to this one. The best head and the best offset are chosen for each relation
+on the same sentences, as in the paper, which flatters the best of many heads: compare the same choice among the heads
+of a model with random weights.
 
 Shapes: A heads of all layers, n tokens, W words, K words and special tokens, R relations, O offsets.
 """
@@ -28,7 +28,7 @@ ALL = "all"
 PUNCTUATION = "punct"
 FARTHEST = 10
 OFFSETS = tuple(offset for offset in range(-FARTHEST, FARTHEST + 1) if offset)
-"""Of the baseline: where the head stands, seen from its dependent."""
+"""Of the baseline: position of the head relative to its dependent."""
 
 
 def word_attention(maps_Ann: Tensor, sentence: EncodedSentence) -> Tensor:
@@ -36,7 +36,7 @@ def word_attention(maps_Ann: Tensor, sentence: EncodedSentence) -> Tensor:
 
     Args:
         maps_Ann: attention among tokens.
-        sentence: what was read; a token of no word counts as a word.
+        sentence: the model's input; a special token counts as a word.
     """
     unit_n = torch.from_numpy(_units(sentence))
     count = int(unit_n[-1]) + 1
@@ -68,17 +68,14 @@ def predicted_heads(attention_AWW: Tensor) -> Int64s:
 
 
 @dataclass(frozen=True)
-class RelationFigures:
-    """How well a relation is found.
+class RelationScore:
+    """How well attention finds a relation.
 
     Attributes:
         name: of the relation; `ALL` for all but punctuation.
         count: of its words.
-        head: the best one's number among all heads.
-        direction: its, a place in `DIRECTIONS`.
-        accuracy: its.
-        offset: the best one; positive where the syntactic head stands behind its dependent.
-        offset_accuracy: its.
+        head, direction, accuracy: of the best head: its number among all heads, a place in `DIRECTIONS`.
+        offset, offset_accuracy: of the best offset; positive where the syntactic head follows its dependent.
     """
 
     name: str
@@ -94,7 +91,7 @@ class DependencyScores:
     """Counts hits of every head and offset by relation; sentences are added in any order.
 
     Args:
-        relations: all there are, without subtypes or with them, as they are asked about.
+        relations: all there are, without subtypes or with them, as they are scored.
     """
 
     def __init__(self, relations: Sequence[str]) -> None:
@@ -125,12 +122,8 @@ class DependencyScores:
         np.add.at(self._offset_hits, numbers[words], offset_W[:, None] == np.array(OFFSETS))
         np.add.at(self._counts, numbers[words], 1)
 
-    def figures(self, *, least: int = 1) -> list[RelationFigures]:
-        """The relations that occur often enough, the most frequent first; in front `ALL` of them but punctuation.
-
-        Args:
-            least: words that a relation must have.
-        """
+    def scores(self, *, least: int = 1) -> list[RelationScore]:
+        """`ALL` relations but punctuation, then each with at least so many words, the most frequent first."""
         if self._hits is None:
             return []
         plain = np.array([name.split(":")[0] != PUNCTUATION for name in self.relations], dtype=bool)
@@ -142,16 +135,10 @@ class DependencyScores:
         ]
         return [row for row in rows if row.count >= max(1, least)]
 
-    def accuracy(self, relation: str, head: int, direction: int) -> float:
-        """Of one head in one direction."""
-        assert self._hits is not None, "nothing was added"
-        number = self._number[relation]
-        return float(self._hits[number, direction, head] / max(1, self._counts[number]))
-
-    def _best(self, name: str, count: int, hits_2A: Int64s, hits_O: Int64s) -> RelationFigures:
+    def _best(self, name: str, count: int, hits_2A: Int64s, hits_O: Int64s) -> RelationScore:
         direction, head = np.unravel_index(int(hits_2A.argmax()), hits_2A.shape)
         offset, total = int(hits_O.argmax()), max(1, int(count))
-        return RelationFigures(
+        return RelationScore(
             name,
             int(count),
             int(head),

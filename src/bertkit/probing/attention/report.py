@@ -1,36 +1,36 @@
-"""What `probe attention` has measured, as a summary, tables, figures and sentences.
+"""Findings of `probe attention`: a table, a figure and a sentence for each measure, and the summary.
 
 Figures after Clark et al. 2019, arXiv:1906.04341, figures 2, 4 and 6 and table 1, and Kovaleva et al. 2019,
-arXiv:1908.08593, figure 2. Sibling attention.py measures.
+arXiv:1908.08593, figure 2.
 
-Shapes: L layers, N heads of a layer, A heads of all layers.
+Shapes: L layers, N heads of a layer, A heads of all layers, P patterns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.evaluation.figures import MARKERS, new_figure, plain
+from bertkit.evaluation.figures import MARKERS, layer_ticks, legend_below, new_figure, plain
 from bertkit.probing.attention.head_distances import plane, within_and_between
 from bertkit.probing.attention.head_patterns import PATTERNS
-from bertkit.probing.attention.head_syntax import DIRECTIONS, RelationFigures
-from bertkit.probing.attention.measure import HeadProfile
-from bertkit.probing.run import Finding
+from bertkit.probing.attention.head_syntax import DIRECTIONS, FARTHEST, RelationScore
+from bertkit.probing.attention.measure import Floats, HeadProfile, head_names
+from bertkit.probing.report import Finding, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
 MOSTLY = 0.5
-"""A head looks mostly at what it gives so much of its attention to."""
+"""A head attends mostly to a target that gets at least this share of its attention."""
 BROAD = 0.9
-"""A head is broad whose entropy is so much of what is possible."""
+"""A head is broad whose entropy is at least this share of that of even attention."""
 NAMES = {
     "cls": "[CLS]",
     "sep": "[SEP]",
@@ -42,6 +42,30 @@ NAMES = {
 """Of targets, for people."""
 _HATCHES = ("", "///", "xxx", "...", "")
 _SHADES = ("0.15", "0.95", "0.6", "0.8", "0.45")
+_EVEN = "even"
+
+DEFINITIONS = {
+    "head": "layer-head, both counted from 1 as in Clark et al. 2019: 2-3 is `blocks.1.attn.hook_pattern`, head 2",
+    "share": "attention to [CLS], [SEP], words of punctuation, the token itself, the one before and the one behind it:"
+    " mean over all tokens that attend, the first and the last included (Clark et al. 2019, section 3); tokens of all"
+    " sentences weigh the same",
+    "entropy": "of a token's attention, in nats, mean over tokens; `even` is the mean of ln n, what a head would have"
+    " that attends to all n tokens alike. Not smoothed, unlike the code published with the paper",
+    "distance": "mean distance of a token from what it attends to, in tokens",
+    "divergence": "Jensen-Shannon divergence of two heads' attention, in nats, mean over tokens (the paper adds up);"
+    " 0 to ln 2; the map is metric multidimensional scaling of it (SMACOF from the classical solution)",
+    "pattern": "shape of a map of a pair of sentences by a rule on three shares (v: attention to special tokens; d: to"
+    " ordinary tokens at most 1 away; s: of attention among ordinary tokens, what stays in the own sentence): vertical,"
+    " diagonal or both where v + d >= 1/2 (one alone where it is 4/5 of the sum), else block where s >= 3/4, else"
+    " heterogeneous. Kovaleva et al. 2019 used a convolutional network trained on some 400 maps sorted by hand",
+    "dependencies": "accuracy of `the word with most attention is the syntactic head` for words that have one: word"
+    " attention is the sum over the attended word's tokens and the mean over the attending word's; special tokens and"
+    " the word itself left out; both directions; the best head is chosen on the same sentences (Clark et al. 2019,"
+    f" table 1). Baseline: the best fixed offset of -{FARTHEST} to {FARTHEST} for the relation, chosen likewise."
+    " `all` leaves punctuation out; subtypes count as their relation, but for nmod:poss",
+    "random": "the same choice among the heads of the same model with weights drawn anew",
+    "dtype": "float32 maps, float64 sums",
+}
 
 
 @dataclass(frozen=True)
@@ -50,8 +74,8 @@ class PatternCounts:
 
     Attributes:
         counts_AP: maps, by head and by the shapes of `PATTERNS`.
-        pairs: how many were sorted.
-        too_long: how many could not be read.
+        pairs: how many were classified.
+        too_long: how many were longer than the model reads.
     """
 
     counts_AP: NDArray[np.int64]
@@ -60,15 +84,15 @@ class PatternCounts:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Everything that was measured.
+class AttentionResults:
+    """All measurements.
 
     Attributes:
-        profile: what heads do on average.
+        profile: each head's attention on average.
         divergence_AA: mean divergence of every two heads, in nats.
-        divergence_tokens: of how many tokens.
-        patterns: shapes of maps; None where they were not looked at.
-        relations: what heads parse; empty without trees.
+        divergence_tokens: tokens that it is the mean of.
+        patterns: shapes of maps; None where no pair was classified.
+        relations: heads as parsers; empty without trees.
         random: the same with random weights.
     """
 
@@ -76,348 +100,325 @@ class Measured:
     divergence_AA: Floats
     divergence_tokens: int
     patterns: PatternCounts | None
-    relations: Sequence[RelationFigures]
-    random: Sequence[RelationFigures]
+    relations: Sequence[RelationScore]
+    random: Sequence[RelationScore]
 
 
-class AttentionReport:
-    """Tables, figures and sentences of one model.
+def attention_report(label: str, results: AttentionResults) -> tuple[dict[str, Any], list[Finding]]:
+    """Summary and findings.
 
     Args:
-        label: of the model, for figures.
-        measured: what was found.
+        results: all measurements.
     """
-
-    def __init__(self, label: str, measured: Measured) -> None:
-        self.label, self.measured, self.profile = label, measured, measured.profile
-        self.layers, self.heads = self.profile.values["self"].shape
-        self.layer_A = np.repeat(np.arange(1, self.layers + 1), self.heads)
-        self.targets = [name for name in NAMES if not np.isnan(self.profile.values[name]).all()]
-        self.points_A2, self.stress = plane(measured.divergence_AA)
-        self.within, self.between = within_and_between(measured.divergence_AA, self.layer_A)
-        self.counts = f"n = {self.profile.sentences:,} sentences, {self.profile.tokens:,} tokens"
-        self.behaviour_A = self._behaviour()
-
-    def head_name(self, number: int) -> str:
-        """layer-head, both from 1."""
-        return f"{number // self.heads + 1}-{number % self.heads + 1}"
-
-    def _behaviour(self) -> list[str]:
-        """What each head mostly looks at; `broad` at everything, `other` where nothing of this holds."""
-        values = {name: self.profile.values[name].ravel() for name in self.targets}
-        entropy_A = self.profile.values["entropy"].ravel()
-        found = []
-        for number in range(self.layers * self.heads):
-            name, share = max(((name, values[name][number]) for name in values), key=lambda pair: pair[1])
-            if share >= MOSTLY:
-                found.append(NAMES[name])
-            else:
-                found.append("broad" if entropy_A[number] >= BROAD * self.profile.even["entropy"] else "other")
-        return found
-
-    def summary(self) -> dict[str, Any]:
-        profile, measured = self.profile, self.measured
-        shapes = None
-        if measured.patterns is not None:
-            shares_P = measured.patterns.counts_AP.sum(0) / measured.patterns.counts_AP.sum()
-            shapes = {
-                "pairs": measured.patterns.pairs,
-                "pairs_too_long": measured.patterns.too_long,
-                **{name: float(share) for name, share in zip(PATTERNS, shares_P, strict=True)},
-            }
-        return {
-            "sentences": profile.sentences,
-            "tokens": profile.tokens,
-            "layers": self.layers,
-            "heads": self.heads,
-            "by_layer": {name: profile.layer_means(name) for name in profile.values},
-            "by_head": dict(profile.values),
-            "even": profile.even,
-            "mostly": {name: self.behaviour_A.count(name) for name in sorted(set(self.behaviour_A))},
-            "divergence": {
-                "tokens": measured.divergence_tokens,
-                "within_layers": self.within,
-                "between_layers": self.between,
-                "stress": self.stress,
-            },
-            "patterns": shapes,
-            "dependencies": [self._relation(row) for row in measured.relations] or None,
-            "dependencies_of_random_weights": [self._relation(row) for row in measured.random] or None,
+    profile = results.profile
+    layers, heads = profile.values["self"].shape
+    names = head_names(layers, heads)
+    counts = f"n = {profile.sentences:,} sentences, {profile.tokens:,} tokens"
+    mostly_A = _mostly(profile)
+    points_A2, stress = plane(results.divergence_AA)
+    within, between = within_and_between(results.divergence_AA, np.repeat(np.arange(layers), heads))
+    targets = _targets(label, counts, profile, names, mostly_A)
+    findings = [
+        targets,
+        _entropy(label, counts, profile, targets.table),
+        _distances(label, results, names, mostly_A, points_A2, (within, between, stress)),
+    ]
+    shapes = None
+    if results.patterns is not None:
+        findings.append(_patterns(label, results.patterns, names))
+        shapes = {
+            "pairs": results.patterns.pairs,
+            "pairs_too_long": results.patterns.too_long,
+            **dict(zip(PATTERNS, _pattern_shares(results.patterns), strict=True)),
         }
+    if results.relations:
+        findings.append(_dependencies(label, counts, results.relations, results.random, names))
+    summary = {
+        "sentences": profile.sentences,
+        "tokens": profile.tokens,
+        "layers": layers,
+        "heads": heads,
+        "by_layer": {name: profile.layer_means(name) for name in profile.values},
+        "by_head": profile.values,
+        "even": profile.even,
+        "mostly": {name: mostly_A.count(name) for name in sorted(set(mostly_A))},
+        "divergence": {
+            "tokens": results.divergence_tokens,
+            "within_layers": within,
+            "between_layers": between,
+            "stress": stress,
+        },
+        "patterns": shapes,
+        "dependencies": [_relation(row, names) for row in results.relations] or None,
+        "dependencies_of_random_weights": [_relation(row, names) for row in results.random] or None,
+    }
+    return summary, findings
 
-    def _relation(self, row: RelationFigures) -> dict[str, Any]:
-        return {
-            "relation": row.name,
-            "words": row.count,
-            "head": self.head_name(row.head),
-            "direction": DIRECTIONS[row.direction],
-            "accuracy": row.accuracy,
-            "offset": row.offset,
-            "offset_accuracy": row.offset_accuracy,
-        }
 
-    def findings(self) -> list[Finding]:
-        found = [self._targets(), self._entropy(), self._distances()]
-        if self.measured.patterns is not None:
-            found.append(self._patterns(self.measured.patterns))
-        if self.measured.relations:
-            found.append(self._dependencies())
-        return found
+def _known_targets(values: Table | dict[str, Floats]) -> list[str]:
+    """Targets that the vocabulary has."""
+    return [name for name in NAMES if not np.isnan(np.asarray(values[name], dtype=float)).all()]
 
-    # Where heads look.
 
-    def _targets(self) -> Finding:
-        best = []
-        for name in self.targets:
-            values_LN = self.profile.values[name]
-            number = int(values_LN.argmax())
-            best.append(f"{NAMES[name]} {values_LN.ravel()[number]:.0%} (head {self.head_name(number)})")
-        sentence = (
-            f"Attention of {self.label}: the heads that look most at one thing give it {', '.join(best)};"
-            f" {sum(name in NAMES.values() for name in self.behaviour_A)} of {len(self.behaviour_A)} heads give more"
-            f" than half of their attention to one of these ({self.counts})."
+def _mostly(profile: HeadProfile) -> list[str]:
+    """What each head mostly attends to; `broad` where to everything, `other` where none of this holds."""
+    values = {name: profile.values[name].ravel() for name in _known_targets(profile.values)}
+    found = []
+    for number, entropy in enumerate(profile.values["entropy"].ravel()):
+        name = max(values, key=lambda name: values[name][number])
+        broad = "broad" if entropy >= BROAD * profile.even["entropy"] else "other"
+        found.append(NAMES[name] if values[name][number] >= MOSTLY else broad)
+    return found
+
+
+# Attention to targets, and its breadth
+
+
+def _targets(label: str, counts: str, profile: HeadProfile, names: Sequence[str], mostly_A: Sequence[str]) -> Finding:
+    best = []
+    for name in _known_targets(profile.values):
+        values_A = profile.values[name].ravel()
+        number = int(values_A.argmax())
+        best.append(f"{NAMES[name]} {values_A[number]:.0%} (head {names[number]})")
+    sentence = (
+        f"{sum(name in NAMES.values() for name in mostly_A)} of {len(mostly_A)} heads of {label} give more than half of"
+        f" their attention to one target. The heads that attend most to each give it {', '.join(best)} ({counts})."
+    )
+    table = {
+        "head": [*names, _EVEN],
+        **{
+            f"{name} (nats)" if "entropy" in name else name: [*values_LN.ravel(), profile.even[name]]
+            for name, values_LN in profile.values.items()
+        },
+        "mostly": [*mostly_A, ""],
+    }
+    return Finding("attention", sentence, table, partial(_draw_targets, f"{label}: what heads attend to ({counts})"))
+
+
+def _draw_targets(title: str, table: Table) -> Figure:
+    targets = _known_targets(table)
+    rows = -(-len(targets) // 3)
+    figure, axes = new_figure(title, panels=3, rows=rows, width=11, height=2.9 * rows)
+    flat = np.ravel(axes)
+    for axis, name in zip(flat, targets, strict=False):
+        _dots(axis, table, name)
+        plain(axis, x="layer", y="share of attention", title=f"to {NAMES[name]}")
+        axis.set_ylim(-0.03, 1.03)
+    for axis in flat[len(targets) :]:
+        axis.set_visible(False)
+    legend_below(figure, flat[0])
+    return figure
+
+
+def _dots(axes: Axes, table: Table, column: str) -> None:
+    """A dot for each head, the layer's mean, and even attention, by the table of `_targets`."""
+    layer_A = [int(name.partition("-")[0]) for name in table["head"][:-1]]
+    *values_A, even = table[column]
+    layers = np.arange(1, layer_A[-1] + 1)
+    axes.plot(layer_A, values_A, "o", color="0.6", markersize=3.5, label="head")
+    means_L = np.reshape(values_A, (layers.size, -1)).mean(1)
+    axes.plot(layers, means_L, "-s", color="black", markersize=4.5, label="mean of the layer")
+    axes.axhline(even, color="0.3", linestyle=":", label="even attention")
+    layer_ticks(axes, layers.size, first=1)
+
+
+def _entropy(label: str, counts: str, profile: HeadProfile, by_head: Table) -> Finding:
+    entropy_LN, distance_LN = profile.values["entropy"], profile.values["distance"]
+    by_layer = profile.layer_means("entropy")
+    widest = int(np.argmax(by_layer))
+    sentence = (
+        f"Attention of {label} is broadest in layer {widest + 1}, with a mean entropy of {by_layer[widest]:.2f} nats."
+        f" Layer 1 has {by_layer[0]:.2f}, layer {len(by_layer)} {by_layer[-1]:.2f}, even attention would have"
+        f" {profile.even['entropy']:.2f}; heads range from {entropy_LN.min():.2f} to {entropy_LN.max():.2f}; the mean"
+        f" distance to attended tokens is {distance_LN.min():.1f} to {distance_LN.max():.1f} tokens"
+        f" (even: {profile.even['distance']:.1f}; {counts})."
+    )
+    shown = ("entropy", "entropy_of_cls", "distance")
+    table = {
+        "layer": range(1, len(by_layer) + 1),
+        **{name: profile.layer_means(name) for name in shown},
+        **{f"even_{name}": [profile.even[name]] * len(by_layer) for name in shown},
+    }
+    # The dots are heads, the rows of attention.csv; their means are this table's.
+    return Finding(
+        "entropy", sentence, table, lambda _: _draw_breadth(f"{label}: breadth of attention ({counts})", by_head)
+    )
+
+
+def _draw_breadth(title: str, by_head: Table) -> Figure:
+    panels = [
+        ("entropy (nats)", "entropy (nats)", "of all tokens' attention"),
+        ("entropy_of_cls (nats)", "entropy (nats)", "of [CLS]'s attention"),
+        ("distance", "mean distance (tokens)", "of attended tokens"),
+    ]
+    panels = [panel for panel in panels if not np.isnan(by_head[panel[0]]).all()]
+    figure, axes = new_figure(title, panels=len(panels), width=3.7 * len(panels), height=3.1)
+    for axis, (column, label, heading) in zip(np.ravel(axes), panels, strict=True):
+        _dots(axis, by_head, column)
+        plain(axis, x="layer", y=label, title=heading)
+        axis.set_ylim(bottom=0)
+    legend_below(figure, np.ravel(axes)[0])
+    return figure
+
+
+# Which heads are alike
+
+
+def _distances(
+    label: str,
+    results: AttentionResults,
+    names: Sequence[str],
+    mostly_A: Sequence[str],
+    points_A2: Floats,
+    means: tuple[float, float, float],
+) -> Finding:
+    within, between, stress = means
+    count = f"n = {results.divergence_tokens:,} tokens"
+    sentence = (
+        f"Heads of one layer of {label} are {'more' if within < between else 'no more'} alike than heads of different"
+        f" layers. Their mean Jensen-Shannon divergence is {within:.3f} nats within layers and {between:.3f} between"
+        f" (ln 2 = 0.693 is the maximum; {count}; stress of the plane {stress:.2f})."
+    )
+    table = {
+        "head": names,
+        "x": points_A2[:, 0],
+        "y": points_A2[:, 1],
+        "mostly": mostly_A,
+        **{f"to {name} (nats)": column for name, column in zip(names, results.divergence_AA.T, strict=True)},
+    }
+    title = f"{label}: heads by Jensen-Shannon divergence (metric scaling, stress {stress:.2f}, {count})"
+    return Finding("head_distances", sentence, table, partial(_draw_distances, title))
+
+
+def _draw_distances(title: str, table: Table) -> Figure:
+    figure, (by_layer, by_target) = new_figure(title, panels=2, width=10.5, height=4.9)
+    points_A2 = np.stack([table["x"], table["y"]], axis=1)
+    layer_A = [int(name.partition("-")[0]) for name in table["head"]]
+    for (x, y), layer in zip(points_A2.tolist(), layer_A, strict=True):
+        shade = str(0.65 * (1 - layer / layer_A[-1]))
+        by_layer.text(x, y, str(layer), ha="center", va="center", fontsize=8, color=shade)
+    plain(by_layer, x="nats", y="nats", title="numbers are layers")
+    shown = [name for name in (*NAMES.values(), "broad", "other") if name in table["mostly"]]
+    for place, name in enumerate(shown):
+        members = np.array(table["mostly"]) == name
+        by_target.plot(
+            *points_A2[members].T,
+            "x" if name == "other" else MARKERS[place % len(MARKERS)],
+            color="black" if place % 2 == 0 else "0.45",
+            fillstyle="full" if place % 3 != 1 else "none",
+            markersize=6,
+            linestyle="none",
+            label=f"{name} ({members.sum()})",
         )
-        names = [*self.profile.values]
-        rows: list[list[object]] = [
-            [
-                self.head_name(number),
-                *(_none(self.profile.values[name].ravel()[number]) for name in names),
-                self.behaviour_A[number],
-            ]
-            for number in range(self.layers * self.heads)
-        ]
-        rows.append(["even", *(_none(self.profile.even[name]) for name in names), ""])
-        columns = ["head", *(f"{name} (nats)" if "entropy" in name else name for name in names), "mostly"]
-        return Finding("attention", sentence, columns, rows, self._draw_targets)
+    plain(by_target, x="nats", y="nats", title="more than half of the attention goes to")
+    by_target.legend(frameon=False, fontsize="small")
+    low, high = points_A2.min(0) - 0.03, points_A2.max(0) + 0.03
+    for axes in (by_layer, by_target):
+        axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+    return figure
 
-    def _draw_targets(self) -> Figure:
-        rows = -(-len(self.targets) // 3)
-        figure, axes = new_figure(
-            f"{self.label}: what heads attend to ({self.counts})", panels=3, rows=rows, width=11, height=2.9 * rows
+
+# Shapes of maps
+
+
+def _pattern_shares(patterns: PatternCounts) -> list[float]:
+    shares: list[float] = (patterns.counts_AP.sum(0) / patterns.counts_AP.sum()).tolist()
+    return shares
+
+
+def _patterns(label: str, patterns: PatternCounts, names: Sequence[str]) -> Finding:
+    shares = dict(zip(PATTERNS, _pattern_shares(patterns), strict=True))
+    count = f"n = {patterns.counts_AP.sum():,} maps of {patterns.pairs} pairs of sentences"
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    sentence = (
+        f"The most frequent shape of the attention maps of {label} is {max(shares, key=lambda name: shares[name])}. By"
+        f" a rule, not by the paper's classifier, the shares are {parts} ({count})."
+    )
+    table = {
+        "head": names,
+        **dict(zip(PATTERNS, patterns.counts_AP.T / patterns.pairs, strict=True)),
+        "most_frequent": [PATTERNS[place] for place in patterns.counts_AP.argmax(1)],
+    }
+    return Finding(
+        "patterns", sentence, table, partial(_draw_patterns, f"{label}: shapes of attention maps by rule\n({count})")
+    )
+
+
+def _draw_patterns(title: str, table: Table) -> Figure:
+    figure, axes = new_figure(title, width=6.4, height=3.6)
+    layers = int(table["head"][-1].partition("-")[0])
+    bottom_L = np.zeros(layers)
+    for name, shade, hatch in zip(PATTERNS, _SHADES, _HATCHES, strict=True):
+        share_L = np.reshape(table[name], (layers, -1)).mean(1)
+        axes.bar(
+            range(1, layers + 1),
+            share_L,
+            0.8,
+            bottom=bottom_L,
+            label=name,
+            color=shade,
+            hatch=hatch,
+            edgecolor="0.2",
+            linewidth=0.6,
         )
-        flat = np.ravel(axes)
-        for axis, name in zip(flat, self.targets, strict=False):
-            self._dots(axis, self.profile.values[name], self.profile.even[name])
-            plain(axis, x="layer", y="share of attention", title=f"to {NAMES[name]}")
-            axis.set_ylim(-0.03, 1.03)
-        for axis in flat[len(self.targets) :]:
-            axis.set_visible(False)
-        _legend_below(figure, flat[0])
-        return figure
-
-    def _dots(self, axes: Axes, values_LN: Floats, even: float) -> None:
-        layers = np.arange(1, self.layers + 1)
-        axes.plot(np.repeat(layers, self.heads), values_LN.ravel(), "o", color="0.6", markersize=3.5, label="head")
-        axes.plot(layers, values_LN.mean(1), "-s", color="black", markersize=4.5, label="mean of the layer")
-        axes.axhline(even, color="0.3", linestyle=":", label="even attention")
-        axes.set_xticks(layers if self.layers <= 13 else layers[::2])
-
-    def _entropy(self) -> Finding:
-        entropy_LN, even = self.profile.values["entropy"], self.profile.even["entropy"]
-        distance_LN = self.profile.values["distance"]
-        by_layer = self.profile.layer_means("entropy")
-        widest = int(np.argmax(by_layer))
-        sentence = (
-            f"Entropy of {self.label}'s attention: {by_layer[0]:.2f} nats in layer 1, {by_layer[-1]:.2f} in layer"
-            f" {self.layers}, most in layer {widest + 1} ({by_layer[widest]:.2f}), where even attention would have"
-            f" {even:.2f}; heads go from {entropy_LN.min():.2f} to {entropy_LN.max():.2f}; what they attend to is"
-            f" {distance_LN.min():.1f} to {distance_LN.max():.1f} tokens away on average"
-            f" (even: {self.profile.even['distance']:.1f}; {self.counts})."
-        )
-        shown = ["entropy", "entropy_of_cls", "distance"]
-        columns = ["layer", *shown, *(f"even_{name}" for name in shown)]
-        rows = [
-            [
-                layer + 1,
-                *(_none(self.profile.layer_means(name)[layer]) for name in shown),
-                *(_none(self.profile.even[name]) for name in shown),
-            ]
-            for layer in range(self.layers)
-        ]
-        return Finding("entropy", sentence, columns, rows, self._draw_entropy)
-
-    def _draw_entropy(self) -> Figure:
-        panels = [
-            ("entropy", "entropy (nats)", "of all tokens' attention"),
-            ("entropy_of_cls", "entropy (nats)", "of [CLS]'s attention"),
-            ("distance", "mean distance (tokens)", "of what is attended to"),
-        ]
-        panels = [panel for panel in panels if not np.isnan(self.profile.values[panel[0]]).all()]
-        figure, axes = new_figure(
-            f"{self.label}: breadth of attention ({self.counts})",
-            panels=len(panels),
-            width=3.7 * len(panels),
-            height=3.1,
-        )
-        for axis, (name, label, title) in zip(np.ravel(axes), panels, strict=True):
-            self._dots(axis, self.profile.values[name], self.profile.even[name])
-            plain(axis, x="layer", y=label, title=title)
-            axis.set_ylim(bottom=0)
-        _legend_below(figure, np.ravel(axes)[0])
-        return figure
-
-    # Which heads are alike.
-
-    def _distances(self) -> Finding:
-        alike = "alike" if self.within < self.between else "no more alike"
-        sentence = (
-            f"Heads of one layer of {self.label} are {alike}: mean Jensen-Shannon divergence {self.within:.3f} nats"
-            f" within layers and {self.between:.3f} between (ln 2 = 0.693 is the most there is;"
-            f" n = {self.measured.divergence_tokens:,} tokens; stress of the plane {self.stress:.2f})."
-        )
-        rows = [
-            [self.head_name(number), *point, self.behaviour_A[number], *self.measured.divergence_AA[number]]
-            for number, point in enumerate(self.points_A2.tolist())
-        ]
-        columns = ["head", "x", "y", "mostly", *(f"to {self.head_name(n)} (nats)" for n in range(len(rows)))]
-        return Finding("head_distances", sentence, columns, rows, self._draw_distances)
-
-    def _draw_distances(self) -> Figure:
-        figure, (by_layer, by_behaviour) = new_figure(
-            f"{self.label}: heads by Jensen-Shannon divergence (metric scaling, stress {self.stress:.2f},"
-            f" n = {self.measured.divergence_tokens:,} tokens)",
-            panels=2,
-            width=10.5,
-            height=4.9,
-        )
-        for number, (x, y) in enumerate(self.points_A2.tolist()):
-            layer = int(self.layer_A[number])
-            shade = 0.65 * (1 - layer / self.layers)
-            by_layer.text(x, y, str(layer), ha="center", va="center", fontsize=8, color=str(shade))
-        plain(by_layer, x="nats", y="nats", title="numbers are layers")
-        names = [name for name in (*NAMES.values(), "broad", "other") if name in self.behaviour_A]
-        for place, name in enumerate(names):
-            members = [number for number, own in enumerate(self.behaviour_A) if own == name]
-            filled = name != "other"
-            by_behaviour.plot(
-                self.points_A2[members, 0],
-                self.points_A2[members, 1],
-                MARKERS[place % len(MARKERS)] if filled else "x",
-                color="black" if place % 2 == 0 else "0.45",
-                fillstyle="full" if place % 3 != 1 else "none",
-                markersize=6,
-                linestyle="none",
-                label=f"{name} ({len(members)})",
-            )
-        plain(by_behaviour, x="nats", y="nats", title="more than half of the attention goes to")
-        by_behaviour.legend(frameon=False, fontsize="small")
-        low, high = self.points_A2.min(0) - 0.03, self.points_A2.max(0) + 0.03
-        for axes in (by_layer, by_behaviour):
-            axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-        return figure
-
-    # What shapes maps have.
-
-    def _patterns(self, patterns: PatternCounts) -> Finding:
-        counts_AP = patterns.counts_AP
-        shares_P = counts_AP.sum(0) / counts_AP.sum()
-        parts = ", ".join(f"{name} {share:.0%}" for name, share in zip(PATTERNS, shares_P, strict=True))
-        sentence = (
-            f"Shapes of {self.label}'s attention maps, by a rule and not by the paper's classifier: {parts}"
-            f" (n = {counts_AP.sum():,} maps of {patterns.pairs} pairs of sentences)."
-        )
-        rows = [
-            [self.head_name(number), *(counts_AP[number] / patterns.pairs), PATTERNS[int(counts_AP[number].argmax())]]
-            for number in range(counts_AP.shape[0])
-        ]
-        return Finding("patterns", sentence, ["head", *PATTERNS, "most_frequent"], rows, self._draw_patterns)
-
-    def _draw_patterns(self) -> Figure:
-        patterns = self.measured.patterns
-        assert patterns is not None
-        counts_LP = patterns.counts_AP.reshape(self.layers, self.heads, -1).sum(1)
-        shares_LP = counts_LP / counts_LP.sum(1, keepdims=True)
-        figure, axes = new_figure(
-            f"{self.label}: shapes of attention maps by rule\n"
-            f"(n = {patterns.counts_AP.sum():,} maps of {patterns.pairs} pairs of sentences)",
-            width=6.4,
-            height=3.6,
-        )
-        layers = np.arange(1, self.layers + 1)
-        bottom_L = np.zeros(self.layers)
-        for place, name in enumerate(PATTERNS):
-            axes.bar(
-                layers,
-                shares_LP[:, place],
-                0.8,
-                bottom=bottom_L,
-                label=name,
-                color=_SHADES[place],
-                hatch=_HATCHES[place],
-                edgecolor="0.2",
-                linewidth=0.6,
-            )
-            bottom_L = bottom_L + shares_LP[:, place]
-        plain(axes, x="layer", y="share of maps")
-        axes.set_xticks(layers if self.layers <= 13 else layers[::2])
-        axes.set_ylim(0, 1)
-        axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return figure
-
-    # What heads parse.
-
-    def _dependencies(self) -> Finding:
-        rows, control = self.measured.relations, {row.name: row for row in self.measured.random}
-        everything = rows[0]
-        better = [row for row in rows[1:] if row.accuracy > row.offset_accuracy]
-        ahead = sorted(rows[1:], key=lambda row: row.offset_accuracy - row.accuracy)[:3]
-        examples = ", ".join(
-            f"{row.name} {row.accuracy:.0%} (head {self.head_name(row.head)}, offset {row.offset:+d} has"
-            f" {row.offset_accuracy:.0%})"
-            for row in ahead
-        )
-        sentence = (
-            f"Heads of {self.label} as parsers: the best one for {len(better)} of {len(rows) - 1} relations beats the"
-            f" best fixed offset, most clearly {examples}; over all relations the best head finds"
-            f" {everything.accuracy:.0%}, the best offset {everything.offset_accuracy:.0%}, the best head of random"
-            f" weights {control[everything.name].accuracy:.0%} (n = {everything.count:,} words; heads and offsets"
-            " chosen on the same words)."
-        )
-        table = [
-            [
-                row.name,
-                row.count,
-                self.head_name(row.head),
-                DIRECTIONS[row.direction],
-                row.accuracy,
-                row.offset,
-                row.offset_accuracy,
-                control[row.name].accuracy,
-            ]
-            for row in rows
-        ]
-        columns = ["relation", "words", "head", "direction", "accuracy", "offset", "offset_accuracy", "random_accuracy"]
-        return Finding("dependencies", sentence, columns, table, self._draw_dependencies)
-
-    def _draw_dependencies(self) -> Figure:
-        rows = list(self.measured.relations)[:30]
-        control = {row.name: row for row in self.measured.random}
-        figure, axes = new_figure(
-            f"{self.label}: finding the syntactic head ({self.counts})",
-            width=7.2,
-            height=0.27 * len(rows) + 1.4,
-        )
-        heights = np.arange(len(rows), 0, -1)
-        for height, row in zip(heights.tolist(), rows, strict=True):
-            axes.plot([row.offset_accuracy, row.accuracy], [height, height], color="0.8", zorder=1)
-        axes.plot(
-            [control[row.name].accuracy for row in rows], heights, "x", color="0.5", label="best of random weights"
-        )
-        axes.plot([row.offset_accuracy for row in rows], heights, "s", color="0.5", label="best fixed offset")
-        axes.plot([row.accuracy for row in rows], heights, "o", color="black", label="best head")
-        names = [f"{row.name} ({row.count:,})  {self.head_name(row.head)} | {row.offset:+d}" for row in rows]
-        axes.set_yticks(heights.tolist(), names)
-        axes.set_xlim(0, 1)
-        plain(axes, x="share of words whose syntactic head is found", y="relation (words)  best head | best offset")
-        axes.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
-        return figure
+        bottom_L = bottom_L + share_L
+    plain(axes, x="layer", y="share of maps")
+    layer_ticks(axes, layers, first=1)
+    axes.set_ylim(0, 1)
+    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
 
 
-def _legend_below(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower center", ncols=len(labels))
+# Heads as parsers
 
 
-def _none(value: float) -> float | None:
-    """An empty field where there is no number."""
-    return None if np.isnan(value) else float(value)
+def _relation(row: RelationScore, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "relation": row.name,
+        "words": row.count,
+        "head": names[row.head],
+        "direction": DIRECTIONS[row.direction],
+        "accuracy": row.accuracy,
+        "offset": row.offset,
+        "offset_accuracy": row.offset_accuracy,
+    }
+
+
+def _dependencies(
+    label: str, counts: str, scores: Sequence[RelationScore], random: Sequence[RelationScore], names: Sequence[str]
+) -> Finding:
+    control = {row.name: row.accuracy for row in random}
+    everything, *relations = scores
+    better = sum(row.accuracy > row.offset_accuracy for row in relations)
+    ahead = sorted(relations, key=lambda row: row.offset_accuracy - row.accuracy)[:3]
+    examples = ", ".join(
+        f"{row.name} {row.accuracy:.0%} (head {names[row.head]}, offset {row.offset:+d} has {row.offset_accuracy:.0%})"
+        for row in ahead
+    )
+    sentence = (
+        f"For {better} of {len(relations)} relations a head of {label} finds the syntactic head more often than the"
+        f" best fixed offset. Most clearly: {examples}; over all relations the best head finds"
+        f" {everything.accuracy:.0%}, the best offset {everything.offset_accuracy:.0%}, the best head of random weights"
+        f" {control[everything.name]:.0%} (n = {everything.count:,} words; heads and offsets chosen on the same words)."
+    )
+    rows = [_relation(row, names) | {"random_accuracy": control[row.name]} for row in scores]
+    table = {column: [row[column] for row in rows] for column in rows[0]}
+    title = f"{label}: finding the syntactic head ({counts})"
+    return Finding("dependencies", sentence, table, partial(_draw_dependencies, title))
+
+
+def _draw_dependencies(title: str, table: Table) -> Figure:
+    shown = {name: list(column)[:30] for name, column in table.items()}
+    rows = len(shown["relation"])
+    figure, axes = new_figure(title, width=7.2, height=0.27 * rows + 1.4)
+    heights = list(range(rows, 0, -1))
+    axes.hlines(heights, shown["offset_accuracy"], shown["accuracy"], color="0.8", zorder=1)
+    axes.plot(shown["random_accuracy"], heights, "x", color="0.5", label="best of random weights")
+    axes.plot(shown["offset_accuracy"], heights, "s", color="0.5", label="best fixed offset")
+    axes.plot(shown["accuracy"], heights, "o", color="black", label="best head")
+    labels = zip(*(shown[name] for name in ("relation", "words", "head", "offset")), strict=True)
+    axes.set_yticks(heights, [f"{name} ({words:,})  {head} | {offset:+d}" for name, words, head, offset in labels])
+    axes.set_xlim(0, 1)
+    plain(axes, x="share of words whose syntactic head is found", y="relation (words)  best head | best offset")
+    axes.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    return figure

@@ -1,7 +1,7 @@
 """One page of HTML that shows every head's attention on a few sentences: no network, no library, keyboard and mouse.
 
 Own design, after the head view of Vig 2019, "A Multiscale Visualization of Attention in the Transformer Model",
-arXiv:1906.05714. The maps lie in the page in steps of 1/255; what is printed as a percentage is that exact.
+arXiv:1906.05714. The page holds the maps in steps of 1/255, which is the precision of its percentages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tokens of a text a prediction rests on: gradients, integrated gradients, attention rollout.
+"""Explains a prediction by the tokens that it rests on: gradients, integrated gradients, attention rollout.
 
     integrated_gradients  Sundararajan et al. 2017, arXiv:1703.01365, section 3: (x - x0) times the mean gradient on the
                           straight line from a baseline x0 to the word embeddings x; adds up to F(x) - F(x0)
@@ -6,11 +6,10 @@
     saliency              the gradient's Euclidean norm (Simonyan et al. 2013, arXiv:1312.6034, took the greatest
                           component)
     attention_rollout     Abnar and Zuidema 2020, arXiv:2005.00928, section 3: the product over layers of (A + I) / 2,
-                          A the mean over heads; says how much of each token reaches the state that is read
+                          A the mean over heads; how much of each token reaches the state that the head reads
 
-The names of the first three are inseq's; it has none for the last. F is the probability of what is predicted, or the
-output itself where there is only one. Gradients are those of `hook_embed`, the word embeddings: positions and segments
-stay as they are.
+The names of the first three are inseq's. F is the probability of the target, or the output itself where there is only
+one. Gradients are those of `hook_embed`, the word embeddings: positions and segments stay as they are.
 
 Shapes: n tokens, E width of the embeddings, R points of the path at once, A heads of a layer, L layers.
 """
@@ -30,21 +29,17 @@ from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import EMBEDDINGS, Recorder, point_shapes
 from bertkit.probing.attention.measure import pattern_points
+from bertkit.probing.states import recorded
 
 Floats = NDArray[np.float64]
 GRADIENT_METHODS = ("integrated_gradients", "input_x_gradient", "saliency")
 ROLLOUT = "attention_rollout"
 METHODS = (*GRADIENT_METHODS, ROLLOUT)
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Text:
-    """One text as a model reads it.
-
-    Attributes:
-        ids, types: of its tokens.
-    """
+class TokenisedText:
+    """Token ids and segment types of one text."""
 
     ids: tuple[int, ...]
     types: tuple[int, ...]
@@ -57,50 +52,38 @@ Score = Callable[[Tensor, PackedBatch], Tensor]
 """F: hidden states (T, D) of a batch of copies of the text to a number for each copy, (R,)."""
 
 
-def embeddings(model: HeadedModel, text: Text, *, device: torch.device = _CPU) -> Tensor:
+def embeddings(model: HeadedModel, text: TokenisedText) -> Tensor:
     """The word embeddings of a text, (n, E).
 
     Raises:
         DataError: the family has none that can be recorded.
     """
-    batch = text.batch().to(device)
-    if EMBEDDINGS not in point_shapes(model, batch):
+    if EMBEDDINGS not in point_shapes(model):
         raise DataError(
             f"a model of the family {model.encoder.config.model_type} has no point {EMBEDDINGS}, by which gradients are"
-            f" taken; --method {ROLLOUT} may do"
+            f" taken; --method {ROLLOUT} may work"
         )
-    recorder = Recorder([EMBEDDINGS])
-    with torch.no_grad():
-        model(batch, recorder)
-    return recorder.kept[EMBEDDINGS].detach()
+    (own_nE,) = recorded(model, text.batch(), [EMBEDDINGS])
+    return own_nE.clone()  # outside inference mode, so that it can stand in a graph
 
 
 def gradients(
-    model: HeadedModel,
-    text: Text,
-    points_RnE: Tensor,
-    score: Score,
-    *,
-    max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
+    model: HeadedModel, text: TokenisedText, points_RnE: Tensor, score: Score, *, max_batch_tokens: int = 4096
 ) -> tuple[Tensor, Tensor]:
     """F and its gradient at given embeddings, (R,) and (R, n, E).
 
     Args:
-        model: on the device, out of training mode.
         text: of n tokens; its positions and segments.
-        points_RnE: what stands in place of its word embeddings.
+        points_RnE: they replace its word embeddings.
         score: F.
-        max_batch_tokens: tokens computed at once.
-        device: the model's.
     """
     at_once = max(1, max_batch_tokens // len(text.ids))
     scores, found = [], []
     for part_RnE in torch.split(points_RnE, at_once):
-        leaf = part_RnE.flatten(0, 1).to(device).requires_grad_()
-        batch = text.batch(part_RnE.shape[0]).to(device)
+        leaf = part_RnE.flatten(0, 1).requires_grad_()
+        batch = text.batch(part_RnE.shape[0]).to(leaf.device)
         with torch.enable_grad():
-            states_TD = model(batch, Recorder((), {EMBEDDINGS: _Instead(leaf)}))
+            states_TD = model(batch, Recorder((), {EMBEDDINGS: _replaced_by(leaf)}))
             score_R = score(states_TD, batch)
             (gradient,) = torch.autograd.grad(score_R.sum(), leaf)
         scores.append(score_R.detach())
@@ -108,14 +91,8 @@ def gradients(
     return torch.cat(scores), torch.cat(found)
 
 
-class _Instead:
-    """Puts one tensor in another's place."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return self._tensor.to(tensor.dtype)
+def _replaced_by(tensor: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda own: tensor.to(own.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,41 +110,35 @@ class Integrated:
 
     @property
     def gap(self) -> float:
-        """What is left of F(x) - F(x0) when all attributions are taken away: 0 for an exact integral."""
+        """F(x) - F(x0) less the sum of all attributions: 0 for an exact integral."""
         return self.score - self.baseline_score - float(self.attributions_n.sum())
 
 
 def integrated_gradients(
     model: HeadedModel,
-    text: Text,
+    text: TokenisedText,
     baseline_nE: Tensor,
     score: Score,
     *,
     steps: int,
     max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
 ) -> Integrated:
     """The path integral by Gauss and Legendre's rule.
 
     Args:
-        model: on the device, out of training mode.
-        text: what is explained.
+        text: the input.
         baseline_nE: x0.
         score: F.
         steps: points of the rule.
-        max_batch_tokens: tokens computed at once; decides speed and memory alone.
-        device: the model's.
     """
-    own_nE = embeddings(model, text, device=device)
+    own_nE = embeddings(model, text)
     baseline_nE = baseline_nE.to(own_nE)
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     along = torch.from_numpy((nodes + 1) / 2).to(own_nE)
     weight = torch.from_numpy(weights / 2).to(own_nE)
     path = baseline_nE + along[:, None, None] * (own_nE - baseline_nE)
     ends = torch.stack([own_nE, baseline_nE])
-    scores, found = gradients(
-        model, text, torch.cat([path, ends]), score, max_batch_tokens=max_batch_tokens, device=device
-    )
+    scores, found = gradients(model, text, torch.cat([path, ends]), score, max_batch_tokens=max_batch_tokens)
     mean_nE = torch.einsum("r,rne->ne", weight.double(), found[:steps].double())
     attributions_n = ((own_nE - baseline_nE).double() * mean_nE).sum(-1).cpu()
     return Integrated(attributions_n, float(scores[-2]), float(scores[-1]))
@@ -187,14 +158,10 @@ def rollout(maps_LAnn: Sequence[Tensor]) -> Tensor:
     return through_nn
 
 
-@torch.no_grad()
-def text_maps(model: HeadedModel, text: Text, *, device: torch.device = _CPU) -> list[Tensor]:
+def text_maps(model: HeadedModel, text: TokenisedText) -> list[Tensor]:
     """Attention maps of a text, (A, n, n) a layer, float64 on the CPU.
 
     Raises:
         DataError: the family has none.
     """
-    points = pattern_points(model)
-    recorder = Recorder(points)
-    model(text.batch().to(device), recorder)
-    return [recorder.kept[point][0].double().cpu() for point in points]
+    return [maps_1Ann[0].double().cpu() for maps_1Ann in recorded(model, text.batch(), pattern_points(model))]

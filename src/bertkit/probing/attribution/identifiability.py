@@ -1,14 +1,13 @@
-"""Token identifiability: can a hidden state be told whose input it came from?
+"""Token identifiability: the share of hidden states from which the own input token can be recovered.
 
-Brunner et al. 2020, arXiv:1908.04211, section 2 ("token identifiability"): a map from a layer's states to the inputs is
-learnt on some sentences; on others a state counts as identified where, among the inputs of its own sentence, the one
-nearest to what the map gives (by cosine) is its own. Three maps: none at all (`nearest`), a linear one, and a
-perceptron with one hidden layer. Own choices: the linear map is the least-squares solution with a touch of ridge, not
-found by gradient descent; the hidden layer is twice as wide as the states, with GELU, trained by Adam on the squared
-error.
+Brunner et al. 2020, arXiv:1908.04211, section 2: a map from a layer's states to the inputs is trained on some
+sentences; on others a state counts as identified where, among the inputs of its own sentence, the one nearest to the
+map's output (by cosine) is its own. Three maps: none at all (`nearest`), a linear one, and a perceptron with one hidden
+layer. Own choices: the linear map is the least-squares solution with a little ridge, not found by gradient descent; the
+hidden layer is twice as wide as the states, with GELU, trained by Adam on the squared error.
 
-Inputs are what the first layer reads. With positions among them no two of a sentence are alike; in families whose
-attention alone knows positions a repeated word has equal inputs, and each of them counts as its own.
+Inputs are those of the first layer. With positions among them no two of a sentence are equal; in families where
+attention alone encodes positions a repeated word has equal inputs, and each of them counts as its own.
 
 Shapes: T tokens of all sentences, n of one, D width.
 """
@@ -35,7 +34,7 @@ _RIDGE = 1e-4
 """Of the mean squared state, added to the diagonal."""
 _EQUAL = 1e-6
 """Cosines that differ by less are equal."""
-_WIDER, _RATE, _BATCH = 2, 1e-3, 256
+_WIDTH_FACTOR, _LEARNING_RATE, _BATCH = 2, 1e-3, 256
 Mapping = Callable[[Tensor], Tensor]
 
 
@@ -56,7 +55,7 @@ class TokenStates:
 
     Attributes:
         layers: (T, D) each, the inputs first.
-        sentence_T: which sentence each belongs to.
+        sentence_T: the sentence of each token.
     """
 
     layers: tuple[Tensor, ...]
@@ -116,48 +115,47 @@ def identified(guess_TD: Tensor, inputs_TD: Tensor, sentence_T: NDArray[np.int64
 
 def linear_map(states_TD: Tensor, inputs_TD: Tensor) -> Mapping:
     """The affine map with the least squared error; a little ridge keeps it solvable."""
-    states, inputs = states_TD.double(), inputs_TD.double()
-    centre, aim = states.mean(0), inputs.mean(0)
-    centred = states - centre
-    gram_DD = centred.T @ centred
-    gram_DD += _RIDGE * gram_DD.diagonal().mean() * torch.eye(gram_DD.shape[0], dtype=torch.float64)
-    weight_DD = torch.linalg.solve(gram_DD, centred.T @ (inputs - aim))
-    return lambda rows_TD: ((rows_TD.double() - centre) @ weight_DD + aim).float()
+    from sklearn.linear_model import Ridge
+
+    states, inputs = states_TD.double().numpy(), inputs_TD.double().numpy()
+    penalty = _RIDGE * states.var(0).mean() * len(states)
+    fitted = Ridge(alpha=penalty, solver="cholesky").fit(states, inputs)
+    return lambda rows_TD: torch.from_numpy(fitted.predict(rows_TD.double().numpy())).float()
 
 
 def perceptron_map(states_TD: Tensor, inputs_TD: Tensor, *, epochs: int, seed: int) -> Mapping:
     """A perceptron with one hidden layer, trained to the squared error; the same for the same seed.
 
     Args:
-        states_TD, inputs_TD: to learn from; both are scaled to unit variance first.
+        states_TD, inputs_TD: the training data; both are scaled to unit variance first.
         epochs: passes over them.
         seed: of weights and order.
     """
     width, out = states_TD.shape[1], inputs_TD.shape[1]
     state_mean, state_scale = states_TD.mean(0), states_TD.std(0).clamp_min(1e-6)
-    aim_mean, aim_scale = inputs_TD.mean(0), inputs_TD.std(0).clamp_min(1e-6)
+    input_mean, input_scale = inputs_TD.mean(0), inputs_TD.std(0).clamp_min(1e-6)
     digest = hashlib.sha256(f"{seed}/perceptron".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    net = nn.Sequential(nn.Linear(width, _WIDER * width), nn.GELU(), nn.Linear(_WIDER * width, out))
+    net = nn.Sequential(nn.Linear(width, _WIDTH_FACTOR * width), nn.GELU(), nn.Linear(_WIDTH_FACTOR * width, out))
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             bound = (1 / parameter.shape[1]) ** 0.5 if name.endswith("weight") else 0.0
             parameter.uniform_(-bound, bound, generator=generator)
-    optimiser = torch.optim.Adam(net.parameters(), lr=_RATE)
-    states, aims = (states_TD - state_mean) / state_scale, (inputs_TD - aim_mean) / aim_scale
+    optimiser = torch.optim.Adam(net.parameters(), lr=_LEARNING_RATE)
+    states, targets = (states_TD - state_mean) / state_scale, (inputs_TD - input_mean) / input_scale
     steps = epochs * -(-states.shape[0] // _BATCH)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.01, total_iters=max(1, steps))
     for _ in range(epochs):
         for rows in torch.split(torch.randperm(states.shape[0], generator=generator), _BATCH):
             optimiser.zero_grad()
-            loss = nn.functional.mse_loss(net(states[rows]), aims[rows])
+            loss = nn.functional.mse_loss(net(states[rows]), targets[rows])
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
             optimiser.step()
             schedule.step()
 
     @torch.no_grad()
     def guess(rows_TD: Tensor) -> Tensor:
-        found: Tensor = net((rows_TD - state_mean) / state_scale) * aim_scale + aim_mean
+        found: Tensor = net((rows_TD - state_mean) / state_scale) * input_scale + input_mean
         return found
 
     return guess
@@ -171,25 +169,24 @@ def identifiability(
     seed: int,
     progress: Progress = silent_progress,
 ) -> dict[str, list[float]]:
-    """Share of the test tokens that are identified from each layer, by map; the inputs themselves come first.
+    """Share of the test tokens that are identified in each layer, by map; the inputs themselves come first.
 
     Args:
         train, test: of different sentences.
         epochs, seed: of the perceptron.
-        progress: the display, in layers.
     """
     found: dict[str, list[float]] = {name: [] for name in MAPS}
     with progress("identifiability", len(train.layers), "layers") as meter:
-        for number, (known_TD, asked_TD) in enumerate(zip(train.layers, test.layers, strict=True)):
+        for number, (train_TD, test_TD) in enumerate(zip(train.layers, test.layers, strict=True)):
             maps: dict[str, Mapping] = {
-                "linear": linear_map(known_TD, train.layers[0]),
-                "mlp": perceptron_map(known_TD, train.layers[0], epochs=epochs, seed=seed),
+                "linear": linear_map(train_TD, train.layers[0]),
+                "mlp": perceptron_map(train_TD, train.layers[0], epochs=epochs, seed=seed),
             }
             # Without a map, states and inputs can only be compared where they are equally wide.
-            if asked_TD.shape[1] == test.layers[0].shape[1]:
+            if test_TD.shape[1] == test.layers[0].shape[1]:
                 maps["nearest"] = lambda rows_TD: rows_TD
             for name in MAPS:
-                hits = identified(maps[name](asked_TD), test.layers[0], test.sentence_T) if name in maps else None
+                hits = identified(maps[name](test_TD), test.layers[0], test.sentence_T) if name in maps else None
                 found[name].append(float("nan") if hits is None else float(hits.mean()))
             meter.update(number + 1)
     return found

@@ -1,32 +1,27 @@
-"""Which word a model puts into a blank at the end of a context, and which of some words it prefers there.
+"""The probability of words in a blank at the end of a context, and which of some words a model prefers there.
 
 Ettinger 2020, "What BERT Is Not", arXiv:1907.13528: word prediction accuracy (is the expected word among the
 k most probable ones) and completion sensitivity (is the good completion more probable than the bad ones). A masked-LM
-head reads the context, [MASK] and [SEP], a causal one the context; whatever stands behind the blank is given.
+head reads the context, [MASK] and [SEP], a causal one the context; the text after the blank is given.
 
-Variants. Items of the paper have words of one piece. Words of several pieces are scored here by the sum of the
-log-probabilities of these, the later ones hidden (Kauf and Ivanova 2023, arXiv:2305.10588, the rule `within_word_l2r`
-of pseudo_likelihood.py), which for one piece is the paper's probability; they can be compared, but are never among the
-k most probable, and are left out of accuracy. What ties with n others has 1/(n+1): a half with one.
+Variants. Words of the paper have one token. Words of several tokens are scored here by the sum of their tokens'
+log-probabilities, the later ones masked (Kauf and Ivanova 2023, arXiv:2305.10588, the rule `within_word_l2r` of
+models/pseudo_likelihood.py), which for one token is the paper's probability; they can be compared, but are never among
+the k most probable, and are left out of accuracy. A tie with n others counts 1/(n+1): a half with one.
 
-Sibling pseudo_likelihood.py scores whole sentences.
-
-Shapes: K texts of N tokens, R questions of a batch, V vocabulary.
+Shapes: K texts of N tokens, R rows of a batch, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import tokenizers
 import torch
 from numpy.typing import NDArray
 
-from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.pseudo_likelihood import (
@@ -34,34 +29,37 @@ from bertkit.models.pseudo_likelihood import (
     MaskedRule,
     Original,
     ScoringRule,
+    TokenPredictor,
     WithinWordLeftToRight,
 )
 from bertkit.progress import Progress, silent_progress
-from bertkit.tasks.diagnostics import Completion
+from bertkit.tasks.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from bertkit.text.tokenizer import Tokenizer
 
 Int64s = NDArray[np.int64]
+SENSITIVITY, ONE_TOKEN, BY_MARGIN = "sensitivity", "sensitivity_one_piece", "sensitivity_by_margin"
+"""Names of measures in results; `one_piece` means words of one token."""
 MOST_SHOWN = 5
-"""Of the most probable tokens in a blank."""
+"""Most probable tokens that are recorded of a blank."""
+ALL = ""
 _CPU = torch.device("cpu")
 _DEVIATIONS = 1.959963984540054
 """Standard deviations on either side of the middle 95% of a normal distribution."""
 
 
 @dataclass(frozen=True)
-class Filled:
-    """What a model says of a word in a blank.
+class BlankScore:
+    """The probability of a word in a blank.
 
     Attributes:
-        log_p: of the word, in nats, the sum over its pieces.
-        pieces: how many it has.
-        above: how many tokens are more probable than its (first) piece.
-        equal: how many others are just as probable.
-        top: ids of the most probable tokens, the likeliest first.
+        log_p: of the word, in nats, the sum over its tokens.
+        tokens: number of its tokens.
+        above, equal: number of vocabulary entries that are more probable than its (first) token, and equally probable.
+        top: ids of the most probable ones, in decreasing order.
     """
 
     log_p: float
-    pieces: int
+    tokens: int
     above: int
     equal: int
     top: tuple[int, ...]
@@ -69,19 +67,18 @@ class Filled:
 
 @dataclass(frozen=True)
 class _Text:
-    """A context with a word in its blank: ids without special tokens, and where the word's pieces are."""
+    """A context with a word in its blank: ids without special tokens, and the positions of the word's tokens."""
 
     ids_N: Int64s
     places: tuple[int, ...]
 
 
 def blank_rule(rule: type[ScoringRule]) -> type[ScoringRule]:
-    """How a word in a blank is asked for by a model whose texts are scored by this rule."""
+    """The rule for words in blanks of a model whose texts are scored by this rule."""
     return WithinWordLeftToRight if rule is Original else rule
 
 
-@torch.inference_mode()
-def fill_blanks(
+def score_blanks(
     model: HeadedModel,
     tokenizer: Tokenizer,
     rule: ScoringRule,
@@ -91,92 +88,91 @@ def fill_blanks(
     max_batch_tokens: int = 4096,
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
-) -> list[Filled | None]:
-    """What the model says of each completion, in their order; None where it cannot read it: the word is not in the
-    vocabulary, even in pieces, or the text is longer than the model reads.
+) -> dict[Completion, BlankScore | None]:
+    """The score of each completion; None where the word is not in the vocabulary or the text is too long.
 
     Args:
-        model: with the head that the rule asks; put on the device and out of training mode.
-        tokenizer: the model's.
+        model: with the head of the rule; put on the device and out of training mode.
         rule: see `blank_rule`.
-        completions: any number of them.
-        ending: what stands behind the blank.
-        max_batch_tokens: tokens computed at once, a single question being the least; decides speed and memory alone.
-        device: where to compute, in fp32.
-        progress: the display, in pieces asked for.
+        completions: all different.
+        ending: text after the blank.
+        max_batch_tokens, device, progress: as of `score_texts`.
 
     Raises:
         DataError: a log-probability is not a number.
     """
-    model = model.to(device).eval()
-    texts = _encoded(tokenizer, completions, ending)
+    predict = TokenPredictor(model, rule.head, causal=rule.causal, device=device)
+    texts = dict(zip(completions, _encoded(tokenizer, completions, ending), strict=True))
     room = model.encoder.max_tokens - rule.special_tokens
-    readable = [
-        number
-        for number, text in enumerate(texts)
+    readable = {
+        each: text
+        for each, text in texts.items()
         if text.ids_N.size <= room and not _is_unknown(text, tokenizer) and min(text.places) >= rule.unscored_tokens
-    ]
-    found: list[Filled | None] = [None] * len(texts)
-    asked = 0
-    with progress("fill blanks", sum(len(texts[number].places) for number in readable), "pieces") as meter:
-        for length in sorted({texts[number].ids_N.size for number in readable}, reverse=True):
-            members = [number for number in readable if texts[number].ids_N.size == length]
-            of_one_length = [texts[number] for number in members]
-            parts: list[list[_Answer]] = [[] for _ in members]
-            for text, answer in _answers(model, rule, of_one_length, max_batch_tokens, device):
-                parts[text].append(answer)
-                asked += 1
-                meter.update(asked)
-            for number, answers in zip(members, parts, strict=True):
-                first = answers[0]
-                total = math.fsum(answer.log_p for answer in answers)
-                found[number] = Filled(total, len(answers), first.above, first.equal, first.top)
-    return found
+    }
+    scores: dict[Completion, BlankScore | None] = dict.fromkeys(completions)
+    done = 0
+    with progress("fill blanks", sum(len(text.places) for text in readable.values()), "tokens") as meter:
+        for length in sorted({text.ids_N.size for text in readable.values()}, reverse=True):
+            members = {each: text for each, text in readable.items() if text.ids_N.size == length}
+            parts: list[list[BlankScore]] = [[] for _ in members]
+            for number, score in _token_scores(predict, rule, list(members.values()), max_batch_tokens):
+                parts[number].append(score)
+                done += 1
+                meter.update(done)
+            for each, own in zip(members, parts, strict=True):
+                total = math.fsum(score.log_p for score in own)
+                scores[each] = BlankScore(total, len(own), own[0].above, own[0].equal, own[0].top)
+    return scores
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What is said of one piece; as in `Filled`."""
-
-    log_p: float
-    above: int
-    equal: int
-    top: tuple[int, ...]
-
-
-def _answers(
-    model: HeadedModel, rule: ScoringRule, texts: Sequence[_Text], max_batch_tokens: int, device: torch.device
-) -> Iterator[tuple[int, _Answer]]:
-    """The number of a text and what is said of its next piece, over texts of one length."""
+def _token_scores(
+    predict: TokenPredictor, rule: ScoringRule, texts: Sequence[_Text], max_batch_tokens: int
+) -> Iterator[tuple[int, BlankScore]]:
+    """The number of a text and the score of its word's next token, over texts of one length."""
     length = texts[0].ids_N.size
     word_KN = np.tile(np.arange(length), (len(texts), 1))
     for row_N, text in zip(word_KN, texts, strict=True):
         row_N[list(text.places)] = text.places[0]
     encoded = EncodedTexts(np.stack([text.ids_N for text in texts]), word_KN)
-    pieces = [(number, place) for number, text in enumerate(texts) for place in text.places]
+    tokens = [(number, place) for number, text in enumerate(texts) for place in text.places]
     at_once = max(1, max_batch_tokens // (length + rule.special_tokens))
-    for first in range(0, len(pieces), at_once):
-        some = pieces[first : first + at_once]
-        number_R, place_R = np.array(some, dtype=np.int64).T
-        if isinstance(rule, MaskedRule):  # a copy for each token, which answers for that one alone
+    for first in range(0, len(tokens), at_once):
+        number_R, place_R = np.array(tokens[first : first + at_once], dtype=np.int64).T
+        if isinstance(rule, MaskedRule):  # a copy for each token, which predicts that one alone
             copy_R, column_R = number_R * length + place_R, np.zeros_like(place_R)
-        else:  # one copy, which answers for all that are not given
+        else:  # one copy, which predicts all tokens that are not given
             copy_R, column_R = number_R, place_R - rule.unscored_tokens
-        questions = rule.questions(encoded, copy_R)
-        row_R = np.arange(len(some))
-        index_R = questions.place_RM[row_R, column_R] + row_R * questions.ids_RL.shape[1]
-        target_R1 = torch.from_numpy(questions.target_RM[row_R, column_R]).to(device)[:, None]
-        batch = PackedBatch.from_ids(questions.ids_RL.tolist(), causal=rule.causal).to(device)
-        hidden_RD = model(batch).index_select(0, torch.from_numpy(index_R).to(device))
-        log_p_RV = torch.log_softmax(model.token_logits(rule.head, hidden_RD).float(), dim=-1)
-        log_p_R1 = log_p_RV.gather(1, target_R1)
-        if log_p_R1.isnan().any():
-            raise DataError("the model's log-probabilities are not numbers (NaN): its weights are damaged or diverged")
-        above_R = (log_p_RV > log_p_R1).sum(dim=1).tolist()
-        equal_R = ((log_p_RV == log_p_R1).sum(dim=1) - 1).tolist()
-        top_RK = log_p_RV.topk(min(MOST_SHOWN, log_p_RV.shape[1]), dim=1).indices.tolist()
-        for row, (number, _) in enumerate(some):
-            yield number, _Answer(float(log_p_R1[row]), above_R[row], equal_R[row], tuple(top_RK[row]))
+        copies = rule.copies(encoded, copy_R)
+        row_R = np.arange(number_R.size)
+        index_R = copies.position_RM[row_R, column_R] + row_R * copies.ids_RL.shape[1]
+        numbers = iter(number_R.tolist())
+        for log_p_RV, target_R1 in predict.distributions(
+            copies.ids_RL.tolist(), index_R, copies.target_RM[row_R, column_R]
+        ):
+            log_p_R1 = log_p_RV.gather(1, target_R1)
+            above_R = (log_p_RV > log_p_R1).sum(dim=1).tolist()
+            equal_R = ((log_p_RV == log_p_R1).sum(dim=1) - 1).tolist()
+            top_RK = log_p_RV.topk(min(MOST_SHOWN, log_p_RV.shape[1]), dim=1).indices.tolist()
+            for log_p, above, equal, top in zip(log_p_R1[:, 0].tolist(), above_R, equal_R, top_RK, strict=True):
+                yield next(numbers), BlankScore(log_p, 1, above, equal, tuple(top))
+
+
+def _encoded(tokenizer: Tokenizer, completions: Sequence[Completion], ending: str) -> list[_Text]:
+    """Each context with its word and the ending after it; a word's tokens are those that overlap it."""
+    texts = [f"{each.context} {each.word}{ending}" for each in completions]
+    found = []
+    for each, encoding in zip(completions, tokenizer.encodings_plain(texts), strict=True):
+        start, end = len(each.context) + 1, len(each.context) + 1 + len(each.word)
+        places = tuple(n for n, (a, b) in enumerate(encoding.offsets) if a < end and b > start)
+        if not places:
+            raise DataError(f"{each.word!r} after {each.context!r}: the tokenizer makes no token of it")
+        found.append(_Text(np.array(encoding.ids, dtype=np.int64), places))
+    return found
+
+
+def _is_unknown(text: _Text, tokenizer: Tokenizer) -> bool:
+    unknown = tokenizer.id(tokenizer.roles["unk"]) if "unk" in tokenizer.roles else None
+    return unknown is not None and bool((text.ids_N[list(text.places)] == unknown).any())
 
 
 def preference(first: float, others: Sequence[float]) -> float:
@@ -197,28 +193,117 @@ def among_top(above: int, equal: int, k: int) -> float:
 
 
 def wilson(successes: float, count: int) -> tuple[float, float]:
-    """The 95% interval of a share (Wilson 1927), which stays within 0 and 1 for few items."""
+    """The 95% interval of a share (Wilson 1927), which stays within 0 and 1 for few items; ties are half successes."""
     share, square = successes / count, _DEVIATIONS**2
     middle = (share + square / (2 * count)) / (1 + square / count)
     half = _DEVIATIONS / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _encoded(tokenizer: Tokenizer, completions: Sequence[Completion], ending: str) -> list[_Text]:
-    """Each context with its word and the ending behind; a word's pieces are those that overlap it."""
-    backend: Any = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
-    backend.encode_special_tokens = True  # a special token written out in a text must not pass for a mask
-    texts = [f"{each.context} {each.word}{ending}" for each in completions]
-    found = []
-    for each, encoding in zip(completions, backend.encode_batch(texts, add_special_tokens=False), strict=True):
-        start, end = len(each.context) + 1, len(each.context) + 1 + len(each.word)
-        places = tuple(n for n, (a, b) in enumerate(encoding.offsets) if a < end and b > start)
-        if not places:
-            raise DataError(f"{each.word!r} behind {each.context!r}: the tokenizer makes nothing of it")
-        found.append(_Text(np.array(encoding.ids, dtype=np.int64), places))
-    return found
+def accuracy(k: int) -> str:
+    """The name of the accuracy among the k most probable."""
+    return f"accuracy_at_{k}"
 
 
-def _is_unknown(text: _Text, tokenizer: Tokenizer) -> bool:
-    unknown = tokenizer.id(tokenizer.roles["unk"]) if "unk" in tokenizer.roles else None
-    return unknown is not None and bool((text.ids_N[list(text.places)] == unknown).any())
+@dataclass(frozen=True)
+class Proportion:
+    """One measure of a diagnostic on the items of a condition and group (all where empty): the mean of their credits.
+
+    Credits are from 0 to 1; `chance` is the expected value of a model without preferences.
+    """
+
+    measure: str
+    condition: str
+    group: str
+    credits: tuple[float, ...]
+    chance: float
+
+    @property
+    def value(self) -> float | None:
+        """None where there is no item."""
+        return sum(self.credits) / len(self.credits) if self.credits else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return wilson(sum(self.credits), len(self.credits)) if self.credits else None
+
+    @property
+    def ties(self) -> int:
+        """The number of items that are neither right nor wrong."""
+        return sum(0 < credit < 1 for credit in self.credits)
+
+
+@dataclass(frozen=True)
+class DiagnosticScores:
+    """A diagnostic with its measures.
+
+    Attributes:
+        diagnostic: its items.
+        proportions: all measures, those of all items before those of groups.
+        comparisons: those that the model can read, with the scores of their completions.
+        unreadable: completions that the model cannot read; their items are not counted.
+        unscored_blanks: number of blanks whose expected words all have several tokens.
+    """
+
+    diagnostic: Diagnostic
+    proportions: tuple[Proportion, ...]
+    comparisons: Mapping[Comparison, Sequence[BlankScore]]
+    unreadable: Sequence[str]
+    unscored_blanks: int
+
+    def find(self, measure: str, condition: str = "") -> Proportion:
+        """The measure of all items of a condition."""
+        wanted = (measure, condition, ALL)
+        return next(each for each in self.proportions if (each.measure, each.condition, each.group) == wanted)
+
+    @property
+    def conditions(self) -> list[str]:
+        return list(dict.fromkeys(each.condition for each in self.diagnostic.comparisons))
+
+
+def score_diagnostic(
+    diagnostic: Diagnostic,
+    scores: Mapping[Completion, BlankScore | None],
+    *,
+    vocab_size: int,
+    top: Sequence[int],
+    margin: float,
+) -> DiagnosticScores:
+    """All measures of a diagnostic, with the accuracies of these k and a clear preference of this margin."""
+    comparisons = {
+        each: own
+        for each in diagnostic.comparisons
+        if len(own := [score for c in each.completions if (score := scores[c])]) == len(each.completions)
+    }
+    log_p = {each: (own[0].log_p, [score.log_p for score in own[1:]]) for each, own in comparisons.items()}
+    one_token = [each for each, own in comparisons.items() if all(score.tokens == 1 for score in own)]
+    single = {each: [s for c in each.expected if (s := scores[c]) and s.tokens == 1] for each in diagnostic.clozes}
+    blanks = {each: own for each, own in single.items() if own}
+    chance = 1 / len(diagnostic.comparisons[0].completions)
+    measures: list[tuple[str, float, Sequence[tuple[Comparison | Cloze, float]]]] = [
+        (SENSITIVITY, chance, [(each, preference(*log_p[each])) for each in comparisons]),
+        (ONE_TOKEN, chance, [(each, preference(*log_p[each])) for each in one_token]),
+        (BY_MARGIN, 0.0, [(each, clear_preference(*log_p[each], margin)) for each in comparisons]),
+    ]
+    for k in top:
+        among = [(each, max(among_top(s.above, s.equal, k) for s in own)) for each, own in blanks.items()]
+        measures.append((accuracy(k), k / vocab_size, among))
+    groups = dict.fromkeys((each.condition, each.group) for each in diagnostic.comparisons)
+    parts = [
+        (condition, group)
+        for condition in dict.fromkeys(condition for condition, _ in groups)
+        for group in (ALL, *sorted(group for own, group in groups if own == condition and group != ALL))
+    ]
+    proportions = tuple(
+        Proportion(
+            measure,
+            condition,
+            group,
+            tuple(credit for each, credit in own if each.condition == condition and group in (ALL, each.group)),
+            at_chance,
+        )
+        for measure, at_chance, own in measures
+        for condition, group in parts
+    )
+    unreadable = [f"{each.context} {each.word}" for each, score in scores.items() if score is None]
+    return DiagnosticScores(diagnostic, proportions, comparisons, unreadable, len(diagnostic.clozes) - len(blanks))

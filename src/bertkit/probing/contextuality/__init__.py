@@ -1,1 +1,30 @@
-"""contextuality"""
+"""`probe contextuality`: how contextual word vectors are (Ethayarajh 2019, arXiv:1909.00512)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from bertkit.probing import ProbeSettings
+
+
+class ContextualitySettings(ProbeSettings):
+    """How much a word's vector depends on its sentence: `bertkit probe contextuality --model M --data text.txt`"""
+
+    kind: ClassVar[str] = "contextuality"
+
+    sentences: int = Field(1000, ge=1, description="Sentences, drawn at random from the text; repeats are left out.")
+    words: list[str] = Field(
+        default_factory=list, description="Measure this word only (default: all that occur often enough)."
+    )
+    min_contexts: int = Field(5, ge=2, description="Least number of sentences that a word must occur in.")
+    max_contexts: int = Field(100, ge=2, description="Most sentences of a word; of more, so many are drawn.")
+    max_vectors: int = Field(
+        20_000, ge=2, description="Most occurrences in memory; words are drawn until they fill it."
+    )
+    static_layers: list[int] = Field(
+        default_factory=list,
+        description="Write one static vector a word, its first principal component in this layer, as word2vec text"
+        " (default: none).",
+    )

@@ -1,21 +1,21 @@
-"""How much of a word's vector is its context's.
+"""How much of a word's vector depends on its context.
 
 Ethayarajh 2019, arXiv:1909.00512, section 3: self-similarity, intra-sentence similarity, maximum explainable variance,
 and the anisotropy baselines that are subtracted from them; section 4.3: static vectors from principal components. All
-three follow the paper's text. The code that was published beside it differs: it centres a word's vectors before it
-takes the first component (here a measure of its own, for the two lie far apart: the mean is most of what the uncentred
-component explains), and estimates cosines from at most 1,000 pairs. Here the means over all pairs are exact, for the
-sum of all cosines is the squared length of the sum of unit vectors.
+three follow the paper's text. The published code differs: it centres a word's vectors before it takes the first
+component (here a measure of its own, since the two are far apart: the mean is most of what the uncentred component
+explains), and estimates cosines from at most 1,000 pairs. Here the means over all pairs are exact, because the sum of
+all cosines is the squared length of the sum of unit vectors.
 
-The baseline of the explainable variance depends on how many vectors it is taken of (of n isotropic ones the first
-component explains at least 1/n), so each word is compared with as many random occurrences as it has itself.
+The explainable variance of n vectors depends on n (the first component of n isotropic ones explains at least 1/n), so
+each word is compared with as many random occurrences as it has itself.
 
-Shapes: W words, n occurrences of a word, R random occurrences, D width, L layers, the embeddings counted.
+Shapes: W words, n occurrences of a word, N occurrences of all words, R random occurrences, D width, B sentences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,30 +27,30 @@ from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import layer_points
 from bertkit.probing.sentences import EncodedSentence
-from bertkit.probing.states import WordStates, layer_states
+from bertkit.probing.states import layer_states
 from bertkit.progress import Progress, silent_progress
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 Place = tuple[int, int]
-"""A sentence, by its place in the list, and a word in it."""
+"""The index of a sentence in the list, and of a word in it."""
 
 RANDOM_SETS = 10
-"""Sets of random occurrences that a word's explainable variance is compared with."""
+"""Random sets that the baseline of the explainable variance is averaged over."""
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Which occurrences are looked at.
+    """The occurrences that are measured.
 
     Attributes:
         words: in alphabetical order.
         places: for each word where it occurs, each in another sentence.
-        contexts: for each word in how many sentences it occurs, those included that are not looked at.
+        contexts: for each word the number of sentences it occurs in, those included that were not drawn.
         random: one random word each of random sentences.
-        rare: words that occur in too few sentences.
-        passed_over: words that would have been too many to hold.
+        rare: number of words that occur in too few sentences.
+        passed_over: number of words left out because the limit on vectors was reached.
     """
 
     words: tuple[str, ...]
@@ -60,13 +60,16 @@ class Occurrences:
     rare: int = 0
     passed_over: int = 0
 
+    @property
+    def sizes(self) -> list[int]:
+        """The number of measured occurrences of each word."""
+        return [len(places) for places in self.places]
+
 
 def index_words(sentences: Sequence[EncodedSentence], *, lowercase: bool) -> dict[str, list[Place]]:
     """Where each word occurs: its first occurrence in every sentence that has it.
 
-    Args:
-        sentences: each written once; a repeat would be a context that is none.
-        lowercase: whether `The` and `the` are one word.
+    The sentences are all different, since a repeated one would be counted as another context.
     """
     places: dict[str, list[Place]] = {}
     for number, sentence in enumerate(sentences):
@@ -92,13 +95,11 @@ def choose_occurrences(
     """The words that occur often enough, a draw of their occurrences, and random ones to compare with.
 
     Args:
-        sentences: all of them.
-        places: where words occur, as `index_words` gives it, or those of some words.
-        draw: of all choices.
-        min_contexts: sentences that a word must occur in.
-        max_contexts: of a word that occurs in more, so many are drawn.
-        max_vectors: occurrences in all; words are drawn until they are as many, and the rest is passed over.
-        random_sentences: how many sentences a random word is drawn from, each another one.
+        places: where words occur, as returned by `index_words`, of all words or some.
+        min_contexts: least number of sentences that a word must occur in.
+        max_contexts: most occurrences of a word; of more, so many are drawn.
+        max_vectors: most occurrences in all; words are drawn until it is reached.
+        random_sentences: number of sentences that a random word is drawn from.
     """
     often = sorted(word for word, found in places.items() if len(found) >= min_contexts)
     kept: list[str] = []
@@ -131,12 +132,9 @@ def choose_occurrences(
 
 @dataclass(frozen=True)
 class LayerVectors:
-    """The vectors of the chosen occurrences in one layer.
+    """The vectors of the measured occurrences in one layer, word after word, and those of random occurrences.
 
-    Attributes:
-        words_ND: of all words' occurrences, word after word.
-        random_RD: of the random ones.
-        intra: mean over sentences of their intra-sentence similarity.
+    `intra` is the mean intra-sentence similarity of all sentences.
     """
 
     words_ND: Tensor
@@ -153,66 +151,40 @@ def collect(
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> list[LayerVectors]:
-    """One pass over the sentences; what is kept of each layer is the chosen occurrences' vectors.
-
-    Args:
-        model: of any family with layers.
-        sentences: all of them.
-        occurrences: what is kept.
-        max_batch_tokens: tokens computed at once; decides speed and memory alone.
-        device: where to compute.
-        progress: the display, in sentences.
-    """
-    flat = [place for places in occurrences.places for place in places]
-    words, random = _Wanted(flat), _Wanted(occurrences.random)
+    """The vectors of each layer, by one pass over the sentences; only those of the occurrences are kept in memory."""
+    first_S = np.cumsum([0, *(len(sentence.words) for sentence in sentences)])
+    places = [*(place for own in occurrences.places for place in own), *occurrences.random]
+    row_N = np.array([first_S[sentence] + word for sentence, word in places])
     points = layer_points(model)
-    stores: list[tuple[Tensor, Tensor]] = []
+    vectors: list[Tensor] = []
     intra_L = np.zeros(len(points))
-    first = 0
+    first = done = 0
     with progress("hidden states", len(sentences), "sentences") as meter:
         for batch in layer_states(model, sentences, points=points, max_batch_tokens=max_batch_tokens, device=device):
-            if not stores:
-                widths = [states.shape[1] for states in batch.states]
-                stores = [(torch.empty(words.size, width), torch.empty(random.size, width)) for width in widths]
+            vectors = vectors or [torch.empty(len(places), states.shape[1]) for states in batch.states]
+            here_N = np.flatnonzero((first <= row_N) & (row_N < first + batch.word_W.size))
             for layer, states_WD in enumerate(batch.states):
-                for wanted, store in zip((words, random), stores[layer], strict=True):
-                    slots, rows = wanted.within(batch, first)
-                    store[slots] = states_WD[rows]
+                vectors[layer][here_N] = states_WD[row_N[here_N] - first]
                 intra_L[layer] += intra_sentence_similarity(states_WD, torch.from_numpy(batch.sentence_W)).sum().item()
-            first += len(batch.sentences)
-            meter.update(first)
-    return [LayerVectors(*store, intra / len(sentences)) for store, intra in zip(stores, intra_L.tolist(), strict=True)]
-
-
-class _Wanted:
-    """Places, found again while sentences come by in their order."""
-
-    def __init__(self, places: Sequence[Place]) -> None:
-        self.size = len(places)
-        self._by_sentence: dict[int, list[tuple[int, int]]] = {}
-        for slot, (sentence, word) in enumerate(places):
-            self._by_sentence.setdefault(sentence, []).append((slot, word))
-
-    def within(self, batch: WordStates, first: int) -> tuple[list[int], list[int]]:
-        """Which places lie in a batch whose sentences are counted from `first`, and the rows of their states."""
-        slots, rows, start = [], [], 0
-        for number, sentence in enumerate(batch.sentences, first):
-            for slot, word in self._by_sentence.get(number, ()):
-                slots.append(slot)
-                rows.append(start + word)
-            start += len(sentence.words)
-        return slots, rows
+            first += batch.word_W.size
+            done += len(batch.sentences)
+            meter.update(done)
+    words = sum(occurrences.sizes)
+    return [
+        LayerVectors(each[:words], each[words:], intra / len(sentences))
+        for each, intra in zip(vectors, intra_L.tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """What one layer comes to; nothing is adjusted.
+    """The measures of one layer, before any baseline is subtracted.
 
     Attributes:
         self_similarity_W: of each word.
         explainable_W: maximum explainable variance of each word, as a share.
         random_explainable_W: the same of as many random occurrences.
-        centred_W, random_centred_W: both of centred vectors, as the published code has it.
+        centred_W, random_centred_W: both of centred vectors, as in the published code.
         intra_sentence: mean over sentences.
         anisotropy: mean cosine of random occurrences, the baseline of both similarities.
     """
@@ -225,36 +197,19 @@ class LayerFigures:
     intra_sentence: float
     anisotropy: float
 
-    @property
-    def adjusted_self_similarity_W(self) -> Floats:
-        return self.self_similarity_W - self.anisotropy
-
-    @property
-    def adjusted_intra_sentence(self) -> float:
-        return self.intra_sentence - self.anisotropy
-
-    @property
-    def adjusted_explainable_W(self) -> Floats:
-        return self.explainable_W - self.random_explainable_W
-
-    @property
-    def adjusted_centred_W(self) -> Floats:
-        return self.centred_W - self.random_centred_W
-
 
 def layer_figures(layer: LayerVectors, occurrences: Occurrences, draw: Draw) -> LayerFigures:
     """All measures of one layer."""
-    sizes = [len(places) for places in occurrences.places]
-    parts = torch.split(layer.words_ND, sizes)
-    different = sorted(set(sizes))
+    parts = torch.split(layer.words_ND, occurrences.sizes)
+    different = sorted(set(occurrences.sizes))
     baseline = random_explainable(layer.random_RD, different, draw)
     centred_baseline = random_explainable(layer.random_RD, different, draw, _centred_share)
     return LayerFigures(
         np.array([mean_cosine(part) for part in parts]),
         np.array([explainable_variance(part) for part in parts]),
-        np.array([baseline[size] for size in sizes]),
+        np.array([baseline[size] for size in occurrences.sizes]),
         np.array([_centred_share(_gram(part)) for part in parts]),
-        np.array([centred_baseline[size] for size in sizes]),
+        np.array([centred_baseline[size] for size in occurrences.sizes]),
         layer.intra,
         mean_cosine(layer.random_RD),
     )
@@ -291,7 +246,7 @@ def _share(gram_NN: Tensor) -> float:
 
 
 def _centred_share(gram_NN: Tensor) -> float:
-    """The same of the vectors less their mean, from the products of the vectors as they are."""
+    """The same of the vectors less their mean, computed from the products of the uncentred vectors."""
     rows_N1 = gram_NN.mean(1, keepdim=True)
     return _share(gram_NN - rows_N1 - rows_N1.T + gram_NN.mean())
 
@@ -299,13 +254,9 @@ def _centred_share(gram_NN: Tensor) -> float:
 def random_explainable(
     vectors_RD: Tensor, sizes: Sequence[int], draw: Draw, share: Callable[[Tensor], float] = _share
 ) -> dict[int, float]:
-    """Mean explainable variance of random sets of so many vectors, by their size; of all where there are not as many.
+    """Mean explainable variance of random sets of vectors, by the size of the sets; a set holds R at most.
 
-    Args:
-        vectors_RD: the random occurrences.
-        sizes: of the sets.
-        draw: of the sets.
-        share: of the variance, from the products of all pairs.
+    `share` computes the explained share of the variance from the products of all pairs.
     """
     gram_RR, count = _gram(vectors_RD), vectors_RD.shape[0]
     found = {}
@@ -320,12 +271,7 @@ def random_explainable(
 
 
 def intra_sentence_similarity(states_WD: Tensor, sentence_W: Tensor) -> Tensor:
-    """Mean cosine of a sentence's words with their mean, for each sentence of a batch.
-
-    Args:
-        states_WD: states of all words, sentence after sentence.
-        sentence_W: the sentence of each, from 0 without gaps.
-    """
+    """Mean cosine of a sentence's words with their mean, (B,); sentences are numbered from 0 without gaps."""
     states_WD = states_WD.double()
     counts_B = torch.bincount(sentence_W)
     sums_BD = states_WD.new_zeros(counts_B.numel(), states_WD.shape[1]).index_add_(0, sentence_W, states_WD)
@@ -333,18 +279,11 @@ def intra_sentence_similarity(states_WD: Tensor, sentence_W: Tensor) -> Tensor:
     return cosine_W.new_zeros(counts_B.numel()).index_add_(0, sentence_W, cosine_W) / counts_B
 
 
-def static_vectors(layer: LayerVectors, occurrences: Occurrences) -> Iterator[tuple[str, Floats]]:
-    """Each word with one vector for all its contexts: the first principal component, uncentred, of unit length.
-
-    Section 4.3 of the paper. Of the two directions of a component it is the one that the word's mean points to.
-    """
-    sizes = [len(places) for places in occurrences.places]
-    for word, part_ND in zip(occurrences.words, torch.split(layer.words_ND, sizes), strict=True):
-        yield word, first_component(part_ND)
-
-
 def first_component(vectors_ND: Tensor) -> Floats:
-    """The first right singular vector, turned to the mean's side."""
+    """A static vector of a word (section 4.3 of the paper): the first right singular vector of its uncentred vectors.
+
+    Of unit length; of the two directions it is the one that the word's mean points to.
+    """
     vectors_ND = vectors_ND.double()
     _, _, right = torch.linalg.svd(vectors_ND, full_matrices=False)
     component_D = right[0]

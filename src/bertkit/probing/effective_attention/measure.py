@@ -1,24 +1,24 @@
-"""Effective attention: the part of an attention map that its values let through.
+"""Effective attention: the part of an attention map that affects the output.
 
 Brunner et al. 2020, "On Identifiability in Transformers", arXiv:1908.04211, section 3. A head adds A T to the states,
-with T = V W (n x D): the values of the n tokens behind the head's slice of the output projection. T has rank of at most
-the head's width H, so that with more tokens than that there are many maps A with the same outcome. What is common to
-them is A without its projection onto the left null space of T,
+with T = V W (n x D): the values of the n tokens, through the head's slice of the output projection. T has rank of at
+most the head's width H, so that with more tokens than that many maps A have the same output. Their common part is A
+without its projection onto the left null space of T,
 
     A_eff = A U U^T,    U the left singular vectors of T with a singular value above tolerance;   A_eff T = A T.
 
-Rows of it need not sum to 1 and may be negative. Variant: V includes the values' bias, for that is what A mixes; the
-paper's further argument from rows that must sum to 1 is not used. With n <= H and full rank nothing changes.
+Its rows need not sum to 1 and may be negative. Variant: V includes the values' bias, which A mixes too; the paper's
+further argument from rows that must sum to 1 is not used. With n <= H and full rank nothing changes.
 
-The output projection is recorded, not read from the weights: one forward pass whose `hook_z` is edited to be the unit
-vectors gives, in `hook_attn_out`, the row of W that belongs to each.
+The output projection is recorded, not read from the weights: one forward pass whose `hook_z` is edited to the unit
+vectors gives, in `hook_attn_out`, the row of W of each.
 
-Shapes: n tokens of a sentence, T packed tokens, N heads, H head width, D width of what attention puts out, L layers.
+Shapes: n tokens of a sentence, T packed tokens, N heads, H head width, D width of attention's output, L layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +27,10 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.recorder import Recorder, point_shapes
+from bertkit.models.recorder import Recorder, device_of, point_shapes
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.sentences import EncodedSentence, packed
+from bertkit.probing.states import recorded
 
 VALUES = "blocks.{n}.attn.hook_v"
 MIXED = "blocks.{n}.attn.hook_z"
@@ -38,28 +39,23 @@ _CPU = torch.device("cpu")
 
 
 def output_maps(model: HeadedModel, layers: int) -> list[Tensor]:
-    """Each head's slice of the output projection, (N, H, D) a layer, float64.
-
-    Args:
-        model: out of training mode; read on its own device.
-        layers: L.
+    """Each head's slice of the output projection, (N, H, D) for each layer, float64.
 
     Raises:
-        DataError: the family has not all the points.
+        DataError: the family lacks one of the points.
     """
-    device = next(model.parameters()).device
-    shapes = point_shapes(model, PackedBatch.from_ids([[0, 0]]).to(device))
+    shapes, device = point_shapes(model), device_of(model)
     for layer in range(layers):
         for name in (VALUES, MIXED, ATTENDED):
             if name.format(n=layer) not in shapes:
                 raise DataError(
                     f"a model of the family {model.encoder.config.model_type} has no point {name.format(n=layer)},"
-                    " without which effective attention cannot be told"
+                    " which effective attention needs"
                 )
     heads, width = shapes[MIXED.format(n=0)][1:]
     inputs = heads * width
     unit_T = torch.cat([torch.eye(inputs), torch.zeros(1, inputs)]).view(-1, heads, width).to(device)
-    # As many tokens as there are inputs, and one for the bias; which tokens is all the same, for they are replaced.
+    # As many tokens as there are inputs, and one for the bias; their ids do not matter, for the edit replaces them.
     row = min(model.encoder.max_tokens, inputs + 1)
     lengths = [row] * ((inputs + 1) // row) + [(inputs + 1) % row] * ((inputs + 1) % row > 0)
     edits = {MIXED.format(n=layer): lambda mixed: unit_T.to(mixed.dtype) for layer in range(layers)}
@@ -110,49 +106,29 @@ def layer_attention(
 ) -> Iterator[tuple[EncodedSentence, list[LayerAttention]]]:
     """Every sentence with the maps of all layers, one sentence in memory at a time.
 
-    Args:
-        model: put on the device and out of training mode.
-        sentences: of any number.
-        device: where the model is computed, in fp32; the decomposition is done on the CPU in fp64.
+    The model is moved to the device and to evaluation mode and computed in fp32; the decomposition is done on the CPU
+    in fp64.
 
     Raises:
-        DataError: the family has not all the points, or they are not numbers.
+        DataError: the family lacks one of the points, or they are not finite.
     """
     model = model.to(device).eval()
     points = pattern_points(model)
     maps = output_maps(model, len(points))
     for sentence in sentences:
-        yield sentence, _of_sentence(model, sentence, points, maps, device)
+        values = recorded(
+            model, packed([sentence]), [*points, *(VALUES.format(n=layer) for layer in range(len(points)))]
+        )
+        layers = zip(values[: len(points)], values[len(points) :], maps, strict=True)
+        yield sentence, [_of_layer(raw[0].double().cpu(), value.double().cpu(), own) for raw, value, own in layers]
 
 
-@torch.inference_mode()
-def _of_sentence(
-    model: HeadedModel,
-    sentence: EncodedSentence,
-    points: Sequence[str],
-    maps: Sequence[Tensor],
-    device: torch.device,
-) -> list[LayerAttention]:
-    values = [VALUES.format(n=layer) for layer in range(len(points))]
-    recorder = Recorder([*points, *values])
-    model(packed([sentence]).to(device), recorder)
-    found = []
-    for point, name, map_NHD in zip(points, values, maps, strict=True):
-        raw_Nnn, value_nNH = (recorder.kept[each].double().cpu() for each in (point, name))
-        if not (raw_Nnn.isfinite().all() and value_nNH.isfinite().all()):
-            raise DataError(f"{point} or {name} is not numbers (NaN or infinite): the weights are damaged or diverged")
-        # The singular values of V W are those of V R^T with W^T = Q R: a matrix of n x H instead of n x D.
-        mixed_NnD = value_nNH.transpose(0, 1) @ map_NHD
-        effective_Nnn, rank_N = effective(raw_Nnn[0], _narrow(value_nNH.transpose(0, 1), map_NHD))
-        found.append(LayerAttention(raw_Nnn[0], effective_Nnn, mixed_NnD, rank_N))
-    return found
-
-
-def _narrow(value_NnH: Tensor, map_NHD: Tensor) -> Tensor:
-    """T in the coordinates of an orthonormal basis of the map's rows, (N, n, H): the same left singular vectors."""
+def _of_layer(raw_Nnn: Tensor, value_nNH: Tensor, map_NHD: Tensor) -> LayerAttention:
+    value_NnH = value_nNH.transpose(0, 1)
+    # The singular values of V W are those of V R^T with W^T = Q R: a matrix of n x H instead of n x D.
     _, upper_NHH = torch.linalg.qr(map_NHD.transpose(-1, -2))
-    narrow_NnH: Tensor = value_NnH @ upper_NHH.transpose(-1, -2)
-    return narrow_NnH
+    effective_Nnn, rank_N = effective(raw_Nnn, value_NnH @ upper_NHH.transpose(-1, -2))
+    return LayerAttention(raw_Nnn, effective_Nnn, value_NnH @ map_NHD, rank_N)
 
 
 def correlations(layer: LayerAttention) -> Tensor:

@@ -1,15 +1,15 @@
-"""What `probe heads` has measured, as a summary, tables, figures and sentences.
+"""Findings of `probe heads`: importance and ablation of every head, one head left in a layer, pruning curves.
 
-Figures after Michel et al. 2019, arXiv:1905.10650, tables 1 to 3 and figure 3. Sibling heads.py measures.
+Figures after Michel et al. 2019, arXiv:1905.10650, tables 1 to 3 and figure 3.
 
-Shapes: L layers, N heads of a layer.
+Shapes: L layers, N heads of a layer, A heads of all layers.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,23 +17,45 @@ import numpy as np
 from bertkit.compression.head_importance import Floats
 from bertkit.evaluation.figures import heat_map, lines, new_figure, plain
 from bertkit.metrics.regression import spearman_value
-from bertkit.probing.run import Finding
+from bertkit.probing.attention.measure import head_names
+from bertkit.probing.report import Finding, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOLERANCE = 0.05
-"""A curve has left the plain where it has lost so much of the way down to a model without heads."""
+"""Share of the score lost without any head, from which on a pruning curve counts as damaged."""
 _RANDOM = "random_"
+
+DEFINITIONS = {
+    "importance": "I_h = mean over examples x of |dL(x)/dxi_h| at xi = 1, xi_h a factor of head h's output (Michel et"
+    " al. 2019, section 4.1); the absolute value is each example's own, so that the batch's size changes nothing",
+    "importance_normalised": "I_h divided by the L2 norm of its layer's; the ranking is of these unless"
+    " settings.normalise is none",
+    "gate": "a factor of a head's output (blocks.N.attn.hook_z) before the output projection; 0 is the same as zeros in"
+    " the head's columns of that projection, whose bias stays",
+    "finding_halves": "of a sentence embedder: the mean reciprocal rank, by cosine, of a sentence's second half among"
+    " those of all sentences, the first half being the query; gates are on the first; L(x) is the cross-entropy of 20"
+    " x cosine",
+    "words_of_text": "of a pretrained model: a share of a sentence's tokens masked at once (settings.mask_rate), or of"
+    " a causal one every next token; L(x) is the sum over the sentence's, the score the mean over all",
+    "ablation": "the score with one head's gate at 0, for every head alone (section 3.2)",
+    "one_head_left": "the score with all heads of one layer at 0 but this one, the other layers untouched (section"
+    " 3.3); a layer's best head is chosen on the examples that it is scored on, so its figure is an upper bound",
+    "worse_by": "the score before, minus the score after where higher is better, else the other way round: above 0 the"
+    " head is missed",
+    "pruning": "heads removed for good in steps, lowest first, in one order that is settled before the first step"
+    " (section 4.2): by importance; by the single ablations, which know the examples that are scored (oracle); at"
+    " random",
+}
 
 
 @dataclass(frozen=True)
-class HeadFigures:
-    """All numbers.
+class HeadResults:
+    """All measurements.
 
     Attributes:
-        label: the model's, for figures.
-        what: the heads are to be good for.
+        what: the task, for titles.
         metric: of the score.
         higher_is_better: of it.
         examples: that importance is the mean of, and that are scored.
@@ -60,14 +82,9 @@ class HeadFigures:
     counts: Sequence[int]
     curves: Mapping[str, Sequence[float]]
 
-    @property
-    def heads(self) -> int:
-        """Of all layers."""
-        return int(self.importance_LN.size)
-
-    def scores(self, worse_LN: Floats) -> Floats:
+    def scores(self, worse: Floats) -> Floats:
         """The scores that are so much worse."""
-        return self.before - worse_LN if self.higher_is_better else self.before + worse_LN
+        return self.before - worse if self.higher_is_better else self.before + worse
 
     def worse_by(self, curve: Sequence[float]) -> Floats:
         """How much worse than with all heads, step by step."""
@@ -75,191 +92,161 @@ class HeadFigures:
         return -difference if self.higher_is_better else difference
 
     def removable(self, curve: Sequence[float]) -> int:
-        """The most heads that an order of pruning removes, one step after the other, before it costs TOLERANCE of what
-        removing all of them costs; 0 where removing all costs nothing."""
+        """The most heads that an order of pruning removes, one step after the other, before it costs TOLERANCE of the
+        cost of removing all of them; 0 where removing all costs nothing."""
         worse = self.worse_by(curve)
         if not worse[-1] > 0:
             return 0
         bad = np.flatnonzero(~(worse <= TOLERANCE * worse[-1]))
         return self.counts[int(bad[0]) - 1] if bad.size and bad[0] else 0
 
-    def shown_curves(self) -> dict[str, list[float]]:
-        """The curves, random ones as their mean."""
-        found = {name: list(curve) for name, curve in self.curves.items() if not name.startswith(_RANDOM)}
-        random = [curve for name, curve in self.curves.items() if name.startswith(_RANDOM)]
-        if random:
-            found["random"] = np.mean(random, axis=0).tolist()
-        return found
+    def rank_correlation(self) -> float | None:
+        """Spearman's, of the ranked importance and the loss of score without each head; None where one is constant."""
+        found = spearman_value(self.ranked_LN.ravel().tolist(), self.worse_without_LN.ravel().tolist())
+        return None if np.isnan(found) else found
 
 
-@dataclass(frozen=True)
-class HeadReport:
+def shown_curves(curves: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The curves by order of pruning, random ones as their mean."""
+    orders = ("importance", "oracle")
+    found = {name: list(curves[name]) for name in orders if name in curves}
+    random = [curve for name, curve in curves.items() if name.startswith(_RANDOM)]
+    return found | ({"random": np.mean(random, axis=0).tolist()} if random else {})
+
+
+def heads_report(results: HeadResults) -> tuple[dict[str, Any], list[Finding]]:
     """Summary and findings."""
-
-    summary: Mapping[str, Any]
-    findings: Sequence[Finding]
-
-
-def report(figures: HeadFigures) -> HeadReport:
-    """What is written of the numbers."""
-    return HeadReport(_summary(figures), [_heads(figures), _one_left(figures), _pruning(figures)])
-
-
-def head_name(layer: int, head: int) -> str:
-    """Layers and heads count from 1, as in the papers."""
-    return f"{layer + 1}-{head + 1}"
-
-
-def _summary(figures: HeadFigures) -> dict[str, Any]:
-    best_L = figures.worse_alone_LN.argmin(axis=1)
-    return {
-        "what": figures.what,
-        "metric": figures.metric,
-        "higher_is_better": figures.higher_is_better,
-        "examples": figures.examples[0],
-        "score_examples": figures.examples[1],
-        "score": figures.before,
-        "importance": figures.importance_LN,
-        "importance_normalised": figures.normalised_LN,
-        "worse_without": figures.worse_without_LN,
-        "heads_not_missed": int((figures.worse_without_LN <= 0).sum()),
-        "importance_and_ablation_spearman": _correlation(figures),
-        "best_head_left": [int(head) + 1 for head in best_L],
-        "worse_with_best_head_left": figures.worse_alone_LN.min(axis=1),
-        "pruned": list(figures.counts),
-        "pruning": dict(figures.curves),
-        "removable": {name: figures.removable(curve) for name, curve in figures.shown_curves().items()},
+    summary = {
+        "what": results.what,
+        "metric": results.metric,
+        "higher_is_better": results.higher_is_better,
+        "examples": results.examples[0],
+        "score_examples": results.examples[1],
+        "score": results.before,
+        "importance": results.importance_LN,
+        "importance_normalised": results.normalised_LN,
+        "worse_without": results.worse_without_LN,
+        "heads_not_missed": int((results.worse_without_LN <= 0).sum()),
+        "importance_and_ablation_spearman": results.rank_correlation(),
+        "best_head_left": results.worse_alone_LN.argmin(axis=1) + 1,
+        "worse_with_best_head_left": results.worse_alone_LN.min(axis=1),
+        "pruned": list(results.counts),
+        "pruning": dict(results.curves),
+        "removable": {name: results.removable(curve) for name, curve in shown_curves(results.curves).items()},
     }
+    return summary, [_heads(results), _one_left(results), _pruning(results)]
 
 
-def _correlation(figures: HeadFigures) -> float | None:
-    """Spearman's, of what heads are ranked by and what the score loses without them; None where one is constant."""
-    found = spearman_value(figures.ranked_LN.ravel().tolist(), figures.worse_without_LN.ravel().tolist())
-    return None if math.isnan(found) else found
-
-
-def _heads(figures: HeadFigures) -> Finding:
-    worse = figures.worse_without_LN
-    most = np.unravel_index(int(np.nanargmax(worse)), worse.shape)
-    ranked = np.unravel_index(int(figures.ranked_LN.argmax()), worse.shape)
-    correlation = _correlation(figures)
-    told = "not defined" if correlation is None else f"{correlation:.2f}"
+def _heads(results: HeadResults) -> Finding:
+    worse, alone = results.worse_without_LN, results.worse_alone_LN
+    names = head_names(*worse.shape)
+    spearman = results.rank_correlation()
+    correlation = "not defined" if spearman is None else f"{spearman:.2f}"
     sentence = (
-        f"Heads of {figures.label} for {figures.what}: the {figures.metric} is {figures.before:.4g} on"
-        f" {figures.examples[1]:,} examples; without one head it is no worse for {int((worse <= 0).sum())} of"
-        f" {figures.heads} heads, and worse by {worse[most]:.3g} at most, without head"
-        f" {head_name(int(most[0]), int(most[1]))}; the most important by I_h is head"
-        f" {head_name(int(ranked[0]), int(ranked[1]))} (gradients of {figures.examples[0]:,} other examples);"
-        f" importance and ablation have a rank correlation of {told}."
+        f"{int((worse <= 0).sum())} of {worse.size} heads of {results.label} can be removed one at a time without a"
+        f" loss on {results.what}. The {results.metric} is {results.before:.4g} on {results.examples[1]:,} examples,"
+        f" and worse by {np.nanmax(worse):.3g} at most, without head {names[np.nanargmax(worse)]}; the most important"
+        f" by I_h is head {names[results.ranked_LN.argmax()]} (gradients of {results.examples[0]:,} other examples);"
+        f" the rank correlation of importance and ablation is {correlation}."
     )
-    rank_A = np.empty(figures.heads, dtype=np.int64)
-    rank_A[np.argsort(-figures.ranked_LN.ravel(), kind="stable")] = np.arange(1, figures.heads + 1)
-    rank_LN = rank_A.reshape(worse.shape)
-    columns = ["layer", "head", "importance", "importance_normalised", "rank"]
-    columns += ["score_without", "worse_by", "score_alone_in_layer", "alone_worse_by"]
-    without_LN, alone_LN = figures.scores(worse), figures.scores(figures.worse_alone_LN)
-    rows = [
-        [
-            layer + 1,
-            head + 1,
-            *(each[layer, head] for each in (figures.importance_LN, figures.normalised_LN, rank_LN)),
-            *(each[layer, head] for each in (without_LN, worse, alone_LN, figures.worse_alone_LN)),
-        ]
-        for layer, head in np.ndindex(worse.shape)
-    ]
-    return Finding("heads", sentence, columns, rows, lambda: _draw_heads(figures))
+    rank_A = np.argsort(np.argsort(-results.ranked_LN.ravel(), kind="stable")) + 1
+    layer_A, head_A = (place.ravel() + 1 for place in np.indices(worse.shape))
+    table = {
+        "layer": layer_A,
+        "head": head_A,
+        "importance": results.importance_LN.ravel(),
+        "importance_normalised": results.normalised_LN.ravel(),
+        "rank": rank_A,
+        "score_without": results.scores(worse).ravel(),
+        "worse_by": worse.ravel(),
+        "score_alone_in_layer": results.scores(alone).ravel(),
+        "alone_worse_by": alone.ravel(),
+    }
+    title = f"{results.label}: heads for {results.what}; {results.metric} with all of them: {results.before:.3f}"
+    return Finding("heads", sentence, table, partial(_draw_heads, title, results.examples))
 
 
-def _draw_heads(figures: HeadFigures) -> Figure:
-    layers, per_layer = figures.importance_LN.shape
-    figure, axes = new_figure(
-        f"{figures.label}: heads for {figures.what}; {figures.metric} with all of them: {figures.before:.3f}",
-        panels=3,
-        width=max(9.0, 3 * (0.42 * per_layer + 1.2)),
-        height=max(3.0, 0.36 * layers + 1.7),
-    )
-    maps = (
-        (figures.normalised_LN, f"importance, L2 norm 1 a layer\n(n = {figures.examples[0]:,} examples)", 0.0),
-        (figures.worse_without_LN, f"worse by, without the head\n(n = {figures.examples[1]:,})", None),
-        (figures.worse_alone_LN, "worse by, the head alone in its layer", None),
-    )
-    for panel, (values, title, low) in zip(axes, maps, strict=True):
-        least, most = float(np.nanmin(values)), float(np.nanmax(values))
+def _draw_heads(title: str, examples: tuple[int, int], table: Table) -> Figure:
+    layers, heads = int(table["layer"][-1]), int(table["head"][-1])
+    width, height = max(9.0, 3 * (0.42 * heads + 1.2)), max(3.0, 0.36 * layers + 1.7)
+    figure, axes = new_figure(title, panels=3, width=width, height=height)
+    panels = {
+        "importance_normalised": f"importance, L2 norm 1 a layer\n(n = {examples[0]:,} examples)",
+        "worse_by": f"worse by, without the head\n(n = {examples[1]:,})",
+        "alone_worse_by": "worse by, the head alone in its layer",
+    }
+    for axis, (column, heading) in zip(axes, panels.items(), strict=True):
+        values_LN = np.reshape(table[column], (layers, heads))
+        least, most = float(np.nanmin(values_LN)), float(np.nanmax(values_LN))
+        largest = max(abs(least), abs(most))
         heat_map(
-            panel,
-            values,
+            axis,
+            values_LN,
             rows=[str(layer) for layer in range(1, layers + 1)],
-            columns=[str(head) for head in range(1, per_layer + 1)],
-            low=least if low is None else low,
+            columns=[str(head) for head in range(1, heads + 1)],
+            low=0.0 if column.startswith("importance") else least,
             high=most if most > least else least + 1.0,
-            numbers=_digits(max(abs(least), abs(most))),
+            numbers="{:.1f}" if largest >= 10 else "{:.2f}" if largest >= 0.3 else "{:.3f}",
         )
-        panel.set(xlabel="head", ylabel="layer")
-        panel.set_title(title, fontsize="medium")
+        axis.set(xlabel="head", ylabel="layer")
+        axis.set_title(heading, fontsize="medium")
     return figure
 
 
-def _digits(largest: float) -> str:
-    """How numbers are written, so that the largest has three digits that say something."""
-    return "{:.1f}" if largest >= 10 else "{:.2f}" if largest >= 0.3 else "{:.3f}"
-
-
-def _one_left(figures: HeadFigures) -> Finding:
-    worse = figures.worse_alone_LN
-    best_L, least_L = worse.argmin(axis=1), worse.min(axis=1)
+def _one_left(results: HeadResults) -> Finding:
+    worse = results.worse_alone_LN
+    least_L = worse.min(axis=1)
     hardest = int(least_L.argmax())
     sentence = (
-        f"With one head left in a layer of {figures.label}, the best one, {int((least_L <= 0).sum())} of"
-        f" {len(least_L)} layers lose nothing; layer {hardest + 1} loses most, {least_L[hardest]:.3g} of the"
-        f" {figures.metric} ({figures.before:.4g} with all heads, {figures.examples[1]:,} examples)."
+        f"With one head left in a layer of {results.label}, the best one, {int((least_L <= 0).sum())} of"
+        f" {len(least_L)} layers lose nothing. Layer {hardest + 1} loses most, {least_L[hardest]:.3g} of the"
+        f" {results.metric} ({results.before:.4g} with all heads, {results.examples[1]:,} examples)."
     )
-    rows = [
-        [layer + 1, int(best_L[layer]) + 1, figures.scores(least_L)[layer], least_L[layer], float(worse[layer].max())]
-        for layer in range(len(least_L))
-    ]
-    columns = ["layer", "best_head", "score", "worse_by", "worse_by_with_worst_head"]
-    return Finding("one_head_left", sentence, columns, rows)
-
-
-def _pruning(figures: HeadFigures) -> Finding:
-    shown = figures.shown_curves()
-    parts = [f"{figures.removable(curve)} in the order of {name}" for name, curve in shown.items()]
-    sentence = (
-        f"Of {figures.heads} heads of {figures.label}, so many can go before the {figures.metric} has lost"
-        f" {TOLERANCE:.0%} of what it loses without any ({figures.before:.4g} to {shown['importance'][-1]:.4g}):"
-        f" {', '.join(parts)} ({figures.examples[1]:,} examples, {len(figures.counts) - 1} steps; the oracle has seen"
-        " them)."
-    )
-    without_any = shown["importance"]
-    if not figures.worse_by(without_any)[-1] > 0:
-        sentence = (
-            f"Without any head the {figures.metric} of {figures.label} is {without_any[-1]:.4g}, no worse than"
-            f" {figures.before:.4g} with all {figures.heads} ({figures.examples[1]:,} examples): it answers by none of"
-            " them."
-        )
-    columns = ["heads_pruned", "share_pruned", *figures.curves]
-    rows = [
-        [count, count / figures.heads, *(curve[step] for curve in figures.curves.values())]
-        for step, count in enumerate(figures.counts)
-    ]
-    return Finding("pruning", sentence, columns, rows, lambda: _draw_pruning(figures))
-
-
-def _draw_pruning(figures: HeadFigures) -> Figure:
-    shown = figures.shown_curves()
-    drawn = sum(name.startswith(_RANDOM) for name in figures.curves)
-    names = {
-        "importance": f"by importance (n = {figures.examples[0]:,} other examples)",
-        "oracle": "by single ablations (oracle)",
-        "random": f"at random (mean of {drawn})",
+    table = {
+        "layer": range(1, len(least_L) + 1),
+        "best_head": worse.argmin(axis=1) + 1,
+        "score": results.scores(least_L),
+        "worse_by": least_L,
+        "worse_by_with_worst_head": worse.max(axis=1),
     }
-    figure, axes = new_figure(
-        f"{figures.label}: pruning heads, {figures.what}\n"
-        f"({figures.heads} heads, n = {figures.examples[1]:,} examples)",
-        width=5.4,
-        height=4.4,
-    )
-    lines(axes, [100 * count / figures.heads for count in figures.counts], {names[key]: shown[key] for key in shown})
-    axes.axhline(figures.before, color="0.5", linestyle=":", linewidth=1)
-    plain(axes, x="heads pruned (%)", y=figures.metric)
+    return Finding("one_head_left", sentence, table)
+
+
+def _pruning(results: HeadResults) -> Finding:
+    shown, heads = shown_curves(results.curves), results.importance_LN.size
+    parts = [f"{results.removable(curve)} in the order of {name}" for name, curve in shown.items()]
+    without_any = shown["importance"][-1]
+    if results.worse_by(shown["importance"])[-1] > 0:
+        sentence = (
+            f"{results.removable(shown['importance'])} of {heads} heads of {results.label} can be pruned by importance"
+            f" before the {results.metric} has lost {TOLERANCE:.0%} of what it loses without any. It goes from"
+            f" {results.before:.4g} to {without_any:.4g}; so many heads can go: {', '.join(parts)}"
+            f" ({results.examples[1]:,} examples, {len(results.counts) - 1} steps; the oracle has seen them)."
+        )
+    else:
+        sentence = (
+            f"Without any head the {results.metric} of {results.label} is {without_any:.4g}, no worse than"
+            f" {results.before:.4g} with all {heads} ({results.examples[1]:,} examples): its predictions rest on none"
+            " of them."
+        )
+    counts = np.array(results.counts)
+    table = {"heads_pruned": counts, "share_pruned": counts / heads, **results.curves}
+    title = f"{results.label}: pruning heads, {results.what}\n({heads} heads, n = {results.examples[1]:,} examples)"
+    importance = f"by importance (n = {results.examples[0]:,} other examples)"
+    draw = partial(_draw_pruning, title, importance, results.metric)
+    return Finding("pruning", sentence, table, draw)
+
+
+def _draw_pruning(title: str, importance: str, metric: str, table: Table) -> Figure:
+    random = sum(name.startswith(_RANDOM) for name in table)
+    names = {
+        "importance": importance,
+        "oracle": "by single ablations (oracle)",
+        "random": f"at random (mean of {random})",
+    }
+    figure, axes = new_figure(title, width=5.4, height=4.4)
+    series = {names[name]: curve for name, curve in shown_curves(table).items()}
+    lines(axes, 100 * np.asarray(table["share_pruned"]), series)
+    axes.axhline(table["importance"][0], color="0.5", linestyle=":", linewidth=1)
+    plain(axes, x="heads pruned (%)", y=metric)
     return figure

@@ -1,8 +1,8 @@
-"""`probe heads`: a task or a text to the worth of every attention head, as tables, heat maps and pruning curves.
+"""`probe heads`: the worth of every attention head for a task or a text.
 
-Michel et al. 2019, arXiv:1905.10650; gates and importance are in probes/heads.py, what is asked in
-probes/head_measures.py. Importance and scores come from different examples: of a task, its train and dev splits; of a
-text, different sentences.
+Michel et al. 2019, arXiv:1905.10650; gates and importance are in compression/head_importance.py, losses and scores in
+measure.py. Importance and scores come from different examples: of a task, its train and dev splits; of a text,
+different sentences.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from bertkit.compression.head_importance import (
     Heads,
@@ -30,7 +29,7 @@ from bertkit.compression.head_importance import (
 )
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import ProbedModel
+from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.own_head import head_use
 from bertkit.finetuning.data import fewer, load_examples, watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
@@ -39,209 +38,151 @@ from bertkit.inference.predict import Predictor
 from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.pseudo_likelihood import choose_rule
 from bertkit.models.sentence import load_sentence_model
-from bertkit.probing.heads.measure import HalvesFound, TaskAnswers, WordsOfText
-from bertkit.probing.heads.report import HeadFigures, report
-from bertkit.probing.run import Analysis, Probed, ProbeRequest, carry_out, left_out
+from bertkit.probing.heads import HeadsSettings
+from bertkit.probing.heads.measure import HalfRetrieval, TaskScore, WordLoss
+from bertkit.probing.heads.report import DEFINITIONS, HeadResults, heads_report
+from bertkit.probing.report import Report
+from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
-from bertkit.settings import Settings
 from bertkit.tasks.catalogue import TaskSpec, find_task
 from bertkit.tasks.examples import Split
 
-KIND = "heads"
-
-
-class HeadsSettings(Settings):
-    """What decides the result, beside model and data."""
-
-    task: str | None = Field(
-        None, description="The task that the model was fine-tuned on; null: words of the text, or the run's own task."
-    )
-    sentences: int = Field(1000, ge=1, description="Sentences, or training examples, that importance is the mean of.")
-    score_sentences: int = Field(200, ge=1, description="Other sentences, or dev examples, that scores are of.")
-    normalise: Literal["layer", "none"] = Field(
-        "layer",
-        description="layer: importance is divided by its L2 norm over the heads of a layer before it is ranked.",
-    )
-    prune_share: float = Field(0.1, gt=0, le=1, description="Share of all heads that a step of pruning removes.")
-    random_orders: int = Field(3, ge=0, description="Random orders of pruning, as a baseline.")
-    mask_rate: float = Field(0.15, gt=0, lt=1, description="Share of a sentence's tokens that is masked (text only).")
-    seed: int = Field(0, ge=0, description="Of all choices.")
-
-
-DEFINITIONS = {
-    "importance": "I_h = mean over examples x of |dL(x)/dxi_h| at xi = 1, xi_h a factor of head h's output (Michel et"
-    " al. 2019, section 4.1); the absolute value is each example's own, so that the batch's size changes nothing",
-    "importance_normalised": "I_h divided by the L2 norm of its layer's; the ranking is of these unless"
-    " settings.normalise is none",
-    "gate": "a factor of a head's output (blocks.N.attn.hook_z) before the output projection; 0 is the same as zeros in"
-    " the head's columns of that projection, whose bias stays",
-    "finding_halves": "of a sentence embedder: the mean reciprocal rank, by cosine, of a sentence's second half among"
-    " those of all sentences, asked for by the first; gates are on the first; L(x) is the cross-entropy of 20 x"
-    " cosine",
-    "words_of_text": "of a pretrained model: a share of a sentence's tokens masked at once (settings.mask_rate), or of"
-    " a causal one every next token; L(x) is the sum over the sentence's, the score the mean over all",
-    "ablation": "the score with one head's gate at 0, for every head alone (section 3.2)",
-    "one_head_left": "the score with all heads of one layer at 0 but this one, the other layers untouched (section"
-    " 3.3); a layer's best head is chosen on the examples that it is scored on, so its figure is an upper bound",
-    "worse_by": "the score before, minus the score after where higher is better, else the other way round: above 0 the"
-    " head is missed",
-    "pruning": "heads removed for good in steps, lowest first, in one order that is settled before the first step"
-    " (section 4.2): by importance; by the single ablations, which know the examples that are scored (oracle); at"
-    " random",
-}
-
 
 @dataclass(frozen=True)
-class Question:
-    """What the heads are to be good for.
+class ScoredModel:
+    """A model and what its heads are scored on.
 
     Attributes:
-        subject: the model that is asked.
-        learnt, scored: on the examples of importance, and on those of scores.
+        subject: the model.
+        train, test: on the examples of importance, and on those of scores.
         what: for titles.
-        data: hash of all that is read.
-        summary: what a summary says of it.
+        data: hash of all data read.
+        summary: entries of the summary.
     """
 
-    subject: ProbedModel
-    learnt: Measure
-    scored: Measure
+    subject: LoadedModel
+    train: Measure
+    test: Measure
     what: str
     data: Mapping[str, str]
     summary: Mapping[str, Any]
 
 
-def probe_heads(request: ProbeRequest, settings: HeadsSettings, *, data_dir: Path | None = None) -> Probed:
+def probe_heads(request: ProbeRequest, settings: HeadsSettings) -> ProbeResult:
     """Measure and write a run.
-
-    Args:
-        request: the model, and text where no task is asked for.
-        settings: see there.
-        data_dir: folder of a task's official files; the Hub's copy where None.
 
     Raises:
         UsageError: neither a text nor a task, or both; several models.
-        DataError: data or model at fault, a model without heads of attention, or without the head that is asked.
+        DataError: unreadable data or model, a model without attention heads, or without the head that predicts.
     """
     if settings.task is not None and request.data:
         raise UsageError("--task and --data: a task brings its own examples (--data-dir); give one of the two")
     subject = request.subject()
     heads = Heads.of(subject.model)
     if settings.task is None and request.data:
-        # A sentence embedder has no head that says a word.
+        # A sentence embedder has no head that predicts words.
         is_embedder = not subject.model.head_names and (subject.directory / MODULES_FILE).is_file()
-        question = (_halves if is_embedder else _words)(request, settings, subject)
+        scored = (_halves if is_embedder else _words)(request, settings, subject)
     else:
-        question = _task(request, settings, subject, data_dir)
+        scored = _task(request, settings, subject)
 
-    def analyse() -> Analysis:
-        figures = measure_heads(question, heads, settings, request)
-        found = report(figures)
-        return Analysis({**found.summary, **question.summary}, DEFINITIONS, found.findings)
+    def measure() -> Report:
+        summary, findings = heads_report(measure_heads(request, settings, scored, heads))
+        return Report({**summary, **scored.summary}, DEFINITIONS, findings)
 
-    return carry_out(KIND, settings, request, [question.subject], analyse, data=question.data, seed=settings.seed)
+    return run_probe(request, settings, [scored.subject], measure, data=scored.data)
 
 
-def measure_heads(question: Question, heads: Heads, settings: HeadsSettings, request: ProbeRequest) -> HeadFigures:
-    """All that is computed."""
-    learnt, scored = question.learnt, question.scored
-    layers, per_layer = heads.shape
-    counts = pruned_counts(layers * per_layer, settings.prune_share)
-    with request.progress("importance", learnt.examples, "examples") as meter:
-        importance_LN = head_importance(learnt, heads, done=meter.update)
+def measure_heads(request: ProbeRequest, settings: HeadsSettings, scored: ScoredModel, heads: Heads) -> HeadResults:
+    """Importance, ablations and pruning curves."""
+    train, test = scored.train, scored.test
+    size = heads.shape[0] * heads.per_layer
+    counts = pruned_counts(size, settings.prune_share)
+    with request.progress("importance", train.examples, "examples") as meter:
+        importance_LN = head_importance(train, heads, done=meter.update)
     normalised_LN = normalised_by_layer(importance_LN)
     ranked_LN = normalised_LN if settings.normalise == "layer" else importance_LN
-    before = gated_score(scored, heads, heads.all_on())
-    with request.progress("ablation", layers * per_layer, "heads") as meter:
-        without_LN = without_each(scored, heads, done=meter.update)
-    with request.progress("one head left", layers * per_layer, "heads") as meter:
-        alone_LN = each_alone_in_its_layer(scored, heads, done=meter.update)
-    draw = Draw(settings.seed, KIND)
-    size = layers * per_layer
+    before = gated_score(test, heads, heads.all_on())
+    with request.progress("ablation", size, "heads") as meter:
+        without_LN = without_each(test, heads, done=meter.update)
+    with request.progress("one head left", size, "heads") as meter:
+        alone_LN = each_alone_in_its_layer(test, heads, done=meter.update)
+    draw = Draw(settings.seed, settings.kind)
     orders = {
         "importance": least_first(ranked_LN),
-        "oracle": least_first(scored.loss_of_score(before, without_LN)),
+        "oracle": least_first(test.loss_of_score(before, without_LN)),
         **{
             f"random_{number}": draw.permuted("order", np.arange(size), size=size, epoch=number)
             for number in range(1, settings.random_orders + 1)
         },
     }
     curves: dict[str, Sequence[float]] = {}
-    with request.progress("pruning", len(orders) * len(counts), "scores") as meter:
-        for number, (name, order_A) in enumerate(orders.items()):
-            before_it = number * len(counts)
-
-            def done(steps: int, before_it: int = before_it) -> None:
-                meter.update(before_it + steps)
-
-            curves[name] = pruning_curve(scored, heads, order_A, counts, done=done)
-    return HeadFigures(
-        label=question.subject.label,
-        what=question.what,
-        metric=scored.metric,
-        higher_is_better=scored.higher_is_better,
-        examples=(learnt.examples, scored.examples),
+    with request.progress("pruning", len(orders), "orders") as meter:
+        for name, order_A in orders.items():
+            curves[name] = pruning_curve(test, heads, order_A, counts)
+            meter.update(len(curves))
+    return HeadResults(
+        label=scored.subject.label,
+        what=scored.what,
+        metric=test.metric,
+        higher_is_better=test.higher_is_better,
+        examples=(train.examples, test.examples),
         before=before,
         importance_LN=importance_LN,
         normalised_LN=normalised_LN,
         ranked_LN=ranked_LN,
-        worse_without_LN=scored.loss_of_score(before, without_LN),
-        worse_alone_LN=scored.loss_of_score(before, alone_LN),
+        worse_without_LN=test.loss_of_score(before, without_LN),
+        worse_alone_LN=test.loss_of_score(before, alone_LN),
         counts=counts,
         curves=curves,
     )
 
 
-def _words(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> Question:
+def _words(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """Words of a text."""
     rule = choose_rule(subject.model, source=subject.name)
     parts = _two_parts(request, settings, subject)
     engine = request.engine()
-    learnt, scored = (
-        WordsOfText(
+    train, test = (
+        WordLoss(
             subject.model,
             sentences,
             rule(subject.tokenizer),
-            rate=settings.mask_rate,
+            engine,
+            masking_rate=settings.mask_rate,
             seed=settings.seed,
-            max_batch_tokens=engine.micro_batch_tokens,
-            device=engine.device,
         )
-        for sentences in (parts.learnt, parts.scored)
+        for sentences in (parts.train, parts.test)
     )
-    asked = "hidden words" if rule.head == "masked_lm" and not rule.causal else "next words"
-    summary = {"predicted_tokens": scored.predicted, "left_out": parts.left_out}
-    return Question(subject, learnt, scored, f"{asked} of text", parts.hashes, summary)
+    words = "hidden words" if rule.head == "masked_lm" and not rule.causal else "next words"
+    summary = {"predicted_tokens": test.predicted, "left_out": parts.left_out}
+    return ScoredModel(subject, train, test, f"{words} of text", parts.hashes, summary)
 
 
-def _halves(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> Question:
-    """Sentences that a sentence embedder finds by halves."""
+def _halves(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
+    """Sentences that a sentence embedder retrieves by halves."""
     parts = _two_parts(request, settings, subject)
     sentence_model = load_sentence_model(subject.directory)
     engine = request.engine()
-    learnt, scored = (
-        HalvesFound(sentence_model, sentences, max_batch_tokens=engine.micro_batch_tokens, device=engine.device)
-        for sentences in (parts.learnt, parts.scored)
-    )
-    short = {"sentences of fewer than 8 words (left out)": {"count": learnt.too_short + scored.too_short}}
+    train, test = (HalfRetrieval(sentence_model, sentences, engine) for sentences in (parts.train, parts.test))
+    short = {"sentences of fewer than 8 words (left out)": {"count": train.too_short + test.too_short}}
     own = replace(subject, model=sentence_model.model)
-    return Question(
-        own, learnt, scored, "finding a sentence's other half", parts.hashes, {"left_out": parts.left_out | short}
-    )
+    summary = {"left_out": parts.left_out | short}
+    return ScoredModel(own, train, test, "finding a sentence's other half", parts.hashes, summary)
 
 
 @dataclass(frozen=True)
 class _Parts:
     """A text's sentences for importance, others for scores, hashes of the sources, and what was left out."""
 
-    learnt: list[EncodedSentence]
-    scored: list[EncodedSentence]
+    train: list[EncodedSentence]
+    test: list[EncodedSentence]
     hashes: Mapping[str, str]
     left_out: dict[str, Any]
 
 
-def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel) -> _Parts:
-    """The sentences that are drawn: some are for scores, the others for importance."""
+def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> _Parts:
+    """The drawn sentences: some for scores, the others for importance."""
     texts = request.texts(most=settings.sentences + settings.score_sentences, seed=settings.seed, unique=True)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     sentences = list(encoder.encode(texts.sentences))
@@ -249,60 +190,59 @@ def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: ProbedMo
         raise DataError(
             f"{', '.join(request.data)}: holds {len(sentences)} sentence that the model reads; two are needed"
         )
-    order = Draw(settings.seed, KIND).permuted("halves", np.arange(len(sentences)), size=len(sentences)).tolist()
-    # Where the text is short, scores have the share of it that was asked for.
+    count = len(sentences)
+    order = Draw(settings.seed, settings.kind).permuted("halves", np.arange(count), size=count).tolist()
+    # A short text is divided by the share of the two settings.
     share = settings.score_sentences / (settings.sentences + settings.score_sentences)
     cut = min(settings.score_sentences, max(1, min(len(sentences) - 1, round(share * len(sentences)))))
-    scored, learnt = ([sentences[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
-    return _Parts(learnt, scored, texts.hashes, left_out(encoder.notes))
+    test, train = ([sentences[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
+    return _Parts(train, test, texts.hashes, left_out(encoder.notes))
 
 
-def _task(request: ProbeRequest, settings: HeadsSettings, subject: ProbedModel, data_dir: Path | None) -> Question:
+def _task(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """The task that the model was fine-tuned on."""
     name = subject.name
     directory = encoder_directory(find_model(name, offline=request.offline))
-    recipe, spec = _recipe(settings.task, directory, data_dir, name)
+    recipe, spec = _recipe(settings.task, directory, request.data_dir, name)
     watched = watched_splits(spec)[0]
     train, dev = (load_examples(recipe, split, offline=request.offline) for split in ("train", watched))
-    learnt_from = fewer(train, settings.sentences, settings.seed)
-    scored_on = fewer(dev, settings.score_sentences, settings.seed)
+    for_importance = fewer(train, settings.sentences, settings.seed)
+    for_scores = fewer(dev, settings.score_sentences, settings.seed)
     published = spec if isinstance(recipe.task, str) else None
     predictor = Predictor.load(
-        name, request.engine(), spec=published, examples=learnt_from.examples, offline=request.offline
+        name, request.engine(), spec=published, examples=for_importance.examples, offline=request.offline
     )
-    tuned = predictor.tuned(predictor(scored_on.examples), scored_on.examples)
-
-    def measure(split: Split) -> TaskAnswers:
-        return TaskAnswers(
+    tuned = predictor.tuned(predictor(for_scores.examples), for_scores.examples)
+    importance, scores = (
+        TaskScore(
             predictor.model,
             predictor.task,
             predictor.encoder,
             split.examples,
+            predictor.engine,
             metric=spec.primary,
             tuned=tuned,
-            max_batch_tokens=predictor.engine.micro_batch_tokens,
-            device=predictor.engine.device,
         )
-
-    learnt, scored = measure(learnt_from), measure(scored_on)
-    summary = {"task": spec.name, "split": watched, "examples_cut": learnt.cut + scored.cut}
+        for split in (for_importance, for_scores)
+    )
+    summary = {"task": spec.name, "split": watched, "examples_cut": importance.cut + scores.cut}
     own = replace(subject, model=predictor.model)
-    return Question(own, learnt, scored, spec.name, {**_hash(train, "train"), **_hash(dev, watched)}, summary)
+    return ScoredModel(own, importance, scores, spec.name, _hash(train, "train") | _hash(dev, watched), summary)
 
 
 def _recipe(task: str | None, directory: Path, data_dir: Path | None, name: str) -> tuple[FinetuneRecipe, TaskSpec]:
-    """Where the examples of the model's task come from.
+    """The recipe that reads the examples of the model's task.
 
     Raises:
-        UsageError: no task is named, and the model's run does not say.
+        UsageError: no task is named, and the model's run names none.
         DataError: the model has no head of this task.
     """
     if task is None:
         recipe = recipe_of(directory)
         if recipe is None or len(recipe.specs) > 1:
             raise UsageError(
-                f"what are the heads of {name} to be good for? Give --data SOURCE, text whose words it is asked, or"
-                " --task TASK, what it was fine-tuned on"
+                f"nothing to score the heads of {name} on. Give --data SOURCE, text whose words it predicts, or --task"
+                " TASK, which it was fine-tuned on"
             )
         if data_dir is not None:
             recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"directory": str(data_dir)})})

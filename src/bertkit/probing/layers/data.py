@@ -25,7 +25,7 @@ import numpy as np
 
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics.tagging import conlleval_spans
-from bertkit.probing.layers.measure import Items
+from bertkit.probing.layers.measure import Int64s, Items
 from bertkit.probing.sentence_sources import is_treebank
 from bertkit.probing.sentences import EncodedSentence
 from bertkit.tasks.examples import TaggedExample
@@ -35,19 +35,14 @@ from bertkit.tasks.readers.trees import read_trees
 from bertkit.text.lines import COMPRESSIONS
 
 SPANS = "-spans"
-"""The end of a task's name that asks for types of given spans; asked for by name alone."""
+"""The end of the name of a task that predicts the types of given spans; such a task is chosen by name alone."""
 _CHUNK_TYPES = frozenset({"NP", "VP", "PP"})
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One label.
-
-    Attributes:
-        spans: one or two, in words.
-        label: what is to be predicted of them.
-    """
+    """The label of one or two spans, in words."""
 
     spans: tuple[Span, ...]
     label: str
@@ -55,13 +50,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class LabelledSentence:
-    """A sentence with the targets of each task.
-
-    Attributes:
-        id: for messages.
-        words: as they are annotated.
-        targets: by task.
-    """
+    """A sentence as it is annotated, with the targets of each task; `id` names it in messages."""
 
     id: str
     words: tuple[str, ...]
@@ -69,10 +58,10 @@ class LabelledSentence:
 
 
 def read_labelled(path: Path) -> list[LabelledSentence]:
-    """The sentences of a file and what they are annotated for.
+    """The sentences of a file and their targets.
 
     Raises:
-        DataError: file at fault, a tree that is none, words without tags, or a span that is not in its sentence.
+        DataError: invalid file, a tree that is none, words without tags, or a span that is not in its sentence.
     """
     if is_treebank(str(path)):
         return _treebank(path)
@@ -158,19 +147,19 @@ def _span(value: Any, words: int, where: str) -> Span:
     return value[0], value[1]
 
 
-def chosen_tasks(sentences: Sequence[LabelledSentence], asked: Sequence[str]) -> list[str]:
-    """The tasks of these sentences that are asked for: all but those of given spans where nothing is asked."""
-    names = list(dict.fromkeys(name for each in sentences for name in each.targets))
-    return [name for name in names if (name in asked if asked else not name.endswith(SPANS))]
+def chosen_tasks(sentences: Sequence[LabelledSentence], wanted: Sequence[str]) -> list[str]:
+    """The tasks of these sentences that are wanted; all but those of given spans where none is named."""
+    names = dict.fromkeys(name for each in sentences for name in each.targets)
+    return [name for name in names if (name in wanted if wanted else not name.endswith(SPANS))]
 
 
-def check_asked(asked: Sequence[str], available: Sequence[str]) -> None:
+def check_tasks(wanted: Sequence[str], available: Sequence[str]) -> None:
     """Refuse a task that no file is annotated for.
 
     Raises:
         UsageError: with the nearest name.
     """
-    for name in asked:
+    for name in wanted:
         if name not in available:
             near = get_close_matches(name, available, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -184,9 +173,9 @@ class LayerTask:
     Attributes:
         name: of the task.
         labels: names of the training items' labels, K of them, in alphabetical order.
-        train, test: what is learnt from and what scores are of; a test label that is not in `labels` is -1.
-        test_names: the test items' labels.
-        test_words: words of each test sentence, where each of them is an item: chunks are read off them.
+        train, test: the items; a test label that is not in `labels` is -1.
+        test_names: names of the test items' labels.
+        test_words: number of words of each test sentence, of a task whose word tags make chunks; else empty.
     """
 
     name: str
@@ -195,6 +184,18 @@ class LayerTask:
     test: Items
     test_names: tuple[str, ...]
     test_words: tuple[int, ...] = ()
+
+    def chunk_f1(self, predicted_N: Int64s) -> float | None:
+        """conlleval's F1 over the chunks of the test sentences; None for a task without chunks."""
+        if not self.test_words:
+            return None
+        right = found = gold = first = 0
+        for words in self.test_words:
+            rows = slice(first, first + words)
+            own = set(conlleval_spans(self.test_names[rows]))
+            guess = set(conlleval_spans([self.labels[number] for number in predicted_N[rows].tolist()]))
+            right, found, gold, first = right + len(own & guess), found + len(guess), gold + len(own), first + words
+        return 2 * right / (found + gold) if found + gold else 0.0
 
 
 Pair = tuple[LabelledSentence, EncodedSentence]
@@ -215,14 +216,13 @@ def layer_task(name: str, train: Sequence[Pair], test: Sequence[Pair], *, title:
     if len(labels) < 2:
         raise DataError(f"{source}: all targets of {name} have the label {labels[0]!r}; there is nothing to predict")
     number_of = {label: number for number, label in enumerate(labels)}
-    tagged = name in ("chunks", "ner")
     return LayerTask(
         title,
         labels,
         Items(spans, np.array([number_of[label] for label in names], dtype=np.int64), keys),
         Items(test_spans, np.array([number_of.get(label, -1) for label in test_names], dtype=np.int64), test_keys),
         tuple(test_names),
-        tuple(len(sentence.words) for sentence, _ in test) if tagged else (),
+        tuple(len(sentence.words) for sentence, _ in test) if name in ("chunks", "ner") else (),
     )
 
 

@@ -1,51 +1,42 @@
-"""What each layer knows: linear probes of labels on words and spans, by layer and on a learnt mix of layers.
+"""Linear probes of labels on words and spans, by layer and on a learnt mix of layers.
 
 Tenney et al. 2019, arXiv:1905.06316 (edge probing) and arXiv:1905.05950 (scalar mix, its centre of gravity, expected
 layer); Voita and Titov 2020, arXiv:2003.12298 (minimum description length by online coding); Hewitt and Liang 2019,
 arXiv:1909.03368 (control tasks, selectivity).
 
-What differs from the published set-ups, for all of them: the probe is multinomial logistic regression with an L2
-penalty on standardised states, fitted by L-BFGS on all examples, so that it has one optimum and no seed, rate or epoch
-to choose; edge probing's classifier has a hidden layer over a projection. Pooling a span needs no projection here, and
-a mix needs no factor gamma, whose place the classifier's weights take.
+Difference from all published set-ups: the probe is multinomial logistic regression with an L2 penalty on standardised
+states, fitted by L-BFGS on all examples, so that it has one optimum and no seed, learning rate or epoch to choose; edge
+probing's classifier has a hidden layer over a projection. Pooling a span needs no projection here, and a mix needs no
+factor gamma, whose place the classifier's weights take.
 
-Shapes: N items (words, spans or pairs of spans), P spans of an item, C tokens of the items' spans in a chunk, D width,
+Shapes: N items (words, spans or pairs of spans), P spans of an item, C words of the items' spans in a chunk, D width,
 F features = D or 2 D a span, K labels, L layers of a mix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from bertkit.data.random import Draw
-from bertkit.settings import Settings
+from bertkit.probing.layers import ProbeFit, SpanPooling
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
-SpanPooling = Literal["attention", "endpoints", "mean"]
 
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
-"""Shares of the training items at which the online code learns anew (Voita and Titov 2020)."""
+"""Shares of the training items after which the online code fits a new probe (Voita and Titov 2020)."""
 _ITEMS_AT_ONCE = 4096
 _MEMORY = 10
 _GRADIENT, _CHANGE = 1e-4, 1e-9
-
-
-class ProbeFit(Settings):
-    """How a linear probe is fitted."""
-
-    penalty: float = Field(1.0, gt=0, description="Of half the squared parameters, beside the summed cross-entropy.")
-    max_iterations: int = Field(100, ge=0, description="Of L-BFGS.")
-    pooling: SpanPooling = Field("attention", description="How the states of a span of several words become one.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +44,9 @@ class Items:
     """What is classified.
 
     Attributes:
-        spans_NP2: each item's spans: first row in the tables of states, and behind the last.
+        spans_NP2: each item's spans: first row in the tables of states, and the one after the last.
         label_N: ids of labels; -1 where the training items do not have it.
-        keys: what a control task's label hangs on: the item's first span, as it is written.
+        keys: what the label of the control task depends on: the item's first span, as it is written.
     """
 
     spans_NP2: Int64s
@@ -69,9 +60,11 @@ class Items:
         """Some of them, in this order."""
         return Items(self.spans_NP2[index], self.label_N[index], [self.keys[number] for number in index.tolist()])
 
-    def labelled(self, label_N: Int64s) -> Items:
-        """The same items with other labels."""
-        return Items(self.spans_NP2, label_N, self.keys)
+    def chunks(self) -> Iterator[tuple[Int64s, Tensor]]:
+        """Spans and labels of some thousand items at a time, so that memory does not grow with their number."""
+        for first in range(0, len(self), _ITEMS_AT_ONCE):
+            chunk = slice(first, first + _ITEMS_AT_ONCE)
+            yield self.spans_NP2[chunk], torch.from_numpy(self.label_N[chunk])
 
 
 class LinearProbe:
@@ -104,10 +97,7 @@ class LinearProbe:
         return found
 
     def fit(self, items: Items) -> LinearProbe:
-        """Minimise summed cross-entropy + penalty/2 ||all that is learnt||^2, both over N, from where that is now.
-
-        The sum runs over chunks of items, so that memory does not grow with their number.
-        """
+        """Minimise (summed cross-entropy + penalty/2 ||parameters||^2) / N, from the parameters' current values."""
         if not self._fit.max_iterations:
             return self
         learnt = [each for each in (self.weight_KF, self.mix_L, self.query_PD) if each.requires_grad]
@@ -121,7 +111,6 @@ class LinearProbe:
             tolerance_change=_CHANGE,
             line_search_fn="strong_wolfe",
         )
-        label_N = torch.from_numpy(items.label_N)
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -129,10 +118,8 @@ class LinearProbe:
             total = 0.5 * self._fit.penalty * squares / len(items)
             total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             value = total.detach()
-            for first in range(0, len(items), _ITEMS_AT_ONCE):
-                chunk = slice(first, first + _ITEMS_AT_ONCE)
-                logits_NK = self.logits(items.spans_NP2[chunk])
-                loss = torch.nn.functional.cross_entropy(logits_NK, label_N[chunk], reduction="sum") / len(items)
+            for spans_NP2, label_N in items.chunks():
+                loss = cross_entropy(self.logits(spans_NP2), label_N, reduction="sum") / len(items)
                 loss.backward()  # type: ignore[no-untyped-call]
                 value = value + loss.detach()
             return value
@@ -154,32 +141,22 @@ class LinearProbe:
         rows_C = span_rows(spans_N2)
         if len(self._tables) == 1:
             return _read(self._tables[0], rows_C)
-        mixed_CD: Tensor | None = None
-        for share, table_WD in zip(torch.softmax(self.mix_L, 0), self._tables, strict=True):
-            part_CD = share * _read(table_WD, rows_C)
-            mixed_CD = part_CD if mixed_CD is None else mixed_CD + part_CD
-        assert mixed_CD is not None
+        weighted = zip(torch.softmax(self.mix_L, 0), self._tables, strict=True)
+        mixed_CD: Tensor = reduce(torch.add, (weight * _read(table_WD, rows_C) for weight, table_WD in weighted))
         return mixed_CD
 
     @torch.no_grad()
     def predict(self, items: Items) -> Int64s:
-        """The likeliest label of each item, (N,)."""
-        parts = [
-            self.logits(items.spans_NP2[first : first + _ITEMS_AT_ONCE]).argmax(1).numpy()
-            for first in range(0, len(items), _ITEMS_AT_ONCE)
-        ]
-        found: Int64s = np.concatenate(parts)
-        return found
+        """The most probable label of each item, (N,)."""
+        return np.concatenate([self.logits(spans_NP2).argmax(1).numpy() for spans_NP2, _ in items.chunks()])
 
     @torch.no_grad()
     def bits(self, items: Items) -> float:
-        """Bits that the items' labels take: the sum of -log2 p."""
-        total, label_N = 0.0, torch.from_numpy(items.label_N)
-        for first in range(0, len(items), _ITEMS_AT_ONCE):
-            chunk = slice(first, first + _ITEMS_AT_ONCE)
-            logits_NK = self.logits(items.spans_NP2[chunk]).double()
-            total += torch.nn.functional.cross_entropy(logits_NK, label_N[chunk], reduction="sum").item()
-        return total / float(np.log(2))
+        """The code length of the items' labels: the sum of -log2 p."""
+        nats = 0.0
+        for spans_NP2, label_N in items.chunks():
+            nats += cross_entropy(self.logits(spans_NP2).double(), label_N, reduction="sum").item()
+        return nats / float(np.log(2))
 
 
 def pool_spans(states_CD: Tensor, spans_N2: Int64s, pooling: SpanPooling, query_D: Tensor) -> Tensor:
@@ -224,12 +201,7 @@ def _read(table_WD: Tensor, rows_C: Int64s) -> Tensor:
 
 @dataclass(frozen=True)
 class Code:
-    """An online code of the training labels.
-
-    Attributes:
-        bits: its length.
-        uniform_bits: what n labels take that nothing is known of, n log2 K.
-    """
+    """An online code of n training labels: its length, and that of a uniform code, n log2 K."""
 
     bits: float
     uniform_bits: float
@@ -243,14 +215,8 @@ class Code:
 def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeFit, order_N: Int64s) -> Code:
     """The description length of the labels by online coding (Voita and Titov 2020).
 
-    The first portion takes log2 K bits an item; each next one is coded by a probe that has learnt from all before it.
-
-    Args:
-        tables: states.
-        items: whose labels are sent.
-        labels: K.
-        fit: of the probes. Each starts from the weights of the one before, which changes nothing but speed.
-        order_N: in which they are sent; neighbours should not stand together by chance of the file.
+    The first portion takes log2 K bits an item; each next one is coded by a probe fitted on all before it, which starts
+    from the weights of the previous probe, for speed alone. The order is random, since neighbours in a file are alike.
     """
     count = len(items)
     ends = sorted({max(1, round(share * count)) for share in PORTIONS})
@@ -263,13 +229,9 @@ def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeF
 
 
 def control_labels(keys: Sequence[str], label_N: Int64s, draw: Draw, known: dict[str, int]) -> Int64s:
-    """Labels of a control task: every key has one, drawn from the labels' own distribution and the same ever after.
+    """Labels of a control task: one for every key, drawn from the distribution of the labels (Hewitt and Liang 2019).
 
-    Args:
-        keys: what an item's label hangs on.
-        label_N: ids whose frequencies are drawn from; -1 is left out.
-        draw: of the labels.
-        known: labels that were drawn earlier, by key; new ones are entered, in the keys' alphabetical order.
+    Labels of -1 do not count. `known` has the labels drawn before, by key; new ones are added in alphabetical order.
     """
     values, counts = np.unique(label_N[label_N >= 0], return_counts=True)
     steps = np.cumsum(counts) / counts.sum()
@@ -278,6 +240,11 @@ def control_labels(keys: Sequence[str], label_N: Int64s, draw: Draw, known: dict
     places = np.minimum(np.searchsorted(steps, chance, side="right"), values.size - 1)
     known |= dict(zip(fresh, values[places].tolist(), strict=True))
     return np.array([known[key] for key in keys], dtype=np.int64)
+
+
+def accuracy(label_N: Int64s, predicted_N: Int64s) -> float:
+    """The share of correct items; one whose label does not occur in training is always wrong."""
+    return float((label_N == predicted_N).mean())
 
 
 def centre_of_gravity(weights_L: Floats) -> float:
@@ -295,7 +262,7 @@ def expected_layer(scores_L: Sequence[float]) -> float:
     """The layer at which an item is expected to be solved, from the scores of mixes of layers 0..l.
 
     Sum of l (s_l - s_(l-1)) over sum of (s_l - s_(l-1)), l from 1 (Tenney et al. 2019, 1905.05950). NaN where gains
-    and losses cancel so far that it is no layer from 1 to the last, for the quotient then means nothing.
+    and losses cancel so far that the quotient is no layer from 1 to the last.
     """
     gains = np.diff(np.asarray(scores_L, dtype=np.float64))
     total = gains.sum()

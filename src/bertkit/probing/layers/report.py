@@ -1,20 +1,22 @@
-"""Results of `probe layers` as a summary, tables, figures and sentences.
+"""The report of `probe layers`: what is measured of each task, by layer and by learnt mixes of layers.
 
-Sources as in probes/layers.py; figures after Tenney et al. 2019, arXiv:1905.05950, figures 1 and 2. Sibling
-layers.py measures.
+Figures after Tenney et al. 2019, arXiv:1905.05950, figures 1 and 2; other sources in measure.py.
+
+Shapes: L layers, the embeddings counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertkit.evaluation.figures import MARKERS, layer_ticks, lines, new_figure, plain
-from bertkit.probing.layers.measure import ProbeFit
-from bertkit.probing.layers.results import TaskResult
-from bertkit.probing.run import Finding
+from bertkit.probing.layers.data import LayerTask
+from bertkit.probing.layers.measure import Code, Floats, centre_of_gravity, divergence_from_uniform, expected_layer
+from bertkit.probing.report import Finding, Table, table_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +28,7 @@ DEFINITIONS = {
     "score": "accuracy, or for tagged chunks and entities conlleval's F1 over whole chunks; on test sentences",
     "dep": "the relation of a word to its head, both given, without its subtype; the root's is left out",
     "pooling": "a span of several words: softmax attention with a learnt query (edge probing), or its first and last"
-    " word, or the mean; a word of several pieces has their mean",
+    " word, or the mean; a word of several tokens has their mean",
     "control": "each word form (a span's text; the first of two spans) has one label, drawn from the training labels'"
     " distribution, in training and test alike (Hewitt and Liang 2019)",
     "selectivity": "accuracy less the accuracy of a probe of the same kind on the control task",
@@ -40,152 +42,208 @@ DEFINITIONS = {
     "kl_from_uniform": "KL(softmax(s) || uniform) in nats",
     "expected_layer": "sum of l (S_l - S_(l-1)) / sum of (S_l - S_(l-1)), l from 1, with S_l the score of a mix of"
     " layers 0..l; null where gains and losses cancel so far that it is no layer from 1 to the last",
-    "random": "the same architecture with weights drawn anew; layer 0 of either is the other control",
-    "layer": "0 is what the first layer reads, l what comes out of layer l",
+    "random": "the same architecture with newly drawn weights; layer 0 of either is the other control",
+    "layer": "0 is the input of the first layer, l the output of layer l",
 }
 
 
-class LayersReport:
-    """What was measured of all tasks.
+@dataclass(frozen=True)
+class LayerScore:
+    """The scores of one layer's probe on the test items (conlleval's F1 of chunks), and the code of training labels."""
 
-    Args:
-        label: the model, for figures.
-        fit: of the probes.
-        results: one a task.
+    accuracy: float
+    f1: float | None
+    code: Code
+
+    @property
+    def score(self) -> float:
+        """F1 where there are chunks, else accuracy."""
+        return self.accuracy if self.f1 is None else self.f1
+
+
+@dataclass(frozen=True, eq=False)
+class TaskResult:
+    """All results of one task.
+
+    Attributes:
+        task: the items.
+        layers: scores of the model's layers.
+        control_accuracy: accuracy of each layer's probe on the control task.
+        control_seen: share of the test items whose word occurs in training: what memory alone could reach.
+        mix_weights_L: weights of the mix of all layers; they sum to 1.
+        cumulative: the score of the mix of layers 0..l, for each l.
+        random: scores of the same architecture with newly drawn weights.
     """
 
-    def __init__(self, label: str, fit: ProbeFit, results: Sequence[TaskResult]) -> None:
-        self.label, self.fit, self.results = label, fit, results
-        self.layers = range(len(results[0].layers))
+    task: LayerTask
+    layers: Sequence[LayerScore]
+    control_accuracy: Sequence[float]
+    control_seen: float
+    mix_weights_L: Floats
+    cumulative: Sequence[float]
+    random: Sequence[LayerScore] = field(default_factory=list)
+
+    @property
+    def majority(self) -> float:
+        """The accuracy of the most frequent training label."""
+        return float((self.task.test.label_N == int(np.bincount(self.task.train.label_N).argmax())).mean())
+
+    @property
+    def metric(self) -> str:
+        return "accuracy" if self.layers[0].f1 is None else "chunk F1"
+
+    @property
+    def scores(self) -> list[float]:
+        return [each.score for each in self.layers]
+
+    @property
+    def selectivity(self) -> list[float]:
+        return [each.accuracy - control for each, control in zip(self.layers, self.control_accuracy, strict=True)]
+
+    @property
+    def centre(self) -> float:
+        return centre_of_gravity(self.mix_weights_L)
+
+    @property
+    def expected_layer(self) -> float:
+        return expected_layer(self.cumulative)
 
     def summary(self) -> dict[str, Any]:
-        return {"layers": list(self.layers), "tasks": {each.task: self._task(each) for each in self.results}}
-
-    def _task(self, result: TaskResult) -> dict[str, Any]:
         return {
-            "labels": result.labels,
-            "train_items": result.train_items,
-            "test_items": result.test_items,
-            "metric": result.metric,
-            "majority_accuracy": result.majority,
-            "score": result.scores,
-            "accuracy": [each.accuracy for each in result.layers],
-            "control_accuracy": list(result.control.accuracy),
-            "control_seen": result.control.seen,
-            "selectivity": result.selectivity,
-            "codelength_bits": [each.code.bits for each in result.layers],
-            "uniform_bits": result.layers[0].code.uniform_bits,
-            "compression": [each.code.compression for each in result.layers],
-            "random_score": [each.score for each in result.random],
-            "random_compression": [each.code.compression for each in result.random],
-            "mix_weights": result.mix.weights_L,
-            "mix_score": result.mix.cumulative[-1],
-            "centre_of_gravity": result.mix.centre,
-            "kl_from_uniform": result.mix.divergence,
-            "expected_layer": result.mix.expected_layer,
-            "cumulative_score": list(result.mix.cumulative),
+            "labels": len(self.task.labels),
+            "train_items": len(self.task.train),
+            "test_items": len(self.task.test),
+            "metric": self.metric,
+            "majority_accuracy": self.majority,
+            "score": self.scores,
+            "accuracy": [each.accuracy for each in self.layers],
+            "control_accuracy": list(self.control_accuracy),
+            "control_seen": self.control_seen,
+            "selectivity": self.selectivity,
+            "codelength_bits": [each.code.bits for each in self.layers],
+            "uniform_bits": self.layers[0].code.uniform_bits,
+            "compression": [each.code.compression for each in self.layers],
+            "random_score": [each.score for each in self.random],
+            "random_compression": [each.code.compression for each in self.random],
+            "mix_weights": self.mix_weights_L,
+            "mix_score": self.cumulative[-1],
+            "centre_of_gravity": self.centre,
+            "kl_from_uniform": divergence_from_uniform(self.mix_weights_L),
+            "expected_layer": self.expected_layer,
+            "cumulative_score": list(self.cumulative),
         }
+
+
+@dataclass(frozen=True)
+class LayersScores:
+    """The results of all tasks on one model."""
+
+    label: str
+    results: Sequence[TaskResult]
+
+    @property
+    def layers(self) -> range:
+        return range(len(self.results[0].layers))
+
+    def summary(self) -> dict[str, Any]:
+        return {"layers": list(self.layers), "tasks": {each.task.name: each.summary() for each in self.results}}
 
     def findings(self) -> list[Finding]:
         return [self._by_layer(), self._mixes()]
 
     def _by_layer(self) -> Finding:
-        parts = []
-        for each in self.results:
-            best, last = each.best, len(each.layers) - 1
-            short = int(np.argmax([layer.code.compression for layer in each.layers]))
+        best = [int(np.argmax(each.scores)) for each in self.results]
+        tops = ", ".join(
+            f"{each.task.name} in layer {top} ({each.metric} {each.scores[top]:.3f})"
+            for each, top in zip(self.results, best, strict=True)
+        )
+        parts = [f"Linear probes of {self.label} predict {tops} best."]
+        for each, top in zip(self.results, best, strict=True):
+            compression, random = ([layer.code.compression for layer in own] for own in (each.layers, each.random))
+            short = int(np.argmax(compression))
             parts.append(
-                f"{each.task} is best in layer {best} ({each.metric} {each.scores[best]:.3f}; layer 0"
-                f" {each.scores[0]:.3f}, layer {last} {each.scores[-1]:.3f}, random weights at most"
-                f" {max(layer.score for layer in each.random):.3f}), selectivity there {each.selectivity[best]:.3f},"
-                f" and its labels compress best in layer {short} ({each.layers[short].code.compression:.1f} times;"
-                f" random weights at most {max(layer.code.compression for layer in each.random):.1f}; n ="
-                f" {each.train_items:,} items to learn from, {each.test_items:,} for testing)"
+                f"{each.task.name}: {each.scores[0]:.3f} in layer 0, {each.scores[-1]:.3f} in layer {self.layers[-1]},"
+                f" at most {max(layer.score for layer in each.random):.3f} with random weights; selectivity"
+                f" {each.selectivity[top]:.3f} in layer {top}; labels compress best in layer {short}"
+                f" ({compression[short]:.1f} times; at most {max(random):.1f} with random weights; n ="
+                f" {len(each.task.train):,} training and {len(each.task.test):,} test items)."
             )
-        sentence = f"Linear probes of each layer of {self.label}: {'; '.join(parts)}."
         columns = ["task", "layer", "score", "accuracy", "control_accuracy", "selectivity", "codelength_bits"]
         columns += ["compression", "random_score", "random_codelength_bits", "random_compression"]
-        rows: list[list[object]] = []
-        for each in self.results:
-            rows += [
-                [
-                    *(each.task, number, own.score, own.accuracy, control, own.accuracy - control, own.code.bits),
-                    *(own.code.compression, other.score, other.code.bits, other.code.compression),
-                ]
-                for number, (own, other, control) in enumerate(
-                    zip(each.layers, each.random, each.control.accuracy, strict=True)
-                )
+        rows = [
+            [
+                *(each.task.name, number, own.score, own.accuracy, control, own.accuracy - control, own.code.bits),
+                *(own.code.compression, other.score, other.code.bits, other.code.compression),
             ]
-        return Finding("layers", sentence, columns, rows, self._draw_layers)
+            for each in self.results
+            for number, own, other, control in zip(
+                self.layers, each.layers, each.random, each.control_accuracy, strict=True
+            )
+        ]
+        return Finding("layers", " ".join(parts), table_of(columns, rows), self._draw_layers)
 
-    def _draw_layers(self) -> Figure:
-        count = len(self.results)
+    def _draw_layers(self, table: Table) -> Figure:
+        count, layers = len(self.results), len(self.layers)
         title = (
             f"{self.label}: linear probes by layer\nabove: scores on test items; below: an online code of the"
             f"{' ' if count > 1 else chr(10)}training labels, how many times shorter than a uniform one"
         )
         figure, grid = new_figure(title, panels=count, rows=2, height=8.2)
-        for (score, code), each in zip(np.reshape(grid, (2, count)).T, self.results, strict=True):
-            series: dict[str, Sequence[float]] = {
-                each.metric: each.scores,
-                f"{each.metric}, random weights": [layer.score for layer in each.random],
-                "selectivity (accuracy)": each.selectivity,
-            }
+        for number, ((score, code), each) in enumerate(zip(np.reshape(grid, (2, count)).T, self.results, strict=True)):
+            own = {name: values[number * layers : (number + 1) * layers] for name, values in table.items()}
             if each.metric == "accuracy":
-                score.axhline(each.majority, color="0.6", linestyle=":", linewidth=1, label="commonest label")
-            lines(score, self.layers, series)
-            score.set_ylim(min(0, min(each.selectivity) - 0.05), 1)
+                score.axhline(each.majority, color="0.6", linestyle=":", linewidth=1, label="most frequent label")
+            series = {each.metric: "score", f"{each.metric}, random weights": "random_score"}
+            series["selectivity (accuracy)"] = "selectivity"
+            lines(score, self.layers, {label: own[name] for label, name in series.items()})
+            score.set_ylim(min(0, min(own["selectivity"]) - 0.05), 1)
             plain(
                 score,
                 x="layer (0: embeddings)",
                 y=each.metric,
-                title=f"{each.task}: {each.labels} labels, {each.train_items:,} items\n"
-                f"(n = {each.test_items:,} for testing)",
+                title=f"{each.task.name}: {len(each.task.labels)} labels, {len(each.task.train):,} items\n"
+                f"(n = {len(each.task.test):,} for testing)",
             )
-            compression = {
-                "trained": [layer.code.compression for layer in each.layers],
-                "random weights": [layer.code.compression for layer in each.random],
-            }
-            lines(code, self.layers, compression)
+            lines(code, self.layers, {"trained": own["compression"], "random weights": own["random_compression"]})
             plain(code, x="layer (0: embeddings)", y="compression (times)")
             for axes in (score, code):
-                layer_ticks(axes, len(self.layers))
+                layer_ticks(axes, layers)
         return figure
 
     def _mixes(self) -> Finding:
         parts = []
-        for each in sorted(self.results, key=lambda result: result.mix.centre):
-            expected = each.mix.expected_layer
-            shown = "not defined" if np.isnan(expected) else f"{expected:.2f}"
-            parts.append(f"{each.task} {each.mix.centre:.2f} and {shown} ({each.metric} {each.mix.cumulative[-1]:.3f})")
+        for each in sorted(self.results, key=lambda result: result.centre):
+            expected = "not defined" if np.isnan(each.expected_layer) else f"{each.expected_layer:.2f}"
+            parts.append(f"{each.task.name} {each.centre:.2f} and {expected} ({each.metric} {each.cumulative[-1]:.3f})")
         sentence = (
-            f"Learnt mixes of the layers 0 to {len(self.layers) - 1} of {self.label}: centre of gravity and expected"
-            f" layer are {', '.join(parts)}; a uniform mix has its centre at {(len(self.layers) - 1) / 2:.2f}."
+            f"Learnt mixes of the layers 0 to {self.layers[-1]} of {self.label} have these centres of gravity and"
+            f" expected layers: {', '.join(parts)}. The centre of a uniform mix is {self.layers[-1] / 2:.2f}."
         )
         rows = [
-            [each.task, number, float(weight), score]
+            [each.task.name, number, float(weight), score]
             for each in self.results
-            for number, (weight, score) in enumerate(zip(each.mix.weights_L, each.mix.cumulative, strict=True))
+            for number, weight, score in zip(self.layers, each.mix_weights_L, each.cumulative, strict=True)
         ]
-        return Finding("mix", sentence, ["task", "layer", "weight", "cumulative_score"], rows, self._draw_mixes)
+        table = table_of(["task", "layer", "weight", "cumulative_score"], rows)
+        return Finding("mix", sentence, table, lambda _: self._draw_mixes())
 
     def _draw_mixes(self) -> Figure:
-        figure, (weights, points) = new_figure(f"{self.label}: where a learnt mix of the layers looks", panels=2)
-        lines(weights, self.layers, {each.task: each.mix.weights_L.tolist() for each in self.results})
+        figure, (weights, points) = new_figure(f"{self.label}: weights of a learnt mix of the layers", panels=2)
+        lines(weights, self.layers, {each.task.name: each.mix_weights_L.tolist() for each in self.results})
         weights.axhline(1 / len(self.layers), color="0.6", linestyle=":", linewidth=1)
         weights.set_ylim(bottom=0)
         plain(weights, x="layer (0: embeddings)", y="weight in the mix (dotted: uniform)")
-        layer_ticks(weights, len(self.layers))
         heights = range(len(self.results), 0, -1)
         for marker, shade, label, values in (
-            (MARKERS[0], "black", "centre of gravity", [each.mix.centre for each in self.results]),
-            (MARKERS[1], "0.55", "expected layer", [each.mix.expected_layer for each in self.results]),
+            (MARKERS[0], "black", "centre of gravity", [each.centre for each in self.results]),
+            (MARKERS[1], "0.55", "expected layer", [each.expected_layer for each in self.results]),
         ):
             points.plot(values, heights, marker, color=shade, label=label)
-        points.set_yticks(list(heights), [f"{each.task} (n = {each.train_items:,})" for each in self.results])
+        points.set_yticks(list(heights), [f"{each.task.name} (n = {len(each.task.train):,})" for each in self.results])
         points.set_ylim(0.5, len(self.results) + 0.5)
         points.set_xlim(-0.3, len(self.layers) - 0.7)
-        layer_ticks(points, len(self.layers))
         plain(points, x="layer (0: embeddings)", y="task (training items)")
         points.legend(frameon=False, fontsize="small")
+        for axes in (weights, points):
+            layer_ticks(axes, len(self.layers))
         return figure

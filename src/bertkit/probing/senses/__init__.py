@@ -1,1 +1,27 @@
-"""senses"""
+"""`probe senses`: word senses by nearest neighbours (Wiedemann et al. 2019, arXiv:1909.10430)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from bertkit.probing import ProbeSettings
+
+Candidates = Literal["lemma", "lemma-pos", "word"]
+
+
+class SensesSettings(ProbeSettings):
+    """Word senses by nearest neighbours, layer by layer: `bertkit probe senses --model M --data semcor.jsonl`"""
+
+    kind: ClassVar[str] = "senses"
+
+    ks: list[int] = Field(
+        [1, 3, 5, 10], min_length=1, description="Number of neighbours that vote (default: 1 3 5 10)."
+    )
+    capped: bool = Field(True, description="No more neighbours vote than the word's rarest sense has examples.")
+    candidates: Candidates = Field(
+        "lemma", description="What examples share with a word: lemma, lemma-pos or word (as written)."
+    )
+    sentences: int = Field(0, ge=0, description="Sentences drawn at random for training; 0: all.")
+    words: list[str] = Field(default_factory=list, description="Draw the senses of this lemma (default: none).")

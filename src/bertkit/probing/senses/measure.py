@@ -1,100 +1,77 @@
-"""Word senses by nearest neighbours: does a word stand close to where it stands in the same sense?
+"""Word senses by nearest neighbours: are the vectors of a word nearest to others of the same sense?
 
-Wiedemann et al. 2019, "Does BERT make any sense?", arXiv:1909.10430: an occurrence has the sense of the majority of its
-k nearest training occurrences of the same word by cosine, on the concatenation of the last four layers. k is at most
-the number of examples of the word's rarest sense, and of equally frequent senses the first to be so frequent wins,
-counting from the nearest neighbour. A word without training examples has no answer, or by a named back-off the most
-frequent sense of its lemma.
+Wiedemann et al. 2019, "Does BERT make any sense?", arXiv:1909.10430: an occurrence gets the sense of the majority of
+its k nearest training occurrences of the same word by cosine, on the concatenation of the last four layers. k is at
+most the number of examples of the word's rarest sense; of equally frequent senses the one that reaches this frequency
+first wins, counting from the nearest neighbour. A word without training examples has no answer, or by a named back-off
+the most frequent sense of its lemma.
 
 Shapes: M test occurrences of a word, N training occurrences, D width, L layers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 Floats = NDArray[np.float64]
-Int64s = NDArray[np.int64]
 
 
 def cosines(tests: Sequence[Tensor], trains: Sequence[Tensor]) -> Floats:
-    """Cosines of the concatenations of some layers, (M, N), without concatenating them; 0 with a zero vector.
-
-    Args:
-        tests: (M, D) of each layer.
-        trains: (N, D) of each layer.
-    """
-    dots_MN = sum(test.double() @ train.double().T for test, train in zip(tests, trains, strict=True))
-    squares_M, squares_N = (sum(each.double().square().sum(1) for each in side) for side in (tests, trains))
-    assert isinstance(dots_MN, Tensor)
-    assert isinstance(squares_M, Tensor)
-    assert isinstance(squares_N, Tensor)
+    """Cosines of the concatenations of layers, (M, N), given as (M, D) and (N, D) of each; 0 with a zero vector."""
+    dots_MN = reduce(torch.add, (a_MD.double() @ b_ND.double().T for a_MD, b_ND in zip(tests, trains, strict=True)))
+    squares_M, squares_N = (
+        reduce(torch.add, (each.double().square().sum(1) for each in side)) for side in (tests, trains)
+    )
     lengths_MN = (squares_M[:, None] * squares_N[None, :]).sqrt()
     found: Floats = (dots_MN / lengths_MN.clamp(min=1e-300)).numpy()
     return found
 
 
-def neighbours(similarity_MN: Floats) -> Int64s:
-    """Training occurrences from the nearest to the furthest, (M, N); of equally near ones the earlier comes first."""
-    found: Int64s = np.argsort(-similarity_MN, axis=1, kind="stable")
-    return found
-
-
 def vote(senses: Sequence[str], k: int, *, capped: bool = True) -> str:
-    """The sense of the majority of the k nearest.
+    """The sense of the majority of the k nearest, from the senses of all training occurrences, the nearest first.
 
-    Args:
-        senses: of all training occurrences of the word, the nearest first.
-        k: neighbours that vote, at most all.
-        capped: whether no more vote than the rarest sense has examples, as in the paper.
+    If `capped`, no more neighbours vote than the rarest sense has examples, as in the paper.
     """
     most = min(Counter(senses).values()) if capped else len(senses)
-    votes = Counter(senses[: min(k, most)])
-    highest = max(votes.values())
+    highest = max(Counter(senses[: min(k, most)]).values())
     counts: Counter[str] = Counter()
     for sense in senses:
         counts[sense] += 1
         if counts[sense] == highest:
-            return sense
-    raise AssertionError("a sense with the most votes is among the neighbours")
+            break
+    return sense
 
 
 class FrequentSenses:
     """The back-off: each lemma's most frequent sense in the training data, of equally frequent ones the first there.
 
-    Args:
-        examples: lemma, part of speech and sense of every training occurrence.
+    An example is the lemma, part of speech and sense of a training occurrence.
     """
 
-    def __init__(self, examples: Sequence[tuple[str, str, str]]) -> None:
-        self._of_both: dict[tuple[str, str], Counter[str]] = {}
-        self._of_lemma: dict[str, Counter[str]] = {}
+    def __init__(self, examples: Iterable[tuple[str, str, str]]) -> None:
+        self._counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
         for lemma, pos, key in examples:
-            self._of_both.setdefault((lemma, pos), Counter())[key] += 1
-            self._of_lemma.setdefault(lemma, Counter())[key] += 1
+            self._counts[lemma, pos][key] += 1
+            self._counts[(lemma,)][key] += 1
 
     def of(self, lemma: str, pos: str) -> str | None:
         """Of a lemma as this part of speech, else of the lemma; None where it does not occur."""
-        counts = self._of_both.get((lemma, pos)) or self._of_lemma.get(lemma)
+        counts = self._counts.get((lemma, pos)) or self._counts.get((lemma,))
         # most_common keeps the order of first occurrence among equals.
         return counts.most_common(1)[0][0] if counts else None
 
 
 @dataclass(frozen=True)
 class SenseScores:
-    """How many senses are right.
-
-    Attributes:
-        instances: of the test set.
-        attempted: those with an answer.
-        right: those whose answer is a gold sense.
-    """
+    """Number of test words, of those with an answer, and of those whose answer is a gold sense."""
 
     instances: int
     attempted: int
@@ -106,17 +83,17 @@ class SenseScores:
 
     @property
     def precision(self) -> float:
-        """Of those attempted: what is called accuracy where words without examples are skipped."""
+        """Of the words with an answer; called accuracy where words without examples are skipped."""
         return self.right / self.attempted if self.attempted else float("nan")
 
     @property
     def f1(self) -> float:
-        """2PR / (P + R) with the recall over all instances; accuracy where all are attempted."""
+        """2PR / (P + R) with the recall over all words; equal to the accuracy where all have an answer."""
         return 2 * self.right / (self.attempted + self.instances) if self.instances else float("nan")
 
 
 def sense_scores(gold: Sequence[Sequence[str]], answers: Sequence[str | None]) -> SenseScores:
-    """Counts of a test set; an answer is right if it is one of the gold senses."""
+    """Counts of a test set; an answer is correct if it is one of the gold senses."""
     attempted = [(keys, answer) for keys, answer in zip(gold, answers, strict=True) if answer is not None]
     return SenseScores(len(gold), len(attempted), sum(answer in keys for keys, answer in attempted))
 
@@ -148,10 +125,9 @@ def knn_answers(
     Args:
         tests: rows of the test table by word; every row belongs to one word.
         trains: rows of the training table by word.
-        tables: test and training states of each layer that is concatenated.
+        tables: test and training states of each layer to concatenate.
         senses: of the training rows.
-        ks: neighbours.
-        capped: as in `vote`.
+        ks, capped: numbers of neighbours that vote; see `vote`.
     """
     answers: dict[int, list[str | None]] = {k: [None] * sum(map(len, tests.values())) for k in ks}
     for word, rows in tests.items():
@@ -161,7 +137,8 @@ def knn_answers(
         similarity_MN = cosines(
             [test_MD[list(rows)] for test_MD, _ in tables], [train_ND[list(examples)] for _, train_ND in tables]
         )
-        for row, order_N in zip(rows, neighbours(similarity_MN), strict=True):
+        # From the nearest to the furthest; of equally near ones the earlier comes first.
+        for row, order_N in zip(rows, np.argsort(-similarity_MN, axis=1, kind="stable"), strict=True):
             near = [senses[examples[number]] for number in order_N.tolist()]
             for k in ks:
                 answers[k][row] = vote(near, k, capped=capped)

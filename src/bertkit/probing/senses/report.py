@@ -1,7 +1,7 @@
-"""Results of `probe senses` as a summary, tables, figures and sentences.
+"""The report of `probe senses`: scores by layers and number of neighbours, and pictures of the senses of words.
 
 Wiedemann et al. 2019, arXiv:1909.10430; the picture of a word's senses is that paper's figure 2 in kind. Sibling
-senses.py measures.
+measure.py finds neighbours and computes the scores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.evaluation.figures import MARKERS, SHADES, layer_ticks, lines, new_figure, plain
-from bertkit.probing.run import Finding
+from bertkit.probing.report import Finding, Table, table_of
 from bertkit.probing.senses.measure import Floats, SenseScores
 
 if TYPE_CHECKING:
@@ -22,74 +22,53 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "answer": "the sense of the majority of the k nearest training occurrences of the same word by cosine (Wiedemann et"
-    " al. 2019); of equally frequent senses the first to be so frequent, counting from the nearest",
-    "capped": "k is at most the number of examples of the word's rarest sense, as in the paper; settings say whether",
+    " al. 2019); of equally frequent senses the first to reach this frequency, counting from the nearest",
+    "capped": "k is at most the number of examples of the word's rarest sense, as in the paper, if settings.capped",
     "candidates": "training occurrences compared with a test word: those of its lemma, of lemma and part of speech, or"
-    " of the word as it is written, without case; settings say which",
-    "word": "the mean of its pieces' states; a phrase with one sense is one word",
-    "last 4 layers": "their concatenation, the paper's choice; layer 0 is what the first layer reads",
+    " of the word as it is written, without case (settings.candidates)",
+    "word": "the mean of its tokens' states; a phrase with one sense is one word",
+    "last 4 layers": "their concatenation, the paper's choice; layer 0 is the input of the first layer",
     "coverage": "share of the test words with a candidate in training; all others have no answer",
-    "accuracy": "right answers over answers: words without candidates are skipped",
-    "f1": "2PR / (P + R), precision over answers and recall over all test words; any gold sense is right",
+    "accuracy": "correct answers over answers: words without candidates are skipped",
+    "f1": "2PR / (P + R), precision over answers and recall over all test words; any gold sense is correct",
     "f1_with_back_off": "the same with the back-off's answer where there is none: the most frequent sense of the"
     " lemma as this part of speech, else of the lemma, in the whole training file (also in sentences that were not"
-    " drawn), else none; no WordNet is asked for its first sense",
+    " drawn), else none; no first senses of WordNet are used",
     "most_frequent_sense": "the back-off alone, for every word",
     "purity": "of all occurrences of a word in the training file, the share whose nearest other one has the same sense",
     "picture": "t-SNE of cosine distances, perplexity 30 or a third of the occurrences less one",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """Layers that are concatenated, and what they are called."""
-
-    name: str
-    layers: tuple[int, ...]
+Scores = Mapping[str, Mapping[int, SenseScores]]
+"""By the name of the layers and k."""
 
 
 @dataclass(frozen=True, eq=False)
 class TestResult:
-    """One test set.
+    """Scores on one test set: without back-off, with it, and of the most frequent sense alone.
 
-    Attributes:
-        name: of it.
-        alone: by configuration and k, without back-off.
-        together: the same with back-off.
-        frequent: the most frequent sense alone.
+    The last entry of both tables is of several layers, concatenated; all others are of one layer each.
     """
 
-    __test__ = False  # no test, for all its name
+    __test__ = False  # not a test case of pytest
 
     name: str
-    alone: Mapping[Configuration, Mapping[int, SenseScores]]
-    together: Mapping[Configuration, Mapping[int, SenseScores]]
+    alone: Scores
+    with_back_off: Scores
     frequent: SenseScores
 
     @property
-    def configurations(self) -> list[Configuration]:
-        return list(self.alone)
+    def single(self) -> list[str]:
+        """Names of the layers, in order."""
+        return list(self.alone)[:-1]
 
     @property
-    def single(self) -> list[Configuration]:
-        """Those of one layer, in order."""
-        return self.configurations[:-1]
-
-    @property
-    def concatenated(self) -> Configuration:
-        return self.configurations[-1]
+    def concatenated(self) -> str:
+        return list(self.alone)[-1]
 
 
 @dataclass(frozen=True, eq=False)
 class WordPicture:
-    """A word's occurrences on a plane.
-
-    Attributes:
-        word: the lemma.
-        senses: of each occurrence.
-        places_N2: of each occurrence.
-        purity: share whose nearest neighbour has the same sense.
-    """
+    """All occurrences of a lemma: their senses, their places on a plane, and the purity of the nearest neighbours."""
 
     word: str
     senses: tuple[str, ...]
@@ -97,27 +76,15 @@ class WordPicture:
     purity: float
 
 
-class SensesReport:
-    """What was measured.
+@dataclass(frozen=True)
+class SensesScores:
+    """The results of a model on all test sets, with k in increasing order and the number of training occurrences."""
 
-    Args:
-        label: the model, for figures.
-        ks: neighbours, as they were asked for.
-        examples: training occurrences.
-        results: one a test set.
-        pictures: one a word.
-    """
-
-    def __init__(
-        self,
-        label: str,
-        ks: Sequence[int],
-        examples: int,
-        results: Sequence[TestResult],
-        pictures: Sequence[WordPicture],
-    ) -> None:
-        self.label, self.ks, self.examples = label, sorted(set(ks)), examples
-        self.results, self.pictures = results, pictures
+    label: str
+    ks: Sequence[int]
+    examples: int
+    results: Sequence[TestResult]
+    pictures: Sequence[WordPicture]
 
     def summary(self) -> dict[str, Any]:
         tests = {}
@@ -128,15 +95,15 @@ class SensesReport:
                 "coverage": first.coverage,
                 "most_frequent_sense_f1": each.frequent.f1,
                 "configurations": {
-                    configuration.name: {
+                    layers: {
                         str(k): {
-                            "accuracy": each.alone[configuration][k].precision,
-                            "f1": each.alone[configuration][k].f1,
-                            "f1_with_back_off": each.together[configuration][k].f1,
+                            "accuracy": scores.precision,
+                            "f1": scores.f1,
+                            "f1_with_back_off": each.with_back_off[layers][k].f1,
                         }
-                        for k in self.ks
+                        for k, scores in by_k.items()
                     }
-                    for configuration in each.configurations
+                    for layers, by_k in each.alone.items()
                 },
             }
         words = {
@@ -149,89 +116,83 @@ class SensesReport:
         return [self._scores(), *map(self._word, self.pictures)]
 
     def _scores(self) -> Finding:
-        k = self.ks[0]
-        parts = []
+        k, name = self.ks[0], self.results[0].concatenated
+        tops = ", ".join(f"{each.alone[name][k].f1:.1%} on {each.name}" for each in self.results)
+        parts = [
+            f"The F1 of senses by the nearest neighbours (k = {k}) in the {name} of {self.label}, concatenated, is"
+            f" {tops} ({self.examples:,} training occurrences)."
+        ]
         for each in self.results:
-            best = max(each.single, key=lambda configuration: each.alone[configuration][k].f1)
-            scores = each.alone[each.concatenated][k]
+            best = max(each.single, key=lambda layer: each.alone[layer][k].f1)  # called at once
             parts.append(
-                f"on {each.name} (n = {scores.instances:,}, coverage {scores.coverage:.1%}) F1 is {scores.f1:.1%}"
-                f" ({each.together[each.concatenated][k].f1:.1%} with back-off; most frequent sense"
-                f" {each.frequent.f1:.1%}; layer 0 {each.alone[each.single[0]][k].f1:.1%}; {best.name} is the best"
-                f" single one with {each.alone[best][k].f1:.1%})"
+                f"{each.name} (n = {each.frequent.instances:,}, coverage {each.alone[name][k].coverage:.1%}):"
+                f" {each.with_back_off[name][k].f1:.1%} with back-off, most frequent sense {each.frequent.f1:.1%},"
+                f" layer 0 {each.alone['layer 0'][k].f1:.1%}, best single layer {each.alone[best][k].f1:.1%} ({best})."
             )
-        name = self.results[0].concatenated.name
-        sentence = (
-            f"Senses by the nearest neighbours (k = {k}) in the {name} of {self.label}, concatenated:"
-            f" {'; '.join(parts)}; {self.examples:,} training occurrences."
-        )
-        columns = ["test", "layers", "k", "instances", "attempted", "coverage", "accuracy", "f1", "f1_with_back_off"]
         rows: list[list[object]] = []
         for each in self.results:
-            for configuration in each.configurations:
-                for number in self.ks:
-                    own = each.alone[configuration][number]
-                    row = [each.name, configuration.name, number, own.instances, own.attempted, own.coverage]
-                    rows.append([*row, own.precision, own.f1, each.together[configuration][number].f1])
-            base = each.frequent
-            row = [each.name, "most frequent sense", None, base.instances, base.attempted, base.coverage]
-            rows.append([*row, base.precision, base.f1, base.f1])
-        return Finding("senses", sentence, columns, rows, self._draw_scores)
+            scored: list[tuple[str, int | None, SenseScores, float]] = [
+                (layers, number, scores, each.with_back_off[layers][number].f1)
+                for layers, by_k in each.alone.items()
+                for number, scores in by_k.items()
+            ]
+            scored.append(("most frequent sense", None, each.frequent, each.frequent.f1))
+            rows += [
+                [each.name, layers, number, s.instances, s.attempted, s.coverage, s.precision, s.f1, backed_off]
+                for layers, number, s, backed_off in scored
+            ]
+        columns = ["test", "layers", "k", "instances", "attempted", "coverage", "accuracy", "f1", "f1_with_back_off"]
+        return Finding("senses", " ".join(parts), table_of(columns, rows), lambda _: self._draw_scores())
 
     def _draw_scores(self) -> Figure:
         title = f"{self.label}: word senses by nearest neighbours, with back-off\n({self.examples:,} examples)"
         count = len(self.results)
         figure, grid = new_figure(title, panels=count, rows=2, width=max(6.0, 4.6 * count))
         for (layers, neighbours), each in zip(np.reshape(grid, (2, count)).T, self.results, strict=True):
-            both = (self.ks[0], self.ks[-1]) if len(self.ks) > 1 else self.ks
-            frequent = [each.frequent.f1] * len(each.single)
-            series: dict[str, Sequence[float]] = {
-                f"k = {k}": [each.together[configuration][k].f1 for configuration in each.single] for k in both
-            }
-            lines(layers, range(len(each.single)), {**series, "most frequent sense": frequent})
-            layer_ticks(layers, len(each.single))
-            base = each.frequent
-            plain(layers, x="layer (0: embeddings)", y="F1", title=f"{each.name}, n = {base.instances:,}")
-            best = max(each.single, key=lambda c: each.together[c][self.ks[0]].f1)
-            by_k: dict[str, Sequence[float]] = {
-                each.concatenated.name: [each.together[each.concatenated][k].f1 for k in self.ks],
-                best.name: [each.together[best][k].f1 for k in self.ks],
-                "most frequent sense": [base.f1] * len(self.ks),
-            }
-            lines(neighbours, self.ks, by_k)
+            f1 = {name: {k: scores.f1 for k, scores in by_k.items()} for name, by_k in each.with_back_off.items()}
+            frequent, single = each.frequent.f1, range(len(each.single))
+            by_layer = {f"k = {k}": [f1[name][k] for name in each.single] for k in (self.ks[0], self.ks[-1])}
+            lines(layers, single, {**by_layer, "most frequent sense": [frequent] * len(single)})
+            layer_ticks(layers, len(single))
+            plain(layers, x="layer (0: embeddings)", y="F1", title=f"{each.name}, n = {each.frequent.instances:,}")
+            best = max(each.single, key=lambda name: f1[name][self.ks[0]])  # called at once
+            by_k = {name: [f1[name][k] for k in self.ks] for name in (each.concatenated, best)}
+            lines(neighbours, self.ks, {**by_k, "most frequent sense": [frequent] * len(self.ks)})
             neighbours.set_xticks(self.ks)
             plain(neighbours, x="neighbours that vote (k)", y="F1")
-        # One scale for all, so that what differs by a few words does not look like much.
+        # One scale for all panels, so that a difference of a few words does not look large.
         limits = [axes.get_ylim() for axes in np.ravel(grid)]
         for axes in np.ravel(grid):
             axes.set_ylim(max(0, min(low for low, _ in limits) - 0.05), min(1, max(high for _, high in limits) + 0.05))
         return figure
 
     def _word(self, picture: WordPicture) -> Finding:
-        counts = Counter(picture.senses)
+        counts, total = Counter(picture.senses), len(picture.senses)
         sentence = (
-            f"{picture.word!r} occurs {len(picture.senses):,} times in {len(counts)} senses; of {picture.purity:.1%} of"
-            f" the occurrences the nearest other one in the last layers of {self.label} has the same sense"
-            f" ({max(counts.values()) / len(picture.senses):.1%} have the commonest sense)."
+            f"The nearest other occurrence of {picture.word!r} in the last layers of {self.label} has the same sense"
+            f" for {picture.purity:.1%} of {total:,} occurrences in {len(counts)} senses"
+            f" ({max(counts.values()) / total:.1%} have the most frequent sense)."
         )
-        rows = [[sense, *place] for sense, place in zip(picture.senses, picture.places_N2.tolist(), strict=True)]
+        table = {"sense": picture.senses, "x": picture.places_N2[:, 0].tolist(), "y": picture.places_N2[:, 1].tolist()}
         name = f"senses-{''.join(c if c.isalnum() else '_' for c in picture.word)}"
-        return Finding(name, sentence, ["sense", "x", "y"], rows, lambda: self._draw_word(picture))
+        title = f"{self.label}: the senses of {picture.word!r}\n(t-SNE, n = {total:,} occurrences)"
+        return Finding(name, sentence, table, lambda table: _draw_word(title, table))
 
-    def _draw_word(self, picture: WordPicture) -> Figure:
-        title = f"{self.label}: the senses of {picture.word!r}\n(t-SNE, n = {len(picture.senses):,} occurrences)"
-        figure, axes = new_figure(title, width=6.4, height=5.2)
-        for number, (sense, count) in enumerate(Counter(picture.senses).most_common()):
-            own = np.array([each == sense for each in picture.senses])
-            shade = SHADES[number % len(SHADES)]
-            axes.scatter(
-                *picture.places_N2[own].T,
-                marker=MARKERS[number % len(MARKERS)],
-                facecolors="none" if number >= len(MARKERS) else shade,
-                edgecolors=shade,
-                s=26,
-                label=f"{sense} ({count})",
-            )
-        axes.set(xticks=[], yticks=[], xlabel="t-SNE dimension 1 (no unit)", ylabel="t-SNE dimension 2 (no unit)")
-        axes.legend(frameon=False, fontsize="x-small", loc="upper left", bbox_to_anchor=(0, -0.06), ncols=3)
-        return figure
+
+def _draw_word(title: str, table: Table) -> Figure:
+    figure, axes = new_figure(title, width=6.4, height=5.2)
+    counts: Counter[str] = Counter(table["sense"])
+    for number, (sense, count) in enumerate(counts.most_common()):
+        own = [place for place, each in enumerate(table["sense"]) if each == sense]
+        shade = SHADES[number % len(SHADES)]
+        axes.scatter(
+            *([table[axis][place] for place in own] for axis in ("x", "y")),
+            marker=MARKERS[number % len(MARKERS)],
+            facecolors="none" if number >= len(MARKERS) else shade,
+            edgecolors=shade,
+            s=26,
+            label=f"{sense} ({count})",
+        )
+    axes.set(xticks=[], yticks=[], xlabel="t-SNE dimension 1 (no unit)", ylabel="t-SNE dimension 2 (no unit)")
+    axes.legend(frameon=False, fontsize="x-small", loc="upper left", bbox_to_anchor=(0, -0.06), ncols=3)
+    return figure

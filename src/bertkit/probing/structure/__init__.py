@@ -1,1 +1,43 @@
-"""structure"""
+"""`probe structure`: structural probes of distance and depth (Hewitt and Manning 2019, NAACL)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from bertkit.probing import ProbeSettings
+from bertkit.settings import Settings
+
+LEAST_SENTENCES = 10
+"""Least number of sentences to train a probe on."""
+
+
+class ProbeTraining(Settings):
+    """How a structural probe is trained: by Adam, the learning rate cut by ten after every epoch without gain on
+    the held-out loss."""
+
+    max_epochs: int = Field(40, ge=1, description="Most epochs that each probe is trained for.")
+    patience_epochs: int = Field(5, ge=1, description="Stop after so many epochs without a gain of 1e-4.")
+    learning_rate: float = Field(
+        5e-3, gt=0, description="Initial learning rate of Adam; 1e-3 in the paper, on 40,000 trees."
+    )
+    batch_sentences: int = Field(20, ge=1, description="Sentences of a batch.")
+
+
+class StructureSettings(ProbeSettings):
+    """Dependency trees as distances and depths, layer by layer: `bertkit probe structure --model M --data t.conllu`"""
+
+    kind: ClassVar[str] = "structure"
+
+    sentences: int = Field(
+        2000,
+        ge=LEAST_SENTENCES,
+        description="Sentences drawn at random for training; a tenth of them decides when to stop.",
+    )
+    test_sentences: int = Field(500, ge=1, description="Sentences drawn at random for testing.")
+    rank: int = Field(64, ge=1, description="Rank of the probes of all layers; at most the model's width.")
+    ranks: list[int] = Field(
+        default_factory=list, description="Rank tried on the best layer (default: powers of two up to --rank)."
+    )
+    training: ProbeTraining = Field(default_factory=ProbeTraining, description="How each probe is trained.")

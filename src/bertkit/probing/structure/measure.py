@@ -3,18 +3,18 @@
 Hewitt and Manning 2019, "A structural probe for finding syntax in word representations", NAACL, section 2 (the two
 probes) and 4 (measures); the training is that of the code published beside it.
 
-    distance   d_B(h_i, h_j)^2 = (B(h_i - h_j))^T (B(h_i - h_j))   is to be the number of edges between two words
-    depth      ||B h_i||^2                                          is to be the number of edges to the root
+    distance   d_B(h_i, h_j)^2 = (B(h_i - h_j))^T (B(h_i - h_j))   predicts the number of edges between two words
+    depth      ||B h_i||^2                                          predicts the number of edges to the root
 
 Both losses are absolute differences, summed over a sentence's pairs (or words) and divided by their number (all W^2
 ordered ones, or W), then averaged over the sentences of a batch.
 
-What differs from the published code: states are divided by one number a layer, their root mean square, so that the
-same start and rate of learning suit every layer (B takes up any factor); Adam begins at 5e-3 instead of 1e-3, for the
-rate is cut by epochs, and an epoch here is a thousand sentences, not forty thousand; gold edges are the tree's own, not
-those of a spanning tree of its distances, which only matters where punctuation has dependents.
+Differences from the published code: the states of a layer are divided by their root mean square, so that one initial
+projection and one learning rate suit every layer (B absorbs any factor); Adam starts at 5e-3 instead of 1e-3, because
+the learning rate is cut by epochs, and an epoch here is a thousand sentences, not forty thousand; gold edges are the
+tree's own, not those of a spanning tree of its distances, which only matters where punctuation has dependents.
 
-Shapes: B sentences of a batch, S its longest sentence, W words, D width, R rank.
+Shapes: B sentences of a batch, S its longest sentence, W words, P words of a batch end to end, D width, R rank.
 """
 
 from __future__ import annotations
@@ -26,44 +26,29 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bertkit.data.random import Draw
-from bertkit.probing.structure.trees import Bools, Edge, chain, spanning_tree, tree_depths, tree_distances, tree_edges
-from bertkit.settings import Settings
+from bertkit.probing.structure import ProbeTraining
+from bertkit.probing.structure.trees import Bools, Edge, chain, spanning_tree, tree_distances, tree_edges
 
 Floats = NDArray[np.float64]
 Form = Literal["distance", "depth"]
 
 SHORTEST, LONGEST = 5, 50
-"""Sentences, in words, whose Spearman correlations are averaged: DSpr and NSpr."""
+"""Lengths, in words, of the sentences whose Spearman correlations are averaged: DSpr and NSpr."""
 _INITIAL = 0.05
 _LEAST_GAIN = 1e-4
 _LR_FACTOR = 0.1
 
 
-class ProbeTraining(Settings):
-    """How a structural probe is trained: by Adam, the rate cut by ten in every epoch without gain on held-out loss."""
-
-    max_epochs: int = Field(40, ge=1, description="Epochs at most.")
-    patience_epochs: int = Field(5, ge=1, description="Stop after so many epochs without a gain of 1e-4.")
-    learning_rate: float = Field(5e-3, gt=0, description="Of Adam, to begin with; 1e-3 in the paper, on 40,000 trees.")
-    batch_sentences: int = Field(20, ge=1, description="Sentences of a batch.")
-
-
 @dataclass(frozen=True, eq=False)
 class GoldTree:
-    """What a sentence's tree asks of a probe.
+    """The targets of one sentence: the number of edges between every two words and to the root, and the tree's edges.
 
-    Attributes:
-        distances_WW: edges between every two words.
-        depths_W: edges to the root.
-        edges: of the tree, between words that count.
-        root: the root's place.
-        counted_W: words that are no punctuation.
+    `edges` are those between words that are not punctuation, which are marked in `counted_W`.
     """
 
     distances_WW: Tensor
@@ -74,29 +59,14 @@ class GoldTree:
 
     @classmethod
     def of(cls, heads: Sequence[int], counted_W: Bools) -> GoldTree:
-        """The tree of these heads, -1 at the root.
-
-        Args:
-            heads: of every word.
-            counted_W: words that are no punctuation.
-        """
-        return cls(
-            torch.from_numpy(tree_distances(heads)).float(),
-            torch.from_numpy(tree_depths(heads)).float(),
-            tuple(tree_edges(heads, counted_W)),
-            list(heads).index(-1),
-            counted_W,
-        )
+        """The targets of the tree with these heads, -1 at the root."""
+        root, distances_WW = list(heads).index(-1), torch.from_numpy(tree_distances(heads)).float()
+        return cls(distances_WW, distances_WW[root], tuple(tree_edges(heads, counted_W)), root, counted_W)
 
 
 @dataclass(frozen=True, eq=False)
 class Treebank:
-    """States of sentences in one layer, and their trees.
-
-    Attributes:
-        states: (W, D) of each sentence.
-        trees: of each sentence.
-    """
+    """Sentences with their states in one layer, (W, D) each, and their trees."""
 
     states: Sequence[Tensor]
     trees: Sequence[GoldTree]
@@ -104,49 +74,33 @@ class Treebank:
 
 @dataclass(frozen=True, eq=False)
 class StructuralProbe:
-    """A trained probe.
-
-    Attributes:
-        form: what it measures.
-        projection_RD: B.
-        scale: what states are divided by first.
-        held_out_loss: the least one.
-        epochs: how many it was trained.
-    """
+    """A trained probe: B, the number that states are divided by, and the least loss on held-out sentences."""
 
     form: Form
     projection_RD: Tensor
     scale: float
     held_out_loss: float
-    epochs: int
 
-    def __call__(self, states_WD: Tensor) -> Floats:
-        """Squared distances (W, W) or squared lengths (W,) of a sentence's words."""
-        projected = (states_WD.double() / self.scale) @ self.projection_RD.double().T
-        predicted = _MEASURES[self.form](projected[None])[0]
-        found: Floats = predicted.numpy()
-        return found
+    def predict(self, states: Sequence[Tensor]) -> list[Floats]:
+        """Squared distances (W, W) or squared lengths (W,) of the words of each sentence."""
+        projection_DR = self.projection_RD.double().T
+        projected = ((states_WD.double() / self.scale) @ projection_DR for states_WD in states)
+        return [_MEASURES[self.form](each_WR[None])[0].numpy() for each_WR in projected]
 
 
 def train(
     form: Form, training: Treebank, held_out: Treebank, *, rank: int, draw: Draw, settings: ProbeTraining
 ) -> StructuralProbe:
-    """Train a probe; the projection with the least loss on the held-out sentences is the one that is kept.
+    """Train a probe of rank R; the projection with the least loss on the held-out sentences is kept.
 
-    Args:
-        form: distance or depth.
-        training: sentences that it learns from.
-        held_out: sentences that the rate of learning and the end are decided on.
-        rank: R, at most D.
-        draw: of the start and of the order of sentences.
-        settings: of the training.
+    These sentences also decide when the learning rate is cut and when training stops.
     """
     width = training.states[0].shape[1]
     scale = root_mean_square(training.states)
-    start_RD = draw.uniform("projection", sample=np.arange(rank)[:, None], position=np.arange(width)[None, :])
-    projection_RD = torch.nn.Parameter(torch.from_numpy((2 * start_RD - 1) * _INITIAL).float())
+    initial_RD = draw.uniform("projection", sample=np.arange(rank)[:, None], position=np.arange(width)[None, :])
+    projection_RD = torch.nn.Parameter(torch.from_numpy((2 * initial_RD - 1) * _INITIAL).float())
     optimizer = torch.optim.Adam([projection_RD], lr=settings.learning_rate)
-    best, kept_RD, epochs_since, epoch = float("inf"), projection_RD.detach().clone(), 0, 0
+    best, best_RD, epochs_since = float("inf"), projection_RD.detach().clone(), 0
     for epoch in range(1, settings.max_epochs + 1):
         key = draw.uniform("order", epoch=epoch, sample=np.arange(len(training.states)))
         order = np.argsort(key, kind="stable").tolist()
@@ -155,15 +109,15 @@ def train(
             loss = _loss(form, training, order[first : first + settings.batch_sentences], projection_RD, scale)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimizer.step()
-        now = held_out_loss(form, held_out, projection_RD, scale, settings.batch_sentences)
-        if now < best - _LEAST_GAIN:
-            best, kept_RD, epochs_since = now, projection_RD.detach().clone(), 0
+        current = held_out_loss(form, held_out, projection_RD, scale, settings.batch_sentences)
+        if current < best - _LEAST_GAIN:
+            best, best_RD, epochs_since = current, projection_RD.detach().clone(), 0
             continue
         epochs_since += 1
         if epochs_since >= settings.patience_epochs:
             break
         optimizer.param_groups[0]["lr"] *= _LR_FACTOR
-    return StructuralProbe(form, kept_RD, scale, best, epoch)
+    return StructuralProbe(form, best_RD, scale, best)
 
 
 @torch.no_grad()
@@ -190,23 +144,18 @@ def _loss(form: Form, bank: Treebank, numbers: Sequence[int], projection_RD: Ten
     projected_BSR = pad_sequence(list(torch.split(projected_PR, lengths)), batch_first=True)
     trees = [bank.trees[number] for number in numbers]
     predicted = _MEASURES[form](projected_BSR)
-    longest = max(lengths)
-    if form == "depth":
-        gold = pad_sequence([tree.depths_W for tree in trees], batch_first=True)
-        weight = pad_sequence([torch.full((length,), 1 / length) for length in lengths], batch_first=True)
-    else:
-        gold = torch.zeros(len(trees), longest, longest)
-        weight = torch.zeros(len(trees), longest, longest)
-        for number, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
-            gold[number, :length, :length] = tree.distances_WW
-            weight[number, :length, :length] = 1 / length**2
+    gold, weight = torch.zeros_like(predicted), torch.zeros_like(predicted)
+    for number, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
+        target = tree.depths_W if form == "depth" else tree.distances_WW
+        own: tuple[int | slice, ...] = (number, *[slice(length)] * target.ndim)
+        gold[own], weight[own] = target, 1 / target.numel()
     return ((predicted - gold).abs() * weight).sum() / len(trees)
 
 
 def squared_distances(projected_BSR: Tensor) -> Tensor:
     """Between all words of each sentence, (B, S, S): |x|^2 + |y|^2 - 2 x.y, which needs no table of differences."""
     gram_BSS = projected_BSR @ projected_BSR.transpose(1, 2)
-    squares_BS = projected_BSR.square().sum(2)
+    squares_BS = squared_lengths(projected_BSR)
     return squares_BS[:, :, None] + squares_BS[:, None, :] - 2 * gram_BSS
 
 
@@ -220,80 +169,68 @@ _MEASURES: dict[Form, Callable[[Tensor], Tensor]] = {"distance": squared_distanc
 
 @dataclass(frozen=True)
 class DistanceScores:
-    """How well distances are those of trees.
+    """How well predicted distances are those of trees.
 
     Attributes:
         uuas: share of the trees' edges, punctuation left out, that the minimum spanning trees have; over all edges.
         spearman: DSpr: each word's Spearman correlation, averaged over the words of sentences of a length, then over
-            the lengths from 5 to 50; NaN where no sentence is as long.
-        edges: how many edges the trees have.
-        sentences: how many sentences count for `spearman`.
+            the lengths from 5 to 50; NaN where no sentence has such a length.
+        edges: number of edges of the trees.
     """
 
     uuas: float
     spearman: float
     edges: int
-    sentences: int
 
 
 @dataclass(frozen=True)
 class DepthScores:
-    """How well lengths are depths of trees.
+    """How well predicted depths are those of trees.
 
     Attributes:
-        root_accuracy: share of the sentences in which the shortest word, punctuation left out, is the root.
+        root_accuracy: share of the sentences in which the word of least depth, punctuation left out, is the root; of
+            those whose root is no punctuation.
         spearman: NSpr: each sentence's Spearman correlation, averaged by length from 5 to 50.
-        sentences: how many sentences have a root that is no punctuation.
     """
 
     root_accuracy: float
     spearman: float
-    sentences: int
 
 
 def distance_scores(trees: Sequence[GoldTree], predicted: Sequence[Floats]) -> DistanceScores:
-    """UUAS and DSpr.
-
-    Args:
-        trees: gold.
-        predicted: distances of each sentence, (W, W); only their order matters.
-    """
+    """UUAS and DSpr of predicted distances, (W, W) of each sentence; only their order matters."""
     found = [spanning_tree(each, tree.counted_W) for tree, each in zip(trees, predicted, strict=True)]
-    correlations = [spearman_rows(each, tree.distances_WW.numpy()) for tree, each in zip(trees, predicted, strict=True)]
-    return _distance_scores(trees, found, correlations)
+    return _distance_scores(trees, predicted, found)
 
 
 def chain_scores(trees: Sequence[GoldTree]) -> DistanceScores:
     """The baseline: every word tied to the next one, and distances in the sentence for distances in the tree."""
-    found = [chain(tree.counted_W) for tree in trees]
-    correlations = []
-    for tree in trees:
-        places = np.arange(tree.counted_W.size)
-        apart_WW = np.abs(places[:, None] - places[None, :]).astype(np.float64)
-        correlations.append(spearman_rows(apart_WW, tree.distances_WW.numpy()))
-    return _distance_scores(trees, found, correlations)
+    places = [np.arange(tree.counted_W.size, dtype=np.float64) for tree in trees]
+    apart = [np.abs(places_W[:, None] - places_W[None, :]) for places_W in places]
+    return _distance_scores(trees, apart, [chain(tree.counted_W) for tree in trees])
+
+
+def _distance_scores(
+    trees: Sequence[GoldTree], predicted: Sequence[Floats], found: Sequence[Sequence[Edge]]
+) -> DistanceScores:
+    edges = sum(len(tree.edges) for tree in trees)
+    right = sum(len(set(tree.edges) & set(each)) for tree, each in zip(trees, found, strict=True))
+    correlations = [spearman_rows(each, tree.distances_WW.numpy()) for tree, each in zip(trees, predicted, strict=True)]
+    return DistanceScores(right / edges if edges else float("nan"), _by_length(correlations, trees), edges)
 
 
 def depth_scores(trees: Sequence[GoldTree], predicted: Sequence[Floats]) -> DepthScores:
-    """Root accuracy and NSpr.
-
-    Args:
-        trees: gold.
-        predicted: depths of each sentence, (W,); only their order matters.
-    """
-    right = total = 0
-    correlations = []
-    for tree, each in zip(trees, predicted, strict=True):
-        correlations.append(spearman_rows(each[None], tree.depths_W.numpy()[None]))
-        if tree.counted_W[tree.root]:
-            total += 1
-            right += int(np.argmin(np.where(tree.counted_W, each, np.inf))) == tree.root
-    spearman, _ = _by_length(correlations, trees)
-    return DepthScores(right / total if total else float("nan"), spearman, total)
+    """Root accuracy and NSpr of predicted depths, (W,) of each sentence; only their order matters."""
+    rooted = [(tree, each) for tree, each in zip(trees, predicted, strict=True) if tree.counted_W[tree.root]]
+    right = [int(np.argmin(np.where(tree.counted_W, each, np.inf))) == tree.root for tree, each in rooted]
+    correlations = [
+        spearman_rows(each[None], tree.depths_W.numpy()[None]) for tree, each in zip(trees, predicted, strict=True)
+    ]
+    return DepthScores(sum(right) / len(right) if right else float("nan"), _by_length(correlations, trees))
 
 
 def position_scores(trees: Sequence[GoldTree]) -> DepthScores:
-    """The baseline: the further back, the deeper."""
+    """The baseline: the further back in the sentence, the deeper."""
     return depth_scores(trees, [np.arange(tree.counted_W.size, dtype=np.float64) for tree in trees])
 
 
@@ -307,32 +244,11 @@ def spearman_rows(first_NW: Floats, second_NW: Floats) -> Floats:
     return found
 
 
-def _distance_scores(
-    trees: Sequence[GoldTree], found: Sequence[Sequence[Edge]], correlations: Sequence[Floats]
-) -> DistanceScores:
-    edges = sum(len(tree.edges) for tree in trees)
-    right = sum(len(set(tree.edges) & set(each)) for tree, each in zip(trees, found, strict=True))
-    spearman, sentences = _by_length(correlations, trees)
-    return DistanceScores(right / edges if edges else float("nan"), spearman, edges, sentences)
-
-
-def _by_length(correlations: Sequence[Floats], trees: Sequence[GoldTree]) -> tuple[float, int]:
-    """The mean over lengths of the mean correlation at each, and how many sentences are of such a length."""
+def _by_length(correlations: Sequence[Floats], trees: Sequence[GoldTree]) -> float:
+    """The mean over lengths from 5 to 50 of the mean correlation at each; NaN where no sentence has such a length."""
     lengths: dict[int, list[Floats]] = {}
     for each, tree in zip(correlations, trees, strict=True):
         if SHORTEST <= tree.counted_W.size <= LONGEST:
             lengths.setdefault(tree.counted_W.size, []).append(each)
-    if not lengths:
-        return float("nan"), 0
     means = [float(np.concatenate(found).mean()) for _, found in sorted(lengths.items())]
-    return float(np.mean(means)), sum(map(len, lengths.values()))
-
-
-def predictions(probe: StructuralProbe, bank: Treebank) -> list[Floats]:
-    """What a probe makes of every sentence."""
-    return [probe(states_WD) for states_WD in bank.states]
-
-
-def kept_words(tags: Sequence[str]) -> Bools:
-    """Words that count for edges and roots: all that are not tagged as punctuation."""
-    return np.array([tag != "PUNCT" for tag in tags], dtype=np.bool_)
+    return float(np.mean(means)) if means else float("nan")

@@ -1,10 +1,9 @@
-"""Trees as geometry sees them: distances between words, depths, edges, and trees made of distances.
+"""Dependency trees as graphs: distances between words, edges, and minimum spanning trees of predicted distances.
 
-Hewitt and Manning 2019, "A structural probe for finding syntax in word representations", NAACL, sections 2 and 3: the
-distance of two words is the number of edges between them, a word's depth the number of edges to the root. The minimum
-spanning tree is Prim's. Sibling structure.py learns a space with these distances.
+Hewitt and Manning 2019, "A structural probe for finding syntax in word representations", NAACL, sections 2 and 3.
+Sibling measure.py learns a linear space with these distances.
 
-Shapes: W words of a sentence.
+Shapes: W words of a sentence, E pairs of words.
 """
 
 from __future__ import annotations
@@ -14,46 +13,27 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import minimum_spanning_tree, shortest_path
+from scipy.stats import rankdata
 
 Floats = NDArray[np.float64]
-Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Edge = tuple[int, int]
 """Two words, the earlier one first."""
 
 
-def tree_depths(heads: Sequence[int]) -> Int64s:
-    """Edges from each word to the root, (W,).
+def tree_distances(heads: Sequence[int]) -> Floats:
+    """The number of edges between every two words, (W, W); the root's row holds the depths of all words.
 
     Args:
         heads: of a tree; -1 at the root.
     """
-    depths = np.full(len(heads), -1, dtype=np.int64)
-    for start in range(len(heads)):
-        path = []
-        place = start
-        while place >= 0 and depths[place] < 0:
-            path.append(place)
-            place = heads[place]
-        above = -1 if place < 0 else int(depths[place])
-        for steps, below in enumerate(reversed(path), 1):
-            depths[below] = above + steps
-    return depths
-
-
-def tree_distances(heads: Sequence[int]) -> Int64s:
-    """Edges between every two words, (W, W).
-
-    Args:
-        heads: of a tree; -1 at the root.
-    """
-    order = np.argsort(tree_depths(heads), kind="stable").tolist()
-    distances_WW = np.zeros((len(heads), len(heads)), dtype=np.int64)
-    for number, place in enumerate(order):
-        # A word is one edge further from all that stand above or beside it than its head is.
-        above = order[:number]
-        if above:
-            distances_WW[place, above] = distances_WW[above, place] = distances_WW[heads[place], above] + 1
+    graph_WW = np.zeros((len(heads), len(heads)))
+    for place, head in enumerate(heads):
+        if head >= 0:
+            graph_WW[place, head] = 1
+    distances_WW: Floats = shortest_path(graph_WW, directed=False, unweighted=True)
     return distances_WW
 
 
@@ -64,46 +44,21 @@ def tree_edges(heads: Sequence[int], kept_W: Bools) -> list[Edge]:
 
 
 def spanning_tree(distances_WW: Floats, kept_W: Bools) -> list[Edge]:
-    """The minimum spanning tree of the words that are kept, by Prim's algorithm; ties go to the earlier word.
+    """The minimum spanning tree of the words that are kept; of equal distances the earlier pair comes first.
 
     Args:
         distances_WW: symmetric; any real numbers, zeros included.
         kept_W: which words it spans.
     """
     places = np.flatnonzero(kept_W)
-    count = places.size
-    if count < 2:
-        return []
-    own_NN = distances_WW[np.ix_(places, places)]
-    outside_N = np.ones(count, dtype=bool)
-    outside_N[0] = False
-    nearest_N = np.zeros(count, dtype=np.int64)
-    distance_N = own_NN[0].astype(np.float64)
-    edges = []
-    for _ in range(count - 1):
-        new = int(np.argmin(np.where(outside_N, distance_N, np.inf)))
-        edges.append((int(places[min(new, nearest_N[new])]), int(places[max(new, nearest_N[new])])))
-        outside_N[new] = False
-        closer_N = own_NN[new] < distance_N
-        nearest_N[closer_N] = new
-        distance_N = np.minimum(distance_N, own_NN[new])
-    return sorted(edges)
+    first_E, second_E = np.triu_indices(places.size, 1)
+    # Only the order decides, and ranks are never 0, which scipy takes for a missing edge.
+    rank_E = rankdata(distances_WW[places[first_E], places[second_E]], method="ordinal")
+    graph = coo_array((rank_E, (places[first_E], places[second_E])), shape=distances_WW.shape)
+    tree = minimum_spanning_tree(graph).tocoo()
+    return sorted(zip(tree.row.tolist(), tree.col.tolist(), strict=True))
 
 
 def chain(kept_W: Bools) -> list[Edge]:
-    """Every word tied to the next one that is kept: the baseline of any tree."""
-    places = np.flatnonzero(kept_W).tolist()
-    return list(pairwise(places))
-
-
-def embedded(heads: Sequence[int]) -> Floats:
-    """Vectors whose squared distances are the tree's distances, and whose squared lengths are the depths, (W, W).
-
-    A word is the sum of a unit vector of its own and its head; the root is the origin, its own vector left out.
-    """
-    vectors_WW = np.zeros((len(heads), len(heads)))
-    for place in np.argsort(tree_depths(heads), kind="stable").tolist():
-        if heads[place] >= 0:
-            vectors_WW[place] = vectors_WW[heads[place]]
-            vectors_WW[place, place] = 1.0
-    return vectors_WW
+    """Every kept word tied to the next one: the baseline of any tree."""
+    return list(pairwise(np.flatnonzero(kept_W).tolist()))

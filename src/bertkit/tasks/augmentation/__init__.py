@@ -1,5 +1,4 @@
-"""Augmentation of a task's examples for distillation, by the name that a recipe gives it; a new method is one file and
-one entry."""
+"""Augmentation of a task's examples for distillation; a new method is one file, and a member of `AnyAugmentation`."""
 
 from __future__ import annotations
 
@@ -13,11 +12,9 @@ from bertkit.tasks.augmentation.masked_lm import MaskedLMWords
 from bertkit.tasks.augmentation.masking import Masking
 
 AnyAugmentation = Annotated[Masking | MaskedLMWords, Field(discriminator="name")]
-
-AUGMENTATIONS: dict[str, type[Augmentation]] = {"masking": Masking, "masked_lm": MaskedLMWords}
+"""By the name that a recipe gives it."""
 
 __all__ = [
-    "AUGMENTATIONS",
     "AnyAugmentation",
     "Augmentation",
     "MaskedLMWords",

@@ -4,7 +4,7 @@ Tang et al. 2019, arXiv:1903.12136, section 3.3: a teacher can label any text, s
 function than the task's own examples show. One file per method; cache.py keeps what came out.
 
 All is drawn by numbers that depend on the seed and the example's own texts alone (data/random.py): an example has the
-same copies wherever it stands, whatever stands beside it, and however often the work was interrupted.
+same copies wherever it is in the file, whatever is beside it, and however often the work was interrupted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Surroundings:
 
     Attributes:
         seed: of all draws.
-        offline: ask no network for models.
+        offline: use no network for models.
         device: where a model computes.
     """
 
@@ -61,7 +61,8 @@ class Augmentation(Settings, ABC):
     """How examples are altered, and how often."""
 
     labels: Literal["kept", "none"] = Field(
-        "none", description="Whether a copy has its example's label, or none but what the teacher says of it."
+        "none",
+        description="Whether a copy has its example's label, or none, so that the teacher's outputs are its labels.",
     )
 
     @abstractmethod
@@ -114,7 +115,7 @@ def _content(texts: Variant) -> tuple[tuple[str, ...] | None, ...]:
 
 
 def address(example: TextExample) -> int:
-    """A number of 64 bits for an example's texts: where its draws stand."""
+    """A number of 64 bits for an example's texts: the address of its random draws."""
     content = f"{example.text}\0{'' if example.text_pair is None else example.text_pair}"
     return int.from_bytes(hashlib.sha256(content.encode("utf-8", "backslashreplace")).digest()[:8], "little")
 

@@ -1,4 +1,4 @@
-"""English words that say how a sentence is built and not what it is about: they are left as they are.
+"""English function words, which augmentation leaves as they are.
 
 Own list, by closed classes of words; Jiao et al. 2020, arXiv:1909.10351, algorithm 1, skips stop words without naming
 them. Negations are among them: another word in their place would turn the sentence round.

@@ -1,15 +1,15 @@
-"""Words that a masked language model puts in their place: TinyBERT's augmentation.
+"""Words are replaced by those that a masked language model predicts: TinyBERT's augmentation.
 
-Jiao et al. 2020, TinyBERT, arXiv:1909.10351, algorithm 1. A word that is one piece is masked, and the model's M
-likeliest words are its candidates; a word of several pieces has the M nearest words by word vectors. In each of N
+Jiao et al. 2020, TinyBERT, arXiv:1909.10351, algorithm 1. A word that is one token is masked, and the model's M
+likeliest words are its candidates; a word of several tokens has the M nearest words by word vectors. In each of N
 copies every word becomes one of its candidates with probability p. As in the released data_augmentation.py the model
 reads the sentence twice, as a pair, the first time with the mask: it sees what stood there, and proposes words like it.
 Stop words and whatever is not letters and digits stay; of a pair each text is altered by itself, N copies with one
 altered and N with the other. Sibling masking.py needs no model.
 
-Quirks: candidates are whole words of letters and digits (a piece that continues a word, or a sign, is passed over);
+Quirks: candidates are whole words of letters and digits (a token that continues a word, or a sign, is passed over);
 copies are drawn as the paper has it, so that a word may be exchanged for itself; without a file of word vectors a word
-of several pieces stays as it is.
+of several tokens stays as it is.
 
 Shapes: R masked copies of sentences, M candidates, V vocabulary, W words.
 """
@@ -50,7 +50,7 @@ _HEAD = "masked_lm"
 _BATCH_TOKENS = 8192
 
 Candidates = dict[int, tuple[str, ...]]
-"""By a word's number what may stand in its place."""
+"""By a word's number the words that may replace it."""
 
 
 class MaskedLMWords(Augmentation):
@@ -58,16 +58,17 @@ class MaskedLMWords(Augmentation):
 
     name: Literal["masked_lm"] = "masked_lm"
     labels: Literal["kept", "none"] = Field(
-        "kept", description="Whether a copy has its example's label, or none but what the teacher says of it."
+        "kept",
+        description="Whether a copy has its example's label, or none, so that the teacher's outputs are its labels.",
     )
     model: str = Field(description="Model with a masked-LM head: a Hub id, a model or a run directory.")
     copies: int = Field(
         20, ge=1, description="Copies of each text (N); TinyBERT: 10 for MNLI and QQP, 20 for SST-2 and QNLI, else 30."
     )
     replace: float = Field(0.4, ge=0, le=1, description="Probability p that a word is exchanged.")
-    candidates: int = Field(15, ge=1, description="Words that may stand in a word's place (M).")
+    candidates: int = Field(15, ge=1, description="Candidates for each word (M).")
     word_vectors: str | None = Field(
-        None, description="File of word vectors (GloVe or word2vec text) for words of several pieces; null: they stay."
+        None, description="File of word vectors (GloVe or word2vec text) for words of several tokens; null: they stay."
     )
     vector_words: int = Field(50_000, ge=2, description="Words read of that file, the commonest first.")
     stop_words: str | None = Field(
@@ -81,7 +82,7 @@ class MaskedLMWords(Augmentation):
             raise DataError(f"{directory}: has no masked-LM head; augment with a model that was pretrained with one")
         rule = model.extras.get(SCORING_RULE)
         if rule is not None:
-            raise DataError(f"{directory}: was trained to be asked by {rule}; augment with a model of masked_lm alone")
+            raise DataError(f"{directory}: was trained to be scored by {rule}; augment with a model of masked_lm alone")
         vectors = None
         if self.word_vectors is not None:
             vectors = read_word_vectors(Path(self.word_vectors).expanduser(), most_words=self.vector_words)
@@ -108,7 +109,7 @@ class MaskedLMAugmenter(Augmenter):
 
     Args:
         settings: probability and number of copies.
-        proposer: of candidates for words of one piece.
+        proposer: of candidates for words of one token.
         vectors: for words of several.
         stop_words: what stays, in lower case.
         draw: of all choices.
@@ -136,19 +137,19 @@ class MaskedLMAugmenter(Augmenter):
         return [self._of(example, found) for example in examples]
 
     def candidates(self, texts: Sequence[str]) -> list[Candidates]:
-        """What may stand in the place of each text's words; words that stay are left out."""
+        """The candidates for each text's words; words that stay are left out."""
         cuts = [CutText.of(text).words for text in texts]
         chosen = [[number for number, word in enumerate(words) if self._may_change(word)] for words in cuts]
-        asked = self.proposer.ask(cuts, chosen)
+        proposed = self.proposer.propose(cuts, chosen)
         found: list[Candidates] = []
-        for words, numbers, own in zip(cuts, chosen, asked, strict=True):
+        for words, numbers, own in zip(cuts, chosen, proposed, strict=True):
             several = [number for number in numbers if number not in own]
             near = {
                 number: words_near
                 for number in several
                 if (words_near := self._nearest(words[number]) or self._nearest(words[number].lower()))
             }
-            kept = {number: proposed for number, proposed in own.items() if proposed}
+            kept = {number: found_words for number, found_words in own.items() if found_words}
             found.append(dict(sorted({**kept, **near}.items())))
         return found
 
@@ -184,7 +185,7 @@ class MaskedLMAugmenter(Augmenter):
 
 @dataclass(frozen=True)
 class _Masked:
-    """A sentence twice, with a mask in the first: ids, types, where the mask is, and whose word it stands for."""
+    """A sentence twice, with a mask in the first: ids, types, where the mask is, and which word it replaces."""
 
     ids: list[int]
     types: list[int]
@@ -194,7 +195,7 @@ class _Masked:
 
 
 class Proposer:
-    """A masked language model that is asked for words.
+    """A masked language model that proposes words.
 
     Args:
         model: with a masked-LM head, where it computes.
@@ -223,12 +224,12 @@ class Proposer:
         }
         self._words = {number: text for number, text in texts.items() if text.isalnum()}
         if not self._words:
-            raise DataError("the model's vocabulary has no whole words to put in a word's place")
+            raise DataError("the model's vocabulary has no whole words to propose")
         self._word_ids = torch.tensor(list(self._words), device=self.device)
         self.candidates = min(candidates, len(self._words))
 
-    def ask(self, sentences: Sequence[Sequence[str]], chosen: Sequence[Sequence[int]]) -> list[Candidates]:
-        """Candidates for the chosen words that are one piece, the likeliest first.
+    def propose(self, sentences: Sequence[Sequence[str]], chosen: Sequence[Sequence[int]]) -> list[Candidates]:
+        """Candidates for the chosen words that are one token, the likeliest first.
 
         A word that does not fit into what the model reads has none; of a sentence that does not fit twice the second
         copy is cut.
@@ -246,7 +247,7 @@ class Proposer:
 
     def _masked(self, sentences: Sequence[Sequence[str]], chosen: Sequence[Sequence[int]]) -> Iterator[_Masked]:
         room = self._encoder.room(2)
-        encodings = self._encoder.pieces_of_words([words or [""] for words in sentences])
+        encodings = self._encoder.word_encodings([words or [""] for words in sentences])
         for sentence, (encoding, numbers) in enumerate(zip(encodings, chosen, strict=True)):
             places: dict[int, list[int]] = {}
             for place, word in enumerate(encoding.word_ids):

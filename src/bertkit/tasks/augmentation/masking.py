@@ -3,8 +3,8 @@
 Tang et al. 2019, arXiv:1903.12136, section 3.3. For every word of a copy a number is drawn: with probability p_mask the
 word is masked, with probability p_pos it becomes another of its part of speech (word_classes.py), else it stays. Then,
 with probability p_ng, one n-gram of the copy is all that is left of it, with n from 1 to 5. Of a pair the first text is
-altered in one copy, the second in the next, both in the one after that, and so on. Sibling masked_lm.py asks a model
-for words that fit.
+altered in one copy, the second in the next, both in the one after that, and so on. Sibling masked_lm.py takes words
+that a model predicts.
 
 Where the paper is silent: n is drawn first and cut to the text's length, so that a text of three words often stays
 whole; a word without another of its part of speech stays; a sign of punctuation is a word.

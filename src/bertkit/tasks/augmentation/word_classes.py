@@ -1,4 +1,4 @@
-"""Which words can stand for one another: those of one part of speech, as a file tags them or as the texts show it.
+"""Which words can replace one another: those of one part of speech, as a file tags them or as the texts show it.
 
 Tang et al. 2019, arXiv:1903.12136, section 3.3, take another word of the same part of speech, drawn by how often words
 of it occur in the training texts. A tagger is not to be had without another model. In its place, either every word has
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.tasks.augmentation.words import CutText
+from bertkit.tasks.readers.columns import CONLLU_FIELDS, UPOS, WORD
 from bertkit.text.lines import read_lines
 
 CLASSES = 50
@@ -38,12 +39,11 @@ NEIGHBOURS = 250
 LEAST_COUNT = 3
 _DIMENSIONS = 50
 _ROUNDS = 30
-_CONLLU_FIELDS = 10
 
 
 @dataclass(frozen=True)
 class WordClass:
-    """Words that can stand for one another.
+    """Words that can replace one another.
 
     Attributes:
         words: sorted.
@@ -124,15 +124,15 @@ def read_tags(path: Path) -> dict[str, str]:
         fields = line.split("\t")
         if not line.strip() or (line.startswith("#") and len(fields) == 1):
             continue
-        if len(fields) == _CONLLU_FIELDS:
+        if len(fields) == CONLLU_FIELDS:
             # Ranges (1-2) and empty nodes (8.1) are no words.
             if fields[0].isdigit():
-                counts[fields[1].lower()][fields[3]] += 1
+                counts[fields[WORD].lower()][fields[UPOS]] += 1
         elif len(fields) == 2:
             counts[fields[0].lower()][fields[1]] += 1
         else:
             raise DataError(
-                f"{path}, line {number}: {len(fields)} fields; expected CoNLL-U's {_CONLLU_FIELDS}, or a word, a tab"
+                f"{path}, line {number}: {len(fields)} fields; expected CoNLL-U's {CONLLU_FIELDS}, or a word, a tab"
                 " and its tag"
             )
     if not counts:

@@ -18,7 +18,7 @@ _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 
 @dataclass(frozen=True)
 class CutText:
-    """A text and where its words stand.
+    """A text and the positions of its words.
 
     Attributes:
         text: the whole.
@@ -40,7 +40,7 @@ class CutText:
         """The text with other words.
 
         Args:
-            new: by a word's number what stands in its place; None is a mask.
+            new: by a word's number its replacement; None is a mask.
             kept: words that are left over, one at least; all where None.
 
         Returns:

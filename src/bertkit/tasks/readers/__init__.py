@@ -1,8 +1,8 @@
-"""Readers: one file for each format in which examples are handed around; load.py chooses among them."""
+"""Readers of files with examples: one file for each format; load.py chooses among them."""
 
 from bertkit.tasks.readers.labels import label_names
 from bertkit.tasks.readers.load import load_split
 from bertkit.tasks.readers.own import read_own
-from bertkit.tasks.readers.table import Columns, read_table
+from bertkit.tasks.readers.table import Columns
 
-__all__ = ["Columns", "label_names", "load_split", "read_own", "read_table"]
+__all__ = ["Columns", "label_names", "load_split", "read_own"]

@@ -8,7 +8,9 @@ a model's labels mean the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from bertkit.errors import DataError
 from bertkit.tasks.catalogue import TaskSpec
@@ -17,8 +19,9 @@ from bertkit.tasks.readers.common import Notes, known_label, numbered_lines
 
 DOCUMENT_START = "-DOCSTART-"
 NOT_IOB2 = "sentences turned from IOB1 into IOB2"
-_CONLLU_FIELDS = 10
-_WORD, _UPOS = 1, 3
+CONLLU_FIELDS = 10
+WORD, UPOS = 1, 3
+"""Columns of CoNLL-U."""
 
 
 def to_iob2(tags: Iterable[str]) -> tuple[str, ...]:
@@ -115,10 +118,42 @@ def _fields(line: str) -> list[str]:
     return [each for each in fields if each] if "" in fields else fields
 
 
+class ConlluSentence(NamedTuple):
+    """A sentence of CoNLL-U: `sent_id` (or nothing), whether a document starts with it, and its words' lines."""
+
+    name: str
+    starts_document: bool
+    rows: list[tuple[int, list[str]]]
+
+
+def conllu_sentences(path: Path) -> Iterator[ConlluSentence]:
+    """The sentences with their syntactic words: ranges (`1-2`, a contraction as it is written) and empty nodes (`8.1`)
+    are passed over.
+
+    Raises:
+        DataError: a line without ten fields.
+    """
+    name, starts_document = "", False
+    rows: list[tuple[int, list[str]]] = []
+    for number, line in chain(numbered_lines(path), [(0, "")]):
+        if line.startswith("#"):
+            key, _, value = line[1:].partition("=")
+            name = value.strip() if key.strip() == "sent_id" else name
+            starts_document |= line[1:].strip().startswith("newdoc")
+        elif line and not line.isspace():
+            fields = line.split("\t")
+            if len(fields) != CONLLU_FIELDS:
+                raise DataError(f"{path}, line {number}: {len(fields)} fields, expected CoNLL-U's {CONLLU_FIELDS}")
+            if fields[0].isdigit():
+                rows.append((number, fields))
+        elif rows:
+            yield ConlluSentence(name, starts_document, rows)
+            name, starts_document, rows = "", False, []
+
+
 def read_conllu(path: Path, spec: TaskSpec | None = None, split: str = "train") -> Split:
     """Read words with their universal parts of speech (UPOS).
 
-    Syntactic words are read: ranges (`1-2`, a contraction as it is written) and empty nodes (`8.1`) are passed over.
     Ids are `sent_id`, documents begin at `# newdoc`; without such comments, numbers and each sentence for itself.
 
     Raises:
@@ -126,33 +161,11 @@ def read_conllu(path: Path, spec: TaskSpec | None = None, split: str = "train") 
     """
     labels = None if spec is None else spec.labels
     examples: list[TaggedExample] = []
-    document, documents_known, name = -1, False, ""
-    words: list[str] = []
-    tags: list[str] = []
-    for number, line in _ended(path):
-        if line.startswith("#"):
-            key, _, value = line[1:].partition("=")
-            name = value.strip() if key.strip() == "sent_id" else name
-            if line[1:].strip().startswith("newdoc"):
-                documents_known, document = True, document + 1
-        elif line and not line.isspace():
-            fields = line.split("\t")
-            if len(fields) != _CONLLU_FIELDS:
-                raise DataError(f"{path}, line {number}: {len(fields)} fields, expected CoNLL-U's {_CONLLU_FIELDS}")
-            if fields[0].isdigit():
-                words.append(fields[_WORD])
-                tags.append(fields[_UPOS])
-                if labels is not None and tags[-1] not in labels:
-                    known_label(tags[-1], labels, f"{path}, line {number}")
-        elif words:
-            examples.append(TaggedExample(name or str(len(examples)), tuple(words), tuple(tags), max(document, 0)))
-            words, tags, name = [], [], ""
-    return Notes().split(examples if documents_known else alone(examples), path)
-
-
-def _ended(path: Path) -> Iterator[tuple[int, str]]:
-    """The file's lines, and a blank one behind the last."""
-    number = 0
-    for number, line in numbered_lines(path):
-        yield number, line
-    yield number + 1, ""
+    document = -1
+    for name, starts_document, rows in conllu_sentences(path):
+        document += starts_document
+        for number, fields in rows:
+            known_label(fields[UPOS], labels, f"{path}, line {number}")
+        words, tags = (tuple(fields[column] for _, fields in rows) for column in (WORD, UPOS))
+        examples.append(TaggedExample(name or str(len(examples)), words, tags, max(document, 0)))
+    return Notes().split(examples if document >= 0 else alone(examples), path)

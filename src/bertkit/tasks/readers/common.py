@@ -1,6 +1,6 @@
-"""What every reader needs: numbered lines, checked fields, faults that name their place, and the notes of a split.
+"""What every reader needs: numbered lines, checked fields, errors that name their place, and the notes of a split.
 
-No paper. Faults of the bytes themselves (missing file, invalid UTF-8, damaged compression) are located in
+No paper. Errors in the bytes themselves (missing file, invalid UTF-8, damaged compression) are located in
 bertkit.text.lines.
 """
 
@@ -123,7 +123,7 @@ def json_file(path: Path) -> dict[str, Any]:
 
 
 def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:
-    """Where the first of `names` that is a column stands.
+    """The index of the first of `names` that is a column.
 
     Raises:
         DataError: none is; the nearest columns are named.
@@ -150,6 +150,17 @@ def field(record: dict[str, Any], names: str | tuple[str, ...], where: str) -> A
     return record[columns[position(columns, (names,) if isinstance(names, str) else names, where)]]
 
 
+def list_in(value: Any, where: str) -> list[Any]:
+    """The value, if it is a list.
+
+    Raises:
+        DataError: it is none.
+    """
+    if not isinstance(value, list):
+        raise DataError(f"{where}: {kind_of(value)}, expected a list")
+    return value
+
+
 def check_width(row: Sequence[str], expected: int, where: str) -> None:
     """Refuse a row of another number of fields.
 
@@ -161,7 +172,7 @@ def check_width(row: Sequence[str], expected: int, where: str) -> None:
 
 
 def text_in(value: Any, where: str) -> str:
-    """A text that says something.
+    """A text that is not blank.
 
     Raises:
         DataError: not a string, empty or blank, or not encodable.

@@ -1,7 +1,7 @@
 """Where a task's files lie below the data directory: `DIR/CoLA/train.tsv`, `DIR/SQuAD/dev-v1.1.json`, and so on.
 
 No paper. The names are those of the official archives; the folder's case and punctuation do not count, a collection's
-folder (`glue`) may stand between, the directory may be the task's own folder, and files may be compressed.
+folder (`glue`) may come between, the directory may be the task's own folder, and files may be compressed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _directories(parent: Path) -> list[Path]:
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    """What the pattern names in a folder, in any case; as it stands, else compressed."""
+    """What the pattern names in a folder, in any case; as it is, else compressed."""
     names = sorted(folder.iterdir())
     for suffix in ("", *COMPRESSIONS):
         wanted = f"{pattern}{suffix}".lower()

@@ -8,7 +8,6 @@ and dev files alone have no header. An example's id is its row, counted from 0, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from bertkit.errors import DataError
@@ -17,29 +16,6 @@ from bertkit.tasks.examples import Split, TextExample
 from bertkit.tasks.readers.common import Notes, check_width, known_label, number_in, position, tab_rows
 from bertkit.tasks.readers.nli import NO_MAJORITY, read_nli
 
-
-@dataclass(frozen=True)
-class GlueColumns:
-    """The names of a task's columns, each with its alternatives, as the official headers have them."""
-
-    text: tuple[str, ...]
-    text_pair: tuple[str, ...] = ()
-    label: tuple[str, ...] = ("label",)
-
-
-_SENTENCES = GlueColumns(("sentence1",), ("sentence2",))
-GLUE_COLUMNS = {
-    "cola": GlueColumns(("sentence",)),
-    "sst2": GlueColumns(("sentence",)),
-    "mrpc": GlueColumns(("#1 String",), ("#2 String",), ("Quality",)),
-    "stsb": GlueColumns(("sentence1",), ("sentence2",), ("score",)),
-    "qqp": GlueColumns(("question1",), ("question2",), ("is_duplicate",)),
-    "mnli": GlueColumns(("sentence1",), ("sentence2",), ("gold_label",)),
-    "qnli": GlueColumns(("question",), ("sentence",)),
-    "rte": _SENTENCES,
-    "wnli": _SENTENCES,
-    "ax": GlueColumns(("sentence1", "Premise"), ("sentence2", "Hypothesis"), ("label", "Label", "gold_label")),
-}
 _COLA_LABELLED = ["source", "label", "mark", "sentence"]
 EMPTY = "empty texts (kept)"
 SHORT_ROWS = "rows of the wrong field count (dropped)"
@@ -58,7 +34,8 @@ def read_glue(path: Path, spec: TaskSpec, split: str) -> Split:
     """
     if path.suffix == ".jsonl":
         return read_nli(path, spec, split)
-    columns, notes = GLUE_COLUMNS[spec.name], Notes()
+    columns, notes = spec.columns, Notes()
+    assert columns is not None, f"{spec.name}: a task of the layout glue names its columns"
     header, rows = _header(path, spec)
     text = position(header, columns.text, str(path))
     pair = position(header, columns.text_pair, str(path)) if columns.text_pair else None

@@ -2,14 +2,12 @@
 
 No paper. Lhoest et al. 2021, arXiv:2109.02846, is the library. A Hub data set numbers its labels in an order of its own
 (MNLI: entailment, neutral, contradiction; WNLI the reverse of RTE) and names some anew (`acceptable` for CoLA's 1);
-examples have the official names, as from the files. What the Hub's copies leave out is noted per task below.
+examples have the official names, as from the files. How a copy differs is under `hub` in the task's entry.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,62 +23,10 @@ from bertkit.tasks.readers.nli import NO_MAJORITY
 from bertkit.tasks.readers.race import EMPTY_OPTION
 from bertkit.tasks.readers.squad import LOST, kept_answers
 from bertkit.tasks.readers.swag import ending_index, hellaswag_example
+from bertkit.tasks.spec import HubCopy
 
 log = logging.getLogger(__name__)
 _EXPORT = "refs/convert/parquet"
-
-
-@dataclass(frozen=True)
-class HubLayout:
-    """One task's copy on the Hub: its configuration, columns, and what its splits and labels are called there."""
-
-    config: str | None
-    columns: tuple[str, ...]
-    label: str = "label"
-    names: Mapping[str, str] = field(default_factory=dict)
-    splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})
-    id: str = "idx"
-
-
-_ACCEPTABLE = {"unacceptable": "0", "acceptable": "1"}
-_SENTIMENT = {"negative": "0", "positive": "1"}
-_EQUIVALENT = {"not_equivalent": "0", "equivalent": "1"}
-_DUPLICATE = {"not_duplicate": "0", "duplicate": "1"}
-_WNLI = {"not_entailment": "0", "entailment": "1"}
-_MNLI_SPLITS = {
-    "dev": "validation_matched",
-    "dev_mm": "validation_mismatched",
-    "test": "test_matched",
-    "test_mm": "test_mismatched",
-}
-_NLI = ("premise", "hypothesis")
-_SENTENCES = ("sentence1", "sentence2")
-HUB_LAYOUTS: dict[str, HubLayout] = {
-    "cola": HubLayout("cola", ("sentence",), names=_ACCEPTABLE),
-    "sst2": HubLayout("sst2", ("sentence",), names=_SENTIMENT),
-    "mrpc": HubLayout("mrpc", _SENTENCES, names=_EQUIVALENT),
-    "stsb": HubLayout("stsb", _SENTENCES),
-    "qqp": HubLayout("qqp", ("question1", "question2"), names=_DUPLICATE),
-    "mnli": HubLayout("mnli", _NLI, splits=_MNLI_SPLITS),
-    "qnli": HubLayout("qnli", ("question", "sentence")),
-    "rte": HubLayout("rte", _SENTENCES),
-    "wnli": HubLayout("wnli", _SENTENCES, names=_WNLI),
-    "ax": HubLayout("ax", _NLI),
-    "snli": HubLayout("plain_text", _NLI),
-    "sick-e": HubLayout("default", ("sentence_A", "sentence_B"), id="id"),
-    "sick-r": HubLayout("default", ("sentence_A", "sentence_B"), label="relatedness_score", id="id"),
-    "imdb": HubLayout("plain_text", ("text",)),
-    "squad": HubLayout("plain_text", ("question", "context"), label="answers", id="id"),
-    "squad2": HubLayout("squad_v2", ("question", "context"), label="answers", id="id"),
-    "swag": HubLayout("regular", ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")),
-    "hellaswag": HubLayout("default", ("ctx_a", "ctx_b", "endings"), id="ind"),
-    "race": HubLayout("all", ("article", "question", "options"), label="answer"),
-    # No documents: the copy leaves out the -DOCSTART- lines, so that BERT's document context needs the official files.
-    "conll2003": HubLayout("conll2003", ("tokens",), label="ner_tags", id="id"),
-    "wnut17": HubLayout("wnut_17", ("tokens",), label="ner_tags", id="id"),
-    "conll2000": HubLayout("conll2000", ("tokens",), label="chunk_tags", id="id"),
-    "ud-pos": HubLayout("en_ewt", ("tokens",), label="upos"),
-}
 
 
 def read_hub(spec: TaskSpec, split: str, *, offline: bool = False) -> Split:
@@ -89,10 +35,10 @@ def read_hub(spec: TaskSpec, split: str, *, offline: bool = False) -> Split:
     Raises:
         DataError: the task is not on the Hub, cannot be had (with what to do), or has not the columns expected.
     """
-    if spec.hub_id is None:
+    copy = spec.hub
+    if copy is None:
         raise DataError(f"{spec.name} is not read from the Hub; give its files with --data-dir (from {spec.archive})")
-    layout = HUB_LAYOUTS[spec.name]
-    name = layout.splits.get(split, split)
+    name = copy.splits.get(split, split)
     offline = is_offline(offline)
     import datasets
     import datasets.exceptions
@@ -101,14 +47,14 @@ def read_hub(spec: TaskSpec, split: str, *, offline: bool = False) -> Split:
     faults = (*hub_errors(), ValueError, RuntimeError, pyarrow.ArrowException, datasets.exceptions.DatasetsError)
     try:
         with without_network(offline):
-            rows = _loaded(datasets, spec.hub_id, layout.config, name, offline=offline)
+            rows = _loaded(datasets, copy.id, copy.config, name, offline=offline)
     except faults as fault:
         remedy = "it is not in the local cache and the network is off" if offline else first_line(fault)
         raise DataError(
-            f"hub:{spec.hub_id}, {layout.config}, {name}: cannot be loaded: {remedy}; give the official files with "
+            f"hub:{copy.id}, {copy.config}, {name}: cannot be loaded: {remedy}; give the official files with "
             f"--data-dir (from {spec.archive}), or run once with network access"
         ) from fault
-    return examples_of(rows, spec, split, source=f"hub:{spec.hub_id}:{layout.config}:{name}")
+    return examples_of(rows, spec, split, source=f"hub:{copy.id}:{copy.config}:{name}")
 
 
 def _loaded(datasets: Any, hub_id: str, config: str | None, split: str, *, offline: bool) -> Any:
@@ -139,6 +85,12 @@ def _exported(hub_id: str, pattern: str, *, offline: bool) -> list[str]:
     return sorted(str(path) for path in Path(directory).glob(pattern))
 
 
+def layout_of(spec: TaskSpec) -> HubCopy:
+    """Of a task that has a copy on the Hub."""
+    assert spec.hub is not None, f"{spec.name}: has no copy on the Hub"
+    return spec.hub
+
+
 def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) -> Split:
     """The examples of a `datasets.Dataset` that has the columns of the task's copy on the Hub.
 
@@ -146,7 +98,7 @@ def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) ->
         DataError: a missing column, an unknown label, a score that is not a number, or an empty text where the official
             files have none.
     """
-    layout, notes = HUB_LAYOUTS[spec.name], Notes()
+    layout, notes = layout_of(spec), Notes()
     for column in (*layout.columns, *([] if split.startswith("test") else [layout.label])):
         position(rows.column_names, (column,), str(source))
     names = partial(_name, names=_class_names(rows.features.get(layout.label)), spec=spec, layout=layout)
@@ -161,7 +113,7 @@ def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) ->
     examples: list[Example] = []
     for number, record in enumerate(rows):
         where = f"{source}, row {number}"
-        name = str(record.get(layout.id, number))
+        name = str(record.get(layout.id_column, number))
         example = make(record, name, spec, split, where, notes, names)
         if example is not None:
             examples.append(example)
@@ -177,7 +129,7 @@ def _class_names(feature: Any) -> list[str] | None:
     return None if names is None else [str(name) for name in names]
 
 
-def _name(value: Any, where: str, *, names: list[str] | None, spec: TaskSpec, layout: HubLayout) -> str | None:
+def _name(value: Any, where: str, *, names: list[str] | None, spec: TaskSpec, layout: HubCopy) -> str | None:
     """A label's official name; None for -1, which is the Hub's way of having none."""
     if value is None or value == -1:
         return None
@@ -192,7 +144,7 @@ def _name(value: Any, where: str, *, names: list[str] | None, spec: TaskSpec, la
 def _text(
     record: dict[str, Any], name: str, spec: TaskSpec, split: str, where: str, notes: Notes, names: Any
 ) -> TextExample | None:
-    layout = HUB_LAYOUTS[spec.name]
+    layout = layout_of(spec)
     texts = [encodable(str(record[column] or ""), where) for column in layout.columns]
     if not all(each.strip() for each in texts):
         notes.add(EMPTY, name)
@@ -211,7 +163,7 @@ def _text(
 def _tagged(
     record: dict[str, Any], name: str, spec: TaskSpec, split: str, where: str, notes: Notes, names: Any
 ) -> TaggedExample | None:
-    layout = HUB_LAYOUTS[spec.name]
+    layout = layout_of(spec)
     words = tuple(record[layout.columns[0]])
     if not words:
         notes.add("sentences without words (dropped)", name)
@@ -241,7 +193,7 @@ def _question(
 def _choice(
     record: dict[str, Any], name: str, spec: TaskSpec, split: str, where: str, notes: Notes, names: Any
 ) -> ChoiceExample:
-    layout = HUB_LAYOUTS[spec.name]
+    layout = layout_of(spec)
     if spec.name == "hellaswag":
         return hellaswag_example(record, name, split, where)
     context, question = (encodable(str(record[column] or ""), where) for column in layout.columns[:2])

@@ -19,7 +19,7 @@ def read_imdb(path: Path, spec: TaskSpec, split: str) -> Split:
     """Read `path`/neg/*.txt and `path`/pos/*.txt; ids are such as `pos/0_9`.
 
     Raises:
-        DataError: a label's folder is missing or empty, or a review says nothing.
+        DataError: a label's folder is missing or empty, or a review is blank.
     """
     examples: list[TextExample] = []
     for label in spec.labels or ():

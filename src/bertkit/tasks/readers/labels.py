@@ -44,7 +44,7 @@ def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]
             name, ids = next(iter(lacking.items()))
             raise DataError(
                 f"{split}: labels that train lacks: {', '.join(map(repr, sorted(lacking)))} (example {ids[0]} has "
-                f"{name!r}); train has {', '.join(map(repr, sorted(found)))}; mend the spelling or add such examples"
+                f"{name!r}); train has {', '.join(map(repr, sorted(found)))}; correct the spelling or add such examples"
             )
     return tuple(sorted(found, key=_order))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bertkit.errors import UsageError
-from bertkit.tasks.catalogue import Layout, TaskSpec, find_task
+from bertkit.tasks.catalogue import TaskSpec, find_task
 from bertkit.tasks.examples import Split
 from bertkit.tasks.readers.columns import read_conll, read_conllu
 from bertkit.tasks.readers.find import find_files
@@ -21,7 +21,7 @@ from bertkit.tasks.readers.race import read_race
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import read_codah, read_hellaswag, read_swag
 
-READERS: dict[Layout, Callable[[Path, TaskSpec, str], Split]] = {
+READERS: dict[str, Callable[[Path, TaskSpec, str], Split]] = {
     "glue": read_glue,
     "snli": read_nli,
     "sick": read_sick,
@@ -42,8 +42,8 @@ def load_split(spec: TaskSpec | str, split: str, data_dir: Path | str | None = N
     Args:
         spec: the task, or its name.
         split: `train`, `dev`, `test`, for MNLI also `dev_mm` and `test_mm`.
-        data_dir: where the official files lie; the Hub is asked where left out.
-        offline: take what the Hub's local cache has, and ask nobody.
+        data_dir: where the official files lie; the Hub's copy where left out.
+        offline: use the Hub's local cache alone.
 
     Raises:
         UsageError: no such task or split.

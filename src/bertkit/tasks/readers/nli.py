@@ -1,7 +1,7 @@
 """Natural language inference in its authors' own files: SNLI and MNLI as JSON Lines, SICK as a TSV with a header.
 
 Bowman et al. 2015, arXiv:1508.05326; Williams et al. 2018, arXiv:1704.05426; Marelli et al. 2014, LREC (and
-SemEval-2014 task 1). A gold label of `-` says that the annotators had no majority: such pairs are dropped and counted,
+SemEval-2014 task 1). A gold label of `-` means that the annotators had no majority: such pairs are dropped and counted,
 as all do. SICK's labels are written in lower case, so that a model of SNLI or MNLI knows them.
 """
 

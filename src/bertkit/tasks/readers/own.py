@@ -59,7 +59,7 @@ def _read_tagged(path: Path, columns: Columns) -> Split:
 def _read_tagged_objects(path: Path, columns: Columns) -> Split:
     """JSON Lines of `{"words": [...], "tags": [...]}`, or `tokens` and `ner_tags`, or as `columns` names them.
 
-    A field `document` (a name or number) says which sentences belong together; they must be consecutive.
+    A field `document` (a name or number) groups sentences; they must be consecutive.
     """
     notes = Notes()
     examples: list[TaggedExample] = []

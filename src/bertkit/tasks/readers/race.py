@@ -13,7 +13,7 @@ from typing import Any
 from bertkit.errors import DataError
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import ChoiceExample, Split
-from bertkit.tasks.readers.common import Notes, encodable, field, json_file, kind_of, text_in
+from bertkit.tasks.readers.common import Notes, encodable, field, json_file, kind_of, list_in, text_in
 from bertkit.tasks.readers.swag import ending_index
 
 EMPTY_OPTION = "empty options (kept)"
@@ -33,10 +33,11 @@ def read_race(path: Path, spec: TaskSpec, split: str) -> Split:
     for file in files:
         record = json_file(file)
         article = text_in(field(record, "article", str(file)), f"{file}, article")
-        questions = _list(record, "questions", file)
-        options, answers = _list(record, "options", file), record.get("answers")
+        questions = list_in(field(record, "questions", str(file)), f"{file}, questions")
+        options, answers = list_in(field(record, "options", str(file)), f"{file}, options"), record.get("answers")
         if len(options) != len(questions) or (
-            answers is not None and len(_list(record, "answers", file)) != len(questions)
+            answers is not None
+            and len(list_in(field(record, "answers", str(file)), f"{file}, answers")) != len(questions)
         ):
             raise DataError(f"{file}: as many options and answers as the {len(questions)} questions are expected")
         name = file.relative_to(path).with_suffix("").as_posix()
@@ -54,10 +55,3 @@ def _options(value: Any, name: str, where: str, notes: Notes) -> tuple[str, ...]
     if not all(each.strip() for each in value):
         notes.add(EMPTY_OPTION, name)
     return tuple(encodable(each, where) for each in value)
-
-
-def _list(record: dict[str, Any], key: str, file: Path) -> list[Any]:
-    items = field(record, key, str(file))
-    if not isinstance(items, list):
-        raise DataError(f"{file}, {key}: {kind_of(items)}, expected a list")
-    return items

@@ -1,7 +1,7 @@
 """SQuAD's JSON: articles of paragraphs of questions, each with answers by their text and first character.
 
 Rajpurkar et al. 2016, arXiv:1606.05250 (1.1), and 2018, arXiv:1806.03822 (2.0: `is_impossible`). Plausible answers of
-impossible questions are not read. An answer that does not stand at its offset is dropped and noted: it would teach a
+impossible questions are not read. An answer that is not at its offset is dropped and noted: it would teach a
 span of other words. A question that loses all its answers goes too.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from bertkit.errors import DataError
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import Answer, QuestionExample, Split
-from bertkit.tasks.readers.common import Notes, field, json_file, kind_of, text_in
+from bertkit.tasks.readers.common import Notes, field, json_file, kind_of, list_in, text_in
 
 OFFSET = "answers not at their offset (dropped)"
 EMPTY_ANSWER = "empty answers (dropped)"
@@ -62,7 +62,7 @@ def _question(item: dict[str, Any], context: str, place: str, notes: Notes) -> Q
 
 
 def kept_answers(given: Iterator[tuple[str, int]], context: str, name: str, notes: Notes) -> Iterator[Answer]:
-    """The answers that stand at their offset in the context; the others are noted under the question's name."""
+    """The answers that are at their offset in the context; the others are noted under the question's name."""
     for text, start in given:
         if not text or text.isspace():
             notes.add(EMPTY_ANSWER, name)
@@ -83,9 +83,7 @@ def _answer(item: dict[str, Any], place: str) -> tuple[str, int]:
 
 def _list(record: dict[str, Any], key: str, place: str) -> list[dict[str, Any]]:
     """A list of objects."""
-    items = field(record, key, place)
-    if not isinstance(items, list):
-        raise DataError(f"{place}.{key}: {kind_of(items)}, expected a list")
+    items = list_in(field(record, key, place), f"{place}.{key}")
     for k, item in enumerate(items):
         if not isinstance(item, dict):
             raise DataError(f"{place}.{key}[{k}]: {kind_of(item)}, expected an object")

@@ -71,7 +71,7 @@ def hellaswag_example(record: dict[str, Any], name: str, split: str, where: str)
 def read_codah(path: Path, spec: TaskSpec, split: str) -> Split:
     """Read CODAH's one file: category, prompt, four endings, index of the right one; no header, no quoting.
 
-    The split is ours: dev is a fifth of the prompts, by their CRC-32, so that a prompt that is asked twice is on one
+    The split is ours: dev is a fifth of the prompts, by their CRC-32, so that a prompt that occurs twice is on one
     side. The id is the category (`o`, `i`, `n`, ...; may be empty) and the line.
 
     Raises:

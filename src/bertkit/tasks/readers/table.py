@@ -11,6 +11,7 @@ import csv
 import json
 import math
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from bertkit.tasks.readers.common import (
     kind_of,
     number_in,
     numbered_lines,
-    tab_rows,
     text_in,
 )
 from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES
@@ -41,30 +41,19 @@ QUOTED = "texts in quotes (a TSV is not quoted: export as CSV if the quotes are 
 class Columns(Settings):
     """Which columns of a user's table hold what."""
 
-    text: str = Field("text", description="The text; for tagging in JSON Lines the words, for choice the context.")
-    text_pair: str | None = Field(None, description="The second text of a pair; for choice the question.")
-    label: str | None = Field("label", description="The label, score or tags; null where there are none.")
-    endings: tuple[str, ...] = Field(("endings",), description="For choice: a column of lists, or a column each.")
-    id: str | None = Field(None, description="The ids; a column `id` where there is one, else rows counted from 0.")
-    separator: str = Field("|", min_length=1, description="What parts the names of a multi-label column of text.")
+    text: str = Field("text", description="Column of the text, of the words (tagging) or of the context (choice).")
+    text_pair: str | None = Field(None, description="Column of the second text of a pair, or of the question (choice).")
+    label: str | None = Field("label", description="Column of the label, score or tags; null where there are none.")
+    endings: tuple[str, ...] = Field(("endings",), description="A column of lists, or one for each ending (choice).")
+    id: str | None = Field(
+        None, description="Column of the ids (default: `id` if present, else the row's number from 0)."
+    )
+    separator: str = Field("|", min_length=1, description="What separates the names in a multi-label column of text.")
 
     @property
     def named_label(self) -> str | None:
         """The label's column where it is called otherwise than by default."""
         return None if self.label == type(self).model_fields["label"].default else self.label
-
-
-def read_table(
-    path: Path,
-    *,
-    text: str = "text",
-    text_pair: str | None = None,
-    label: str | None = "label",
-    kind: Kind = "classification",
-) -> list[TextExample]:
-    """The examples of a user's table; see `read_texts`."""
-    columns = Columns(text=text, text_pair=text_pair, label=label)
-    return [each for each in read_texts(path, kind, columns).examples if isinstance(each, TextExample)]
 
 
 def read_texts(path: Path, kind: Kind, columns: Columns) -> Split:
@@ -132,7 +121,11 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return ((f"{path}, line {line}", record) for line, record in json_rows(path))
     if kind == ".parquet":
         return _parquet_rows(path)
-    return _named(path, _csv_rows(path) if kind == ".csv" else tab_rows(path), tabs=kind == ".tsv")
+    lines = numbered_lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise DataError(f"{path}: is empty; expected a first line that names the columns")
+    return rows_of_lines(chain([first], lines), str(path), tabs=kind == ".tsv")
 
 
 def _kind(path: Path) -> str:
@@ -144,20 +137,29 @@ def _kind(path: Path) -> str:
     return bare.suffix.lower()
 
 
-def _named(path: Path, rows: Iterator[tuple[int, list[str]]], *, tabs: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    first = next(rows, None)
-    if first is None:
-        raise DataError(f"{path}: is empty; expected a first line that names the columns")
-    header = [name.strip() for name in first[1]]
+def rows_of_lines(lines: Iterator[tuple[int, str]], place: str, *, tabs: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of CSV, or of TSV, by the columns that the first line names, each with its place for messages.
+
+    Args:
+        lines: with their numbers.
+        place: the file, for messages.
+        tabs: whether fields are parted by tabs, and never quoted.
+
+    Raises:
+        DataError: a column named twice, quotes at fault, or a row of another number of fields than the header.
+    """
+    rows = _tab_fields(lines) if tabs else _csv_fields(lines, place)
+    number, first = next(rows, (0, []))
+    header = [name.strip() for name in first]
     if twice := sorted({name for name in header if name and header.count(name) > 1}):
-        raise DataError(f"{path}, line {first[0]}: column {twice[0]!r} stands there twice; rename one")
+        raise DataError(f"{place}, line {number}: column {twice[0]!r} is there twice; rename one")
     if len(header) == 1 and (other := next((mark for mark in "\t;," if mark in header[0]), "")):
         raise DataError(
-            f"{path}, line {first[0]}: one column, {header[0]!r:.60}; a {_kind(path)} is parted by "
+            f"{place}, line {number}: one column, {header[0]!r:.60}; a {'.tsv' if tabs else '.csv'} is parted by "
             f"{'tabs' if tabs else 'commas'}, this one seems to be by {other!r}"
         )
     for line, fields in rows:
-        where = f"{path}, line {line}"
+        where = f"{place}, line {line}"
         if tabs:
             check_width(fields, len(header), where)
         elif len(fields) != len(header):
@@ -168,19 +170,23 @@ def _named(path: Path, rows: Iterator[tuple[int, list[str]]], *, tabs: bool) -> 
         yield where, dict(zip(header, fields, strict=True))
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a CSV file with the number of their last line; blank lines are passed over."""
+def _tab_fields(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t")) for number, line in lines if line)
+
+
+def _csv_fields(lines: Iterator[tuple[int, str]], place: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows of CSV with the number of their first line; blank lines are passed over."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # a review may be longer than 128 KiB
-    reader = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
-    begun = 1
+    reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
+    start = 1
     try:
         for fields in reader:
             if fields:
-                yield begun, fields
-            begun = reader.line_num + 1
+                yield start, fields
+            start = reader.line_num + 1
     except csv.Error as fault:
         raise DataError(
-            f'{path}, line {begun}: not valid CSV: {fault}; a quote within a quoted field is doubled ("")'
+            f'{place}, line {start}: not valid CSV: {fault}; a quote within a quoted field is doubled ("")'
         ) from fault
 
 
@@ -202,7 +208,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def is_absent(value: Any, kind: Kind) -> bool:
-    """Has the row no label? An empty cell of a multi-label column says that no label holds.
+    """Whether the row has no label. An empty cell of a multi-label column means that no label holds.
 
     NaN is what a data frame writes for a missing name; as a score it is a fault, which `number_in` reports.
     """
@@ -241,7 +247,7 @@ def _names(value: Any, separator: str, where: str) -> tuple[str, ...]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError as fault:
-            raise DataError(f"{where}: {value!r:.60} begins as a JSON list does, but is none: {fault.msg}") from fault
+            raise DataError(f"{where}: {value!r:.60} begins like a JSON list, but is none: {fault.msg}") from fault
     names = value if isinstance(value, list) else [value] if not isinstance(value, str) else value.split(separator)
     labels = (label_name(name, where) for name in names)
     return tuple(dict.fromkeys(label for label in labels if label))

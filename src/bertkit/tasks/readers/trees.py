@@ -8,17 +8,16 @@ Shapes: W words of a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bertkit.errors import DataError
-from bertkit.tasks.readers.common import numbered_lines
+from bertkit.tasks.readers.columns import UPOS, WORD, conllu_sentences
 
 ROOT = -1
 """The head of the root."""
-_FIELDS = 10
-_WORD, _UPOS, _HEAD, _RELATION = 1, 3, 6, 7
+_HEAD, _RELATION = 6, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +49,8 @@ def read_trees(path: Path) -> list[TreeExample]:
             several, a cycle (each with sentence id and line), or a file without sentences.
     """
     trees: list[TreeExample] = []
-    name = ""
-    rows: list[tuple[int, list[str]]] = []
-    for number, line in _ended(path):
-        if line.startswith("#"):
-            key, _, value = line[1:].partition("=")
-            name = value.strip() if key.strip() == "sent_id" else name
-        elif line and not line.isspace():
-            fields = line.split("\t")
-            if len(fields) != _FIELDS:
-                raise DataError(f"{path}, line {number}: {len(fields)} fields, expected CoNLL-U's {_FIELDS}")
-            if fields[0].isdigit():
-                rows.append((number, fields))
-        elif rows:
-            trees.append(_tree(rows, name or str(len(trees) + 1), path))
-            rows, name = [], ""
+    for name, _, rows in conllu_sentences(path):
+        trees.append(_tree(rows, name or str(len(trees) + 1), path))
     if not trees:
         raise DataError(f"{path}: holds no sentences")
     return trees
@@ -76,12 +62,12 @@ def _tree(rows: Sequence[tuple[int, list[str]]], name: str, path: Path) -> TreeE
         head = fields[_HEAD]
         if not head.isdecimal() or int(head) > len(rows):
             raise DataError(
-                f"{path}, line {number}: sentence {name}: the head of {fields[_WORD]!r} is {head!r}, expected 0 (the"
+                f"{path}, line {number}: sentence {name}: the head of {fields[WORD]!r} is {head!r}, expected 0 (the"
                 f" root) or a word from 1 to {len(rows)}"
             )
         heads.append(int(head) - 1)
     first = rows[0][0]
-    words = tuple(fields[_WORD] for _, fields in rows)
+    words = tuple(fields[WORD] for _, fields in rows)
     roots = [place for place, head in enumerate(heads) if head == ROOT]
     cycle = find_cycle(heads)
     if cycle:
@@ -94,7 +80,7 @@ def _tree(rows: Sequence[tuple[int, list[str]]], name: str, path: Path) -> TreeE
         name,
         first,
         words,
-        tuple(fields[_UPOS] for _, fields in rows),
+        tuple(fields[UPOS] for _, fields in rows),
         tuple(heads),
         tuple(fields[_RELATION] for _, fields in rows),
     )
@@ -114,11 +100,3 @@ def find_cycle(heads: Sequence[int]) -> list[int]:
         for place in path:
             done[place] = True
     return []
-
-
-def _ended(path: Path) -> Iterator[tuple[int, str]]:
-    """The file's lines, and a blank one behind the last."""
-    number = 0
-    for number, line in numbered_lines(path):
-        yield number, line
-    yield number + 1, ""

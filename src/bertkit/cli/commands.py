@@ -1,0 +1,117 @@
+"""Groups of commands, each imported only when it runs or shows its own help.
+
+Nothing here follows a paper. A group's help page needs one paragraph of each command: it is read from the source file,
+so that neither the settings that its options come from are imported, nor torch with them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from bertkit.cli.console import console
+from bertkit.cli.options import old_spellings, typer_signature
+from bertkit.errors import UsageError
+
+
+class CommandGroup(TyperGroup):
+    """Commands by name, each imported when it is called; a subclass's docstring is the group's help.
+
+    An unknown name is answered with the nearest one.
+    """
+
+    table: ClassVar[Mapping[str, str]]
+    """Each command's name, and its function, or its class of commands, as `module:name`."""
+
+    noun: ClassVar[str] = "command"
+    """What one of them is, as in "no command named x"."""
+
+    path: ClassVar[str]
+    """The words before a command's name."""
+
+    def known_name(self, name: str) -> str | None:
+        """The command that is meant by a name; None where there is none."""
+        return name if name in self.table else None
+
+    def load(self, name: str) -> Callable[..., None] | type[CommandGroup]:
+        """A command's function, or its class of commands."""
+        module, _, attribute = self.table[name].partition(":")
+        found: Callable[..., None] | type[CommandGroup] = getattr(import_module(module), attribute)
+        return found
+
+    def summary(self, name: str) -> str:
+        """What the group's help page says of a command."""
+        module, _, attribute = self.table[name].partition(":")
+        spec = find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        nodes = ast.parse(Path(spec.origin).read_bytes()).body
+        (found,) = (
+            each for each in nodes if isinstance(each, ast.FunctionDef | ast.ClassDef) and each.name == attribute
+        )
+        return (ast.get_docstring(found) or "").partition("\n\n")[0]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command's name and summary, for the help page and for completion."""
+        known = self.known_name(cmd_name)
+        return None if known is None else TyperCommand(known, help=self.summary(known))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command itself, with its options."""
+        name = self.known_name(args[0])
+        if name is not None:
+            if name not in self.commands:
+                self.commands[name] = built(self.load(name), name)
+            return name, self.commands[name], args[1:]
+        if not args[0].startswith("-"):
+            names = self.list_commands(ctx)
+            near = get_close_matches(args[0], names, n=1)
+            hint = f"did you mean `{self.path} {near[0]}`?" if near else f"one of: {', '.join(names)}"
+            raise UsageError(f"no {self.noun} named {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+class RenamedOptions(TyperCommand):
+    """A command that still accepts the former names of its options."""
+
+    renamed: Mapping[str, str] = MappingProxyType({})
+    """Each former name, and the new one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        found = []
+        for word in args:
+            name, equals, value = word.partition("=")
+            if name in self.renamed:
+                console.warn(f"{name} is now called {self.renamed[name]}")
+                word = f"{self.renamed[name]}{equals}{value}"
+            found.append(word)
+        return super().parse_args(ctx, found)
+
+
+def built(command: Callable[..., None] | type[CommandGroup], name: str) -> Any:
+    """A command, or a group of them, as it runs."""
+    if isinstance(command, type):
+        app = typer.Typer(help=inspect.getdoc(command), cls=command, add_completion=False)
+        app.callback()(lambda: None)
+        found = typer.main.get_command(app)
+    else:
+        app = typer.Typer(add_completion=False)
+        app.command(name, cls=RenamedOptions)(typer_signature(command))
+        found = typer.main.get_command(app)
+        assert isinstance(found, RenamedOptions)
+        found.renamed = old_spellings(command)
+    found.name = name
+    return found

@@ -1,0 +1,102 @@
+"""`bertkit eval score`, `check` and `ensemble`: saved predictions scored, checked and averaged, without a model.
+
+Nothing here follows a paper. Siblings eval_suites.py and eval_tasks.py evaluate models.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertkit.cli.console import console, figure, result
+from bertkit.cli.options import Common, Output, RunDir, keep_log, runs_root
+from bertkit.errors import CheckError
+
+
+def score(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A published task: rte, squad, conll2003, ...")],
+    predictions: Annotated[
+        Path,
+        typer.Option(
+            "--predictions",
+            metavar="F",
+            help="JSON Lines of id and prediction, GLUE's index and prediction (.tsv), SQuAD's predictions.json, or"
+            " CoNLL columns with the predicted tag last.",
+        ),
+    ],
+    gold: Annotated[Path, typer.Option("--gold", metavar="F", help="The task's own file, with labels.")],
+    split: Annotated[str, typer.Option("--split", metavar="SPLIT", help="Split that the gold file is.")] = "dev",
+    *,
+    common: Output,
+) -> None:
+    """Score saved predictions, without a model: `bertkit eval score rte --predictions rte-dev.jsonl --gold dev.tsv`"""
+    from bertkit.evaluation.score import score_file
+
+    document = score_file(task, predictions, gold, split)
+    if common.as_json:
+        result(document, as_json=True)
+        return
+    (name, scores), *_ = document["tasks"].items()
+    for metric, summary in scores.items():
+        result(f"{name}  {metric}  {'undefined' if summary['mean'] is None else figure(summary['mean'])}")
+    console.info(f"{document['examples']:,} examples")
+
+
+def check(
+    archive: Annotated[Path, typer.Argument(metavar="ZIP", help="A GLUE submission.")],
+    *,
+    common: Output,
+) -> None:
+    """Validate a GLUE submission made by any tool; exit code 5 and every error with file and line if it is invalid."""
+    from bertkit.tasks.submission import GLUE_FILES, check_submission
+
+    errors = check_submission(archive)
+    if common.as_json:
+        result({"zip": archive, "ok": not errors, "faults": [each._asdict() for each in errors]}, as_json=True)
+    if errors:
+        lines = "".join(f"\n  {each}" for each in errors)
+        raise CheckError(f"{archive}: {len(errors)} {'error' if len(errors) == 1 else 'errors'}:{lines}")
+    if not common.as_json:
+        result(f"{archive}: a complete submission of {len(GLUE_FILES)} files")
+
+
+def ensemble(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Finished runs of one task; of a suite, all of its chosen setting."),
+    ],
+    run_dir: RunDir = None,
+    *,
+    common: Common,
+) -> None:
+    """Average the saved predictions of several runs, score them and write them: `bertkit eval ensemble RUN RUN RUN`"""
+    from bertkit.evaluation.ensemble import EnsembleArguments, evaluate_ensemble
+    from bertkit.run.find import find_run
+
+    request = EnsembleArguments(
+        runs=[find_run(name, runs_root()) for name in runs],
+        runs_root=runs_root(),
+        run_dir=run_dir,
+        offline=common.offline,
+        command=sys.argv,
+        begun=keep_log,
+    )
+    evaluated = evaluate_ensemble(request)
+    _print_ensemble(evaluated.results)
+    document = {**evaluated.document, "run": evaluated.run.path, "runs": evaluated.results["runs"]}
+    result(document if common.as_json else evaluated.run.path, as_json=common.as_json)
+
+
+def _print_ensemble(results: dict[str, Any]) -> None:
+    """The ensemble beside its runs."""
+    rows: list[tuple[object, ...]] = []
+    for task, table in results["tasks"].items():
+        for metric, summary in table.items():
+            alone = [each["scores"].get(metric) for each in results["runs"][task]]
+            known = [value for value in alone if value is not None]
+            least, most = (min(known), max(known)) if known else (None, None)
+            rows.append((task, metric, figure(summary["mean"]), figure(least), figure(most), len(alone)))
+    console.table(("task", "metric", "ensemble", "worst run", "best run", "runs"), rows)

@@ -1,0 +1,100 @@
+"""`bertkit eval blimp` and `mlm`: suites that measure a model as it is.
+
+Nothing here follows a paper; the suites do. Sibling eval_tasks.py has the tasks that a model may be fine-tuned for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from bertkit.cli.console import console
+from bertkit.cli.eval_tasks import eval_arguments
+from bertkit.cli.options import Measuring, Model, option, spelled
+from bertkit.evaluation.settings import BlimpSettings, MlmSettings
+
+MOST_ROWS = 24
+"""Up to so many paradigms have a row each, more are shown by phenomenon; paradigms.csv has them all."""
+
+
+def blimp(
+    model: Model = None,
+    data_dir: Annotated[
+        Path | None,
+        option(
+            "--data-dir",
+            metavar="PATH",
+            help="BLiMP's folder, or any file or folder of JSON Lines with sentence_good and sentence_bad.",
+        ),
+    ] = None,
+    *,
+    settings: Annotated[BlimpSettings, spelled(only="--only NAME")],
+    common: Measuring,
+) -> None:
+    """Minimal pairs: how often is the grammatical sentence preferred? `bertkit eval blimp --model RUN --data-dir D`"""
+    from bertkit.evaluation.blimp import evaluate_blimp
+
+    evaluated = evaluate_blimp(eval_arguments(model, common), data_dir, settings, progress=console.progress)
+    _print_blimp(evaluated.results)
+    common.finish(evaluated.run, evaluated.document)
+
+
+def mlm(
+    model: Model = None,
+    data: Annotated[
+        list[str] | None,
+        option(
+            "--data",
+            metavar="SOURCE...",
+            help="Text that the model was not trained on: files, directories, globs, hub:ORG/NAME or builtin:pydocs.",
+        ),
+    ] = None,
+    *,
+    settings: Annotated[MlmSettings, spelled(rate="--masking-rate SHARE")],
+    common: Measuring,
+) -> None:
+    """Masked words of a text: accuracy, perplexity, pseudo-perplexity: `bertkit eval mlm --model RUN --data new.txt`"""
+    from bertkit.evaluation.mlm import evaluate_mlm
+
+    evaluated = evaluate_mlm(eval_arguments(model, common), data or (), settings, progress=console.progress)
+    _print_mlm(evaluated.results)
+    common.finish(evaluated.run, evaluated.document)
+
+
+def _print_blimp(results: dict[str, Any]) -> None:
+    columns = ("accuracy", "accuracy_per_token", "accuracy_per_word")
+    if results["paradigms"] <= MOST_ROWS:
+        kind = "paradigm"
+        rows = [(task, *(_share(row[name]["mean"]) for name in columns)) for task, row in results["tasks"].items()]
+    else:
+        kind = "phenomenon"
+        groups = results["by_linguistics_term"].items()
+        rows = [(f"{term} ({row['paradigms']})", *(_share(row[name]) for name in columns)) for term, row in groups]
+    rows.append(("mean of paradigms", *(_share(results["averages"][name]) for name in columns)))
+    rows.append(("constant logits", *(_share(results["constant_logits"][name]) for name in columns)))
+    console.table(
+        (kind, "sum", "per token", "per word"), rows, title=f"{results['model']}: {results['protocol']['set']}"
+    )
+    error = results["standard_error"]
+    console.info(
+        f"scored with {results['protocol']['statement']}; standard error"
+        f" {'unknown' if error is None else f'{error:.2%}'};"
+        f" {results['ties']} ties count half ({len(results['identical_pairs'])} pairs are identical),"
+        f" {results['near_ties']} near-ties; {results['differing_token_counts']:.1%} of the pairs differ in their"
+        " number of tokens, where the sum favours the shorter sentence"
+    )
+    for reference in results["references"]:
+        console.info(f"  published: {reference['model']} {reference['accuracy']:.1%} ({reference['source']})")
+
+
+def _print_mlm(results: dict[str, Any]) -> None:
+    rows = []
+    for name, figure in results["tasks"]["mlm"].items():
+        value = figure["mean"]
+        rows.append((name, _share(value) if name.endswith("accuracy") else "-" if value is None else f"{value:.4g}"))
+    console.table((results["model"], ""), rows)
+    console.info(f"{results['protocol']['windows']}; {results['protocol']['accuracy']}")
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"

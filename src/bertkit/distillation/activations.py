@@ -1,0 +1,172 @@
+"""What a term of distillation sees of a model: its logits, the states behind its layers, its attention scores.
+
+Own design. A recorder is handed to the forward pass, so a teacher and a student of different families can be compared.
+Layers are counted from 1, the embeddings being 0.
+
+Shapes: T packed tokens, B sequences, M rows of logits (examples of a task, or tokens of a text), K classes, D width,
+N heads, S longest sequence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.recorder import Recorder, layer_points
+from bertkit.models.vocabulary import WordLogits
+
+_SCORES = "blocks.{n}.attn.hook_attn_scores"
+_ANY_VOCABULARY = 7
+
+
+@dataclass(frozen=True)
+class ActivationSpec:
+    """What is recorded of a model.
+
+    Attributes:
+        logits: the output of its head.
+        states: layers of which the states of all tokens are compared.
+        first_states: layers of which the states of the sequences' first tokens are compared.
+        scores: layers of which the attention scores are compared.
+    """
+
+    logits: bool = False
+    states: frozenset[int] = frozenset()
+    first_states: frozenset[int] = frozenset()
+    scores: frozenset[int] = frozenset()
+
+    def __or__(self, other: ActivationSpec) -> ActivationSpec:
+        return ActivationSpec(
+            self.logits or other.logits,
+            self.states | other.states,
+            self.first_states | other.first_states,
+            self.scores | other.scores,
+        )
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether more than the logits is recorded."""
+        return bool(self.states or self.first_states or self.scores)
+
+    def to_json(self) -> str:
+        """Equal for equal specs: part of a teacher cache's identity."""
+        layers = {name: sorted(value) for name, value in vars(self).items() if name != "logits"}
+        return json.dumps({"logits": self.logits, **layers}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What was recorded of a model on one batch.
+
+    Attributes:
+        batch: what it read.
+        logits: of the head: (M, K) on a task, rows that are formed a few at a time on text; None where not recorded.
+        states: (T, D) by layer.
+        first_states: (B, D) by layer.
+        scores: attention scores before the softmax, (B, N, S, S) by layer; padding cells hold anything.
+    """
+
+    batch: PackedBatch
+    logits: Tensor | WordLogits | None = None
+    states: Mapping[int, Tensor] = field(default_factory=dict)
+    first_states: Mapping[int, Tensor] = field(default_factory=dict)
+    scores: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Tokens of each sequence."""
+        return self.batch.sequences.cu_seqlens_B1.diff().long()
+
+    @property
+    def logits_MK(self) -> Tensor:
+        """The logits of a task's head."""
+        assert isinstance(self.logits, Tensor), "on a task they are computed at once"
+        return self.logits
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a model that terms depend on: layers, width D, heads N of each layer (0 where there are none)."""
+
+    layers: int
+    width: int
+    heads: int
+
+    @classmethod
+    def of(cls, model: HeadedModel) -> ModelShape:
+        """Of a model whose layers can be recorded.
+
+        Raises:
+            DataError: they cannot.
+        """
+        heads = getattr(model.encoder.config, "num_attention_heads", 0)
+        return cls(len(layer_points(model)) - 1, model.encoder.width, int(heads))
+
+    @classmethod
+    def from_config(cls, config: EncoderConfig) -> ModelShape:
+        """Of a model with these settings; 0 layers where the settings do not give their number."""
+        with torch.device("meta"):
+            width = config.build(_ANY_VOCABULARY).width
+        layers, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
+        return cls(int(layers), width, int(heads))
+
+
+@dataclass(frozen=True)
+class ShapePair:
+    """The shapes of student and teacher."""
+
+    student: ModelShape
+    teacher: ModelShape
+
+    @classmethod
+    def from_configs(cls, student: EncoderConfig, teacher: EncoderConfig) -> ShapePair:
+        """Of models with these settings."""
+        return cls(ModelShape.from_config(student), ModelShape.from_config(teacher))
+
+
+class ActivationRecorder:
+    """Records one model's passes as a spec says.
+
+    Args:
+        model: any.
+        spec: what is recorded of it.
+
+    Raises:
+        DataError: the spec has layers, and those of the model cannot be recorded.
+    """
+
+    def __init__(self, model: HeadedModel, spec: ActivationSpec) -> None:
+        self.spec = spec
+        # A model of which only logits are recorded may be of any kind.
+        self._states = layer_points(model) if spec.states or spec.first_states else ()
+        points = [self._states[layer] for layer in (*spec.states, *spec.first_states)]
+        self.points = frozenset([*points, *(_scores(layer) for layer in spec.scores)])
+
+    def recorder(self) -> Recorder | None:
+        """What the forward pass is given; None where only logits are recorded."""
+        return Recorder(self.points) if self.points else None
+
+    def activations(
+        self, recorder: Recorder | None, batch: PackedBatch, logits: Tensor | WordLogits | None = None
+    ) -> Activations:
+        """What was recorded in a pass over all tokens of a batch."""
+        kept = {} if recorder is None else recorder.kept
+        spec = self.spec
+        return Activations(
+            batch,
+            logits if spec.logits else None,
+            {layer: kept[self._states[layer]] for layer in spec.states},
+            {layer: kept[self._states[layer]].index_select(0, batch.first_token_B) for layer in spec.first_states},
+            {layer: kept[_scores(layer)] for layer in spec.scores},
+        )
+
+
+def _scores(layer: int) -> str:
+    return _SCORES.format(n=layer - 1)

@@ -1,0 +1,105 @@
+"""What distillation would cost, before it is begun: the teacher's part of `--plan`.
+
+FLOPs as in training/cost.py. On text the document is pretraining's, on a task fine-tuning's; the teacher's passes are
+added to their FLOPs and time. A teacher whose outputs are kept reads each example once, any other in every pass. What
+earlier runs left in a cache is not looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.data.shards import TokenShards, is_shards
+from bertkit.distillation.activations import ShapePair
+from bertkit.distillation.objectives import distillation_objectives, word_rows
+from bertkit.distillation.recipe import DistillRecipe, DistillTextRecipe
+from bertkit.distillation.small_vocabulary import load_trained_teacher, planned_trained_teacher
+from bertkit.distillation.task import output_bytes
+from bertkit.distillation.task_data import DistillationData
+from bertkit.distillation.teacher import WORDS_HEAD, Teacher
+from bertkit.distillation.terms import specs_of
+from bertkit.distillation.text import load_teachers, term_rows
+from bertkit.distillation.text_arguments import DistillTextArguments
+from bertkit.models.headed import HeadedModel
+from bertkit.pretraining.plan import pretraining_plan
+from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.training.cost import FORWARD_SHARE, count_parameters, count_weights, spared_flops, step_flops
+from bertkit.training.plan import PlannedTeacher
+
+
+def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
+    """Pretraining's document, and what the teacher adds to it."""
+    recipe = arguments.requested()
+    files = arguments.teacher_files(recipe)
+    if recipe.has_own_vocabulary:
+        planned, vocab_size = planned_trained_teacher(recipe, load_trained_teacher(files)), None
+    else:
+        teachers = load_teachers(recipe, files)
+        planned, vocab_size = planned_text_teacher(recipe, teachers), teachers[0].encoder.vocab_size
+    plan = pretraining_plan(recipe, vocab_size=vocab_size, teacher=planned)
+    return plan | {"layers": term_rows(recipe, ShapePair.from_configs(recipe.model, files.config))}
+
+
+def planned_text_teacher(recipe: DistillTextRecipe, teachers: Sequence[HeadedModel]) -> PlannedTeacher:
+    """What a teacher that is not trained adds to the cost of a run on text."""
+    flops = 0.0
+    for stage in stages_of(recipe):
+        if distillation_objectives(stage.recipe.objectives):
+            length, sequences = stage.recipe.data.sequence_length, _sequences_read(recipe, stage)
+            sizes = {"tokens": sequences * length, "squared_lengths": sequences * length**2, "sequences": sequences}
+            words = {WORDS_HEAD: sequences * word_rows(stage.recipe.objectives, length)}
+            flops += FORWARD_SHARE * sum(step_flops(each, **sizes, predictions=words) for each in teachers)
+    return PlannedTeacher(recipe.teacher_in_json, sum(count_parameters(each).total for each in teachers), flops)
+
+
+def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
+    """How many sequences the teacher reads in a stage: with a cache and static masks each copy once, where the source
+    is token shards, whose size is known; in all other cases those of every step."""
+    data, steps = stage.recipe.data, stage.end_step - stage.first_step
+    sequences = float(steps * stage.recipe.optimisation.batch_sequences)
+    is_known = len(data.sources) == 1 and is_shards(data.sources[0])
+    if recipe.teacher_store is None or data.static_copies is None or not is_known:
+        return sequences
+    shards = TokenShards.open(Path(data.sources[0]))
+    return min(sequences, data.static_copies * shards.tokens / data.sequence_length)
+
+
+def planned_task_teacher(prepared: DistillationData, runs: Sequence[tuple[DistillRecipe, float]]) -> PlannedTeacher:
+    """What the teacher of a task adds to the cost of some runs.
+
+    Args:
+        prepared: their data.
+        runs: the recipe of each, and over how many epochs it trains.
+    """
+    task = prepared.task
+    models = prepared.teacher.load(task.head, task.labels)
+    shapes = ShapePair.from_configs(prepared.config, prepared.teacher.config)
+    encoded = prepared.train if prepared.teacher_train is None else prepared.teacher_train
+    lengths = np.diff(encoded.features.starts_S1).astype(np.float64)
+    sizes = {
+        "tokens": float(lengths.sum()),
+        "squared_lengths": float((lengths**2).sum()),
+        "sequences": float(lengths.size),
+    }
+    flops, kept = 0.0, set()
+    for recipe, epochs in runs:
+        if not recipe.terms:
+            continue
+        _, spec = specs_of(recipe.terms, shapes)
+        teacher = Teacher(models, spec)
+        pass_flops = sum(step_flops(each, **sizes, predictions=0) for each in models)
+        if not spec.has_layers:
+            pass_flops -= sum(spared_flops(each.encoder, **sizes) for each in models if each.reads_one_token(task.head))
+        limit = recipe.engine.teacher_store_gb * 1e9
+        if teacher.can_be_cached and output_bytes(teacher, task, encoded.features) <= limit:
+            # Runs on the same examples share a cache.
+            seed = None if recipe.data.train_examples is None else recipe.seed
+            example = spec, recipe.data.max_length, seed
+            epochs = 0.0 if example in kept else 1.0
+            kept.add(example)
+        flops += FORWARD_SHARE * pass_flops * epochs
+    return PlannedTeacher(runs[-1][0].teacher_in_json, sum(map(count_weights, models)), flops)

@@ -1,0 +1,145 @@
+"""The models of a teacher: found, compared with one another and with a task, and loaded.
+
+Nothing here follows a paper. Several teachers act as one (teacher.py), so they must read the same tokens and give the
+same labels in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from bertkit.distillation.activations import ActivationSpec
+from bertkit.errors import DataError
+from bertkit.finetuning.data import has_head
+from bertkit.finetuning.warm_start import head_directory, recipe_of
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import check_vocabulary, load_model, read_config
+from bertkit.models.labels import Labels
+from bertkit.models.model_files import encoder_directory, find_model, weights_hash
+from bertkit.tasks.spec import TaskSpec
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TeacherFiles:
+    """The models of a teacher, as files.
+
+    Attributes:
+        names: as the recipe has them.
+        directories: where they lie.
+        config: of the first encoder that reads token types, else of the first one.
+        tokenizer: of all of them.
+        labels: of their heads, in their order; on text, of none.
+    """
+
+    names: tuple[str, ...]
+    directories: tuple[Path, ...]
+    config: EncoderConfig
+    tokenizer: Tokenizer
+    labels: Labels | None = None
+
+    @classmethod
+    def find(cls, names: Sequence[str], *, task: str | None = None, offline: bool = False) -> TeacherFiles:
+        """The models of these names.
+
+        Args:
+            names: Hub ids, model or run directories.
+            task: whose head is wanted of a model that has learnt several.
+            offline: use no network.
+
+        Raises:
+            DataError: there is no such model, or they have different tokenizers.
+        """
+        found = [encoder_directory(find_model(name, offline=offline)) for name in names]
+        directories = found if task is None else [head_directory(each, task) for each in found]
+        configs = [read_config(directory)[0] for directory in directories]
+        tokenizers = [load_tokenizer(directory, offline=offline) for directory in directories]
+        for name, tokenizer in zip(names, tokenizers, strict=True):
+            if tokenizer.fingerprint != tokenizers[0].fingerprint:
+                raise DataError(
+                    f"teacher: {name} and {names[0]} have different tokenizers; teachers that act as one must read the"
+                    " same tokens"
+                )
+        config = next((config for config in configs if config.reads_token_types), configs[0])
+        return cls(tuple(names), tuple(directories), config, tokenizers[0])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The hash of the weights."""
+        digests = [weights_hash(directory) for directory in self.directories]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+    def load(self, head: str | None = None, labels: Labels | None = None) -> list[HeadedModel]:
+        """The models, with a task's head or with all their heads.
+
+        Raises:
+            DataError: the tokenizer does not fit a model's table.
+        """
+        if head is not None:
+            return [load_model(directory, heads=(head,), labels=labels)[0] for directory in self.directories]
+        models = [load_model(directory)[0] for directory in self.directories]
+        for model, directory in zip(models, self.directories, strict=True):
+            check_vocabulary(model, self.tokenizer, source=str(directory))
+        return models
+
+
+def find_task_teachers(names: Sequence[str], spec: TaskSpec, *, offline: bool = False) -> TeacherFiles:
+    """The teachers of a task.
+
+    Raises:
+        DataError: a model has no head for it, or the teachers' tokenizers or labels differ.
+    """
+    files = TeacherFiles.find(names, task=spec.name, offline=offline)
+    labels: list[Labels] = []
+    for name, directory in zip(names, files.directories, strict=True):
+        config, contents = read_config(directory)
+        if not has_head(config, contents, spec.head):
+            raise DataError(
+                f"teacher: {name}: has no head for {spec.kind}, so it cannot teach {spec.name}; fine-tune it first:"
+                f" bertkit finetune --task {spec.name} --model {name}"
+            )
+        learnt = recipe_of(directory)
+        if learnt is not None and spec.name not in [each.name for each in learnt.specs]:
+            tasks = " and ".join(each.name for each in learnt.specs)
+            log.warning("teacher: %s was fine-tuned on %s, not on %s", name, tasks, spec.name)
+        own = Labels.from_hub(contents)
+        if spec.kind == "regression" and own.count != 1:
+            raise DataError(f"teacher: {name}: has {own.count} outputs; {spec.name} is a regression, which has 1")
+        labels.append(own)
+        if own.names != labels[0].names and spec.kind not in ("regression", "span", "choice"):
+            raise DataError(
+                f"teacher: the labels of {name} are {', '.join(own.names)}, those of {names[0]}"
+                f" {', '.join(labels[0].names)}; teachers that act as one must have the same labels in the same order"
+            )
+    return replace(files, labels=labels[0])
+
+
+def cache_identity(
+    models: Sequence[HeadedModel], files: TeacherFiles, spec: ActivationSpec, precision: str
+) -> dict[str, str]:
+    """What a teacher's output on given tokens depends on, by which its cache is found.
+
+    Args:
+        models: the teacher's.
+        files: theirs.
+        spec: what is recorded.
+        precision: of matrix products.
+    """
+    settings = [model.encoder.config.model_dump(mode="json") for model in models]
+    return {
+        "teacher": files.fingerprint,
+        "settings": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        "tokenizer": files.tokenizer.fingerprint,
+        "recorded": spec.to_json(),
+        "precision": precision,
+    }

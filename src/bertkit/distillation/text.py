@@ -1,0 +1,271 @@
+"""Distillation on text: pretraining with a teacher beside the model.
+
+Sanh et al. 2019, DistilBERT, arXiv:1910.01108, section 3. Pretraining has the loop and the batches; here is what a
+teacher adds: the student's first weights and projections, the loss terms of a stage, the cache of the teacher's
+outputs. Sibling small_vocabulary.py has a teacher that trains along.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bertkit.data.shards import TokenShards
+from bertkit.distillation.activations import ActivationSpec, ShapePair
+from bertkit.distillation.loss_terms import TeacherCost, TextDistillationTerms
+from bertkit.distillation.mixed_vocabulary import TeacherObjective
+from bertkit.distillation.objectives import (
+    DistillationObjective,
+    WordObjective,
+    distillation_objectives,
+    word_rows,
+)
+from bertkit.distillation.recipe import DistillTextRecipe
+from bertkit.distillation.student import init_from_teacher
+from bertkit.distillation.teacher import WORDS_HEAD, Teacher
+from bertkit.distillation.teacher_cache import TeacherCache
+from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
+from bertkit.distillation.terms import add_projections, specs_of
+from bertkit.errors import DataError, UsageError
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.layer_choice import chosen_layers
+from bertkit.objectives.forward import pretraining_model
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.pretraining.loss_terms import ObjectiveTerms
+from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.trainer import Pretrainer, StageRun
+from bertkit.progress import counted
+from bertkit.run.directory import RunDirectory
+from bertkit.training.cost import count_parameters
+from bertkit.training.step import evaluate
+
+log = logging.getLogger(__name__)
+
+
+class TextDistiller(TeacherCost, Pretrainer):
+    """One run of a student.
+
+    Args:
+        recipe: resolved.
+        shards: the tokenised corpus.
+        run: the directory, whose lock the caller holds.
+        cache: the caches' root.
+        teacher: the teacher's files, with the heads that the recipe's terms need.
+    """
+
+    def __init__(
+        self, recipe: DistillTextRecipe, shards: TokenShards, run: RunDirectory, *, cache: Path, teacher: TeacherFiles
+    ) -> None:
+        self.student_recipe = recipe
+        self.files = teacher
+        self.teachers = [model.eval().requires_grad_(False) for model in load_teachers(recipe, teacher)]
+        self.shapes = ShapePair.from_configs(recipe.model, self.teachers[0].encoder.config)
+        self._cache_root = cache
+        self._caches: dict[str, TeacherCache] = {}
+        super().__init__(recipe, shards, run, cache=cache)
+        for model in self.teachers:
+            model.to(self.engine.device)
+
+    def _check_growth(self) -> None:
+        if len({each.stage.recipe.model for each in self.stages}) > 1:
+            raise UsageError(
+                "optimisation.stages: a student cannot grow beside its teacher, for the layers that are compared would"
+                " be others; leave model.num_hidden_layers out of the stages"
+            )
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            while self._caches:
+                self._caches.popitem()[1].close()
+
+    def new_terms(self, stage_run: StageRun) -> ObjectiveTerms:
+        compared = distillation_objectives(stage_run.objectives)
+        if not compared:
+            return super().new_terms(stage_run)
+        _, spec = specs_of([each.distilled for each in compared], self.shapes)
+        settings = self.student_recipe.teacher_store
+        return TextDistillationTerms(
+            stage_run.objectives,
+            student=self.model,
+            teacher=Teacher(self.teachers, spec, cache=self._cache(stage_run, spec)),
+            shapes=self.shapes,
+            top_k=1 if settings is None else settings.top_k,
+        )
+
+    def _cache(self, stage_run: StageRun, spec: ActivationSpec) -> TeacherCache | None:
+        """Where the teacher's outputs in a stage are kept; None where they are not."""
+        settings = self.student_recipe.teacher_store
+        if settings is None:
+            return None
+        positions = [each.positions for each in stage_run.objectives if isinstance(each, WordObjective)]
+        words = f"{settings.top_k} at {min(positions)} positions" if positions else "none"
+        kept = f"{spec.to_json()} {words}"
+        if kept not in self._caches:
+            identity = cache_identity(self.teachers, self.files, spec, self.engine.precision)
+            self._caches[kept] = TeacherCache.under(
+                self._cache_root, {**identity, "words": words}, max_bytes=settings.gb * 1e9
+            )
+        return self._caches[kept]
+
+    def _new_model(self, config: EncoderConfig) -> HeadedModel:
+        recipe, teacher = self.student_recipe, self.teachers[0]
+        objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
+        if recipe.init is not None:
+            model = super()._new_model(config)
+        else:
+            # As many rows as the teacher's table has, should that have some to spare.
+            model = pretraining_model(config, objectives, teacher.encoder.vocab_size, pad_id=self.vocabulary.pad_id)
+            model.initialise(recipe.seed)
+        if recipe.student is not None:
+            init_from_teacher(
+                model,
+                teacher,
+                layers=copied_layers(recipe, self.shapes),
+                embeddings=recipe.student.embeddings,
+                head=recipe.student.head,
+            )
+        terms = [each.distilled for each in distillation_objectives(objectives)]
+        add_projections(model, terms, self.shapes, seed=recipe.seed)
+        freeze(model, recipe.frozen)
+        return model
+
+    def log_start(self) -> None:
+        super().log_start()
+        recipe, teacher = self.student_recipe, self.shapes.teacher
+        log.info(
+            "teacher %s: %s parameters, %d layers of %d; the student has %d of %d",
+            " and ".join(recipe.teachers),
+            f"{sum(count_parameters(model).total for model in self.teachers):,}",
+            *(teacher.layers, teacher.width, self.shapes.student.layers, self.shapes.student.width),
+        )
+        if layers := copied_layers(recipe, self.shapes):
+            log.info("the student's layers are initialised from the teacher's %s", layers)
+        log_terms(recipe, self.shapes)
+        for stage_run in self.stages:
+            terms = self.terms(stage_run)
+            if isinstance(terms, TextDistillationTerms) and terms.teacher.cache is not None:
+                self._log_cache_size(stage_run, terms.teacher, terms.teacher.cache)
+
+    def _log_cache_size(self, stage_run: StageRun, teacher: Teacher, cache: TeacherCache) -> None:
+        """How much the teacher's outputs in this stage will take."""
+        recipe, batches, settings = stage_run.stage.recipe, stage_run.batches, self.student_recipe.teacher_store
+        assert settings is not None
+        sequences = (stage_run.stage.end_step - stage_run.stage.first_step) * recipe.optimisation.batch_sequences
+        if recipe.data.static_copies is not None:
+            sequences = min(sequences, recipe.data.static_copies * batches.stream.epoch_length(0))
+        sequences += sum(batch.num_sequences for batch in stage_run.held_out.batches)
+        length = recipe.data.sequence_length
+        rows = word_rows(stage_run.objectives, length)
+        size = 4 * teacher.floats_of(tokens=length, sequences=1, rows=rows, columns=2 * settings.top_k + 1)
+        log.info(
+            "the teacher's outputs: at most %.3g GB (%.3g kB for each of %s sequences), of which %.3g are kept in %s",
+            *(size * sequences / 1e9, size / 1e3, f"{sequences:,}", min(size * sequences, cache.max_bytes) / 1e9),
+            cache.directory,
+        )
+
+    def results(self) -> dict[str, Any]:
+        results = super().results()
+        last = self.stages[-1]
+        masked = [each for each in last.objectives if isinstance(each, MaskedLM)]
+        if masked and all(MaskedLM.term in model.head_names for model in self.teachers):
+            totals = []
+            for model in self.teachers:
+                batches = counted(
+                    last.held_out.batches, self.closing_progress, "the teacher on held-out text", unit="batches"
+                )
+                totals.append(evaluate(model, ObjectiveTerms(masked), batches, self.engine)[MaskedLM.term])
+            results["teacher"] = {
+                "model": self.student_recipe.teacher_in_json,
+                "held_out": {
+                    "loss/masked_lm": fmean(total.mean for total in totals),
+                    "accuracy/masked_lm": fmean(total.accuracy for total in totals),
+                },
+            }
+        return results
+
+
+def load_teachers(recipe: DistillTextRecipe, files: TeacherFiles) -> list[HeadedModel]:
+    """The teacher's models with all their heads.
+
+    Raises:
+        DataError: words are compared, and a model has no masked LM's head; a tokenizer does not fit its model's table,
+            or the tables have different numbers of rows.
+    """
+    models = files.load()
+    comparing = [
+        each.term for stage in stages_of(recipe) for each in stage.recipe.objectives if isinstance(each, WordObjective)
+    ]
+    for model, directory in zip(models, files.directories, strict=True):
+        if comparing and WORDS_HEAD not in model.head_names:
+            raise DataError(
+                f"{directory}: objective.{comparing[0]} compares words, and this teacher has no masked LM's head (it"
+                f" has: {', '.join(model.head_names) or 'none'}); take a pretrained model as it was pretrained, or"
+                " leave the term out"
+            )
+        rows = model.encoder.vocab_size, models[0].encoder.vocab_size
+        if rows[0] != rows[1]:
+            raise DataError(
+                f"{directory}: its table of words has {rows[0]:,} rows, that of {files.directories[0]} {rows[1]:,};"
+                " teachers that act as one must have the same words"
+            )
+    return models
+
+
+def term_rows(recipe: DistillTextRecipe, shapes: ShapePair) -> list[dict[str, Any]]:
+    """What a teacher is compared in, or trained by, for people: `stage` ("" where there is one), `term`, `weight`, and
+    what it `compares`."""
+    stages = stages_of(recipe)
+    rows: list[dict[str, Any]] = []
+    for stage in stages:
+        steps = f"steps {stage.first_step:,} to {stage.end_step:,}" if len(stages) > 1 else ""
+        rows += [
+            {"stage": steps, "term": each.term, "weight": each.weight, "compares": each.compares(shapes)}
+            for each in stage.recipe.objectives
+            if isinstance(each, DistillationObjective | TeacherObjective)
+        ]
+    return rows
+
+
+def log_terms(recipe: DistillTextRecipe, shapes: ShapePair) -> None:
+    """Log `term_rows`."""
+    for row in term_rows(recipe, shapes):
+        stage = row["stage"] and f"{row['stage']}  "
+        log.info("  %s%-18s weight %-8g %s", stage, row["term"], row["weight"], row["compares"])
+
+
+def copied_layers(recipe: DistillTextRecipe, shapes: ShapePair) -> list[int] | None:
+    """The teacher's layers from which the student's are initialised.
+
+    Raises:
+        UsageError: they are not there, or there are more or fewer than the student has.
+    """
+    if recipe.student is None or recipe.student.layers is None:
+        return None
+    try:
+        return chosen_layers(recipe.student.layers, of=shapes.teacher.layers, keep=shapes.student.layers)
+    except UsageError as error:
+        raise UsageError(f"student.{error}") from None
+
+
+def freeze(model: HeadedModel, parts: Sequence[str]) -> None:
+    """Let no gradient reach these parts of the encoder.
+
+    Raises:
+        UsageError: there is no such part.
+    """
+    parameters = dict(model.encoder.named_parameters())
+    for part in parts:
+        own = [parameter for name, parameter in parameters.items() if name == part or name.startswith(f"{part}.")]
+        if not own:
+            known = sorted({".".join(name.split(".")[:2]) for name in parameters})
+            raise UsageError(f"frozen: the student has no {part!r}; it has {', '.join(known)}")
+        for parameter in own:
+            parameter.requires_grad_(False)

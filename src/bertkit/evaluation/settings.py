@@ -1,0 +1,81 @@
+"""Settings of the suites of `bertkit eval`: what decides a suite's result beside model and data.
+
+Own design. They stand apart from the suites, without torch, because options of the command line are made of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bertkit.settings import Settings
+
+SPECIAL_TOKENS = 2
+MIN_TOKENS = 8
+"""A shorter rest of a document is no window."""
+
+USUAL_LENGTH = 128
+"""The length of the figure and of the compression table where it is among those that are measured."""
+
+
+class BlimpSettings(Settings):
+    """What `bertkit eval blimp` scores."""
+
+    rule: (
+        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token"] | None
+    ) = Field(
+        None,
+        description="How a sentence is scored (default: as the model's config.json says it was trained, else original"
+        " with a masked-LM head, else left_to_right).",
+    )
+    pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random (default: all).")
+    only: list[str] = Field(
+        default_factory=list,
+        description="Paradigms, fields or phenomena, as patterns such as `anaphor_*` (default: all).",
+    )
+    seed: int = Field(0, ge=0, description="Seed of the draw of pairs.")
+
+
+class MlmSettings(Settings):
+    """What `bertkit eval mlm` scores."""
+
+    sequence_length: int | None = Field(
+        None,
+        ge=MIN_TOKENS + SPECIAL_TOKENS,
+        description="Tokens of a window (default: 128, or as many as the model reads).",
+    )
+    sequences: int = Field(512, ge=1, description="Windows that are masked, drawn at random from the whole text.")
+    pseudo_sequences: int = Field(
+        16, ge=0, description="Windows scored with each token masked in turn, for the pseudo-perplexity."
+    )
+    rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
+    seed: int = Field(0, ge=0, description="Seed of the draws of windows and masks.")
+
+
+class SpeedSettings(Settings):
+    """What `bertkit eval speed` measures."""
+
+    models: list[str] = Field(
+        min_length=1,
+        description="A Hub id, a model or a run directory; the first is what the others are compared with.",
+    )
+    batch_sizes: list[Annotated[int, Field(ge=1)]] = Field(
+        [1, 32], min_length=1, description="Sentences computed at once."
+    )
+    lengths: list[Annotated[int, Field(ge=1)]] = Field(
+        [32, 128, 512], min_length=1, description="Tokens of a sentence, special ones included."
+    )
+    threads: int | None = Field(
+        None, ge=1, description="Threads of torch's operators (default: as many as it chooses)."
+    )
+    clock: Literal["wall", "processor"] = Field(
+        "wall", description="Wall time; or processor time of one thread, which other processes hardly change."
+    )
+    rounds: int = Field(7, ge=1, description="Rounds in which every model is timed once.")
+    seed: int = Field(0, ge=0, description="Seed of the draw of tokens.")
+
+    @property
+    def reported_length(self) -> int:
+        """The one length of the figure and of the compression table: 128, or the nearest there is."""
+        return min(self.lengths, key=lambda length: abs(length - USUAL_LENGTH))

@@ -1,0 +1,79 @@
+"""What a recipe of kind `finetune` starts from: a task, its data and a model.
+
+Nothing here follows a paper. It stands apart from recipe.py, without torch, because options of the command line are
+generated from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from bertkit.recipe.header import RecipeHeader
+from bertkit.settings import Settings
+from bertkit.tasks.catalogue import Kind
+from bertkit.tasks.readers import Columns
+
+
+class OwnTask(Settings):
+    """A user's own data in place of a published task."""
+
+    name: str | None = Field(
+        None,
+        pattern=r"^[\w.+-]+$",
+        description="What results call it; where left out the training file's name without `train`, or, if that is all"
+        " of it, the label's column or the kind.",
+    )
+    kind: Kind = Field("classification", description="Kind of task: what is predicted.")
+    train: str = Field(
+        description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
+    )
+    dev: str = Field(description="Examples that the model is evaluated on.")
+    test: str | None = Field(None, description="Further examples to predict; they need no labels.")
+    columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
+    labels: tuple[str, ...] | None = Field(
+        None, description="Names of the labels in the order of the logits; those of the training file where left out."
+    )
+    metrics: tuple[str, ...] | None = Field(None, description="What is reported, the selecting metric first.")
+
+
+class FinetuneData(Settings):
+    """Where the examples lie, and how much of them is read."""
+
+    directory: str | None = Field(
+        None, description="Folder of the task's official files, such as DIR/MRPC/train.tsv (default: the Hub's copy)."
+    )
+    max_length: int | None = Field(
+        None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the task's own)."
+    )
+    train_examples: int | None = Field(
+        None, ge=1, description="Learn from so many examples only, drawn by the seed; null: from all."
+    )
+    predict: tuple[str, ...] = Field((), description="Splits to predict besides those that are scored, such as test.")
+
+
+TaskEntry = str | OwnTask
+
+
+class FinetuneInputs(RecipeHeader):
+    """The part of a recipe that says what is learnt from what."""
+
+    kind: Literal["finetune"] = Field("finetune", description="The command that runs the recipe: `bertkit finetune`.")
+    task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(
+        None, description="A published task's name, or a user's own data; a list: all of them with one encoder."
+    )
+    model: str | None = Field(None, description="Model to start from: a Hub id, a model or a run directory.")
+    new_head: bool = Field(
+        False, description="Initialise a new head even where the model has one, as after fine-tuning on another task."
+    )
+    data: FinetuneData = Field(default_factory=FinetuneData, description="The examples.")
+
+    @field_validator("task", mode="after")
+    @classmethod
+    def _one_is_no_list(cls, task: TaskEntry | tuple[TaskEntry, ...] | None) -> Any:
+        if not isinstance(task, tuple):
+            return task
+        if not task:
+            raise ValueError("expected at least one task")
+        return task[0] if len(task) == 1 else task

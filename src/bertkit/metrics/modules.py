@@ -1,0 +1,292 @@
+"""Metrics as `evaluate` modules: bertkit's own, a user's script by its path, and what `evaluate` has cached.
+
+Hugging Face evaluate (von Werra et al. 2022, arXiv:2210.01970). Tasks compute their scores through these modules
+(bertkit.tasks.base). `evaluate.load("accuracy")` runs code from the Hub; here a name stands for bertkit's own metric or
+for one in evaluate's cache, and the Hub is used only for a name that begins with `hub:`. Scores are fractions, as
+everywhere in bertkit. evaluate and datasets are imported when a metric is first used: they take a second.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError, DataError, first_line
+from bertkit.hub import is_offline
+from bertkit.metrics import METRICS, find_metric
+from bertkit.metrics.base import Scores, check_aligned, log
+from bertkit.metrics.spans import DEFAULT_THRESHOLD
+
+HUB = "hub:"
+"""What a name begins with that may be fetched from the Hub."""
+
+
+@cache
+def _evaluate() -> Any:
+    """The library, without `transformers`: its pipelines import that where it is installed, in three seconds."""
+    absent = "transformers" not in sys.modules
+    if absent:
+        sys.modules["transformers"] = None  # type: ignore[assignment]  # how Python marks a module as not importable
+    try:
+        import evaluate
+        import evaluate.loading
+    finally:
+        if absent:
+            del sys.modules["transformers"]
+    evaluate.logging.set_verbosity_error()  # it warns that a cached metric is not on the Hub, where it never looked
+    return evaluate
+
+
+def _by_id(items: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
+    values = {str(item["id"]): read(item) for item in items}
+    if len(values) < len(items):
+        twice = Counter(str(item["id"]) for item in items).most_common(1)[0][0]
+        raise DataError(f"question {twice} is there twice; expected one item per id")
+    return values
+
+
+def _answers(item: Mapping[str, Any]) -> list[str]:
+    return list(item["answers"]["text"])
+
+
+def _squad(predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]]) -> Scores:
+    texts = _by_id(predictions, lambda item: item["prediction_text"])
+    return METRICS["squad"](texts, _by_id(references, _answers))
+
+
+def _squad_v2(
+    predictions: Sequence[Mapping[str, Any]],
+    references: Sequence[Mapping[str, Any]],
+    no_answer_threshold: float = DEFAULT_THRESHOLD,
+) -> Scores:
+    texts = _by_id(predictions, lambda item: item["prediction_text"])
+    null = _by_id(predictions, lambda item: item["no_answer_probability"])
+    return METRICS["squad_v2"](texts, _by_id(references, _answers), null, no_answer_threshold)
+
+
+_OF_ITEMS: dict[str, Callable[..., Scores]] = {"squad": _squad, "squad_v2": _squad_v2}
+"""Metrics whose function takes mappings by question, where evaluate has lists of items."""
+_NUMBERS = ("pearson", "spearman", "mean_squared_error")
+_SENTENCES = ("conlleval", "strict_iob2", "tag_accuracy")
+
+
+def _features(name: str) -> Any:
+    """The shapes that evaluate accepts, tried in turn; text first, since evaluate would read "1" as a number."""
+    from datasets import Features, List, Value
+
+    def both(feature: Any) -> Any:
+        return Features({"predictions": feature, "references": feature})
+
+    if name in _OF_ITEMS:
+        prediction = {"id": Value("string"), "prediction_text": Value("string")}
+        if name == "squad_v2":
+            prediction["no_answer_probability"] = Value("float64")
+        answers = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
+        return Features({"predictions": prediction, "references": {"id": Value("string"), "answers": answers}})
+    if name in _NUMBERS:
+        return both(Value("float64"))
+    if name in _SENTENCES:
+        return both(List(Value("string")))
+    if name == "multi_label":
+        return [both(List(Value("string"))), both(List(Value("int64")))]
+    return [both(Value("string")), both(Value("int64"))]
+
+
+@cache
+def metric_class(name: str) -> type[Any]:
+    """The subclass of `evaluate.Metric` for a metric of METRICS.
+
+    Raises:
+        UsageError: there is no metric of that name.
+    """
+    function = _OF_ITEMS.get(name, find_metric(name))
+    evaluate = _evaluate()
+
+    class LocalMetric(evaluate.Metric):  # type: ignore[misc, name-defined]  # evaluate has no types
+        """A metric of bertkit behind evaluate's interface; it keeps its inputs in memory and writes no file."""
+
+        def _info(self) -> Any:
+            return evaluate.MetricInfo(
+                description=str(METRICS[name].__doc__), citation="", inputs_description="", features=_features(name)
+            )
+
+        def _build_data_dir(self) -> str:
+            return ""
+
+        def _compute(self, *, predictions: Any, references: Any, **options: Any) -> Scores:
+            return function(list(predictions), list(references), **options)
+
+    LocalMetric.__name__ = LocalMetric.__qualname__ = "".join(part.title() for part in name.split("_"))
+    return LocalMetric
+
+
+def local_metric(name: str) -> Any:
+    """The `evaluate.Metric` of a metric of METRICS; `compute(predictions=..., references=...)` gives its scores.
+
+    Lists of label ids or names; numbers (pearson, spearman, mean_squared_error); lists of tags (conlleval, strict_iob2,
+    tag_accuracy) or of labels (multi_label: names or ids, not zeros and ones); items `{"id", "prediction_text"}` and
+    `{"id", "answers": {"text", "answer_start"}}` (squad; squad_v2 with "no_answer_probability" besides).
+
+    Raises:
+        UsageError: there is no metric of that name.
+    """
+    return metric_class(name)(keep_in_memory=True)
+
+
+@dataclass(frozen=True)
+class AdditionalMetric:
+    """A metric that is reported beside a task's own.
+
+    Attributes:
+        name: as the user gave it.
+        module: of `evaluate`.
+    """
+
+    name: str
+    module: Any
+
+    @property
+    def fingerprint(self) -> str | None:
+        """sha256 (hex) of the script; None of bertkit's own."""
+        digest: str | None = self.module._hash
+        return digest
+
+    @property
+    def stem(self) -> str:
+        """A short name: the script's, or the last part of the metric's."""
+        return Path(self.name.removeprefix(HUB)).stem
+
+    @property
+    def _options(self) -> list[Any]:
+        """The features that it accepts, one set or several."""
+        features = self.module.features
+        return features if isinstance(features, list) else [features]
+
+    def _fitting(self, side: str, items: Sequence[Any]) -> list[Any]:
+        """The items; of items with fields those that it knows (squad has no `no_answer_probability`)."""
+        known = self._options[0][side]
+        if not isinstance(known, dict):
+            return list(items)
+        return [{name: item[name] for name in known} if isinstance(item, Mapping) else item for item in items]
+
+    @property
+    def takes_numbers(self) -> bool:
+        """Whether labels must be ids: nothing in the features that it accepts is text."""
+        return not any(_innermost(option["predictions"]) == "string" for option in self._options)
+
+    def compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> Scores:
+        """Its scores that are numbers; None where one is not finite.
+
+        Raises:
+            DataError: it fails on these inputs, or gives no scores by name.
+        """
+        check_aligned(predictions, references)
+        try:
+            found = self.module.compute(
+                predictions=self._fitting("predictions", predictions),
+                references=self._fitting("references", references),
+            )
+        except BertkitError as error:
+            raise DataError(f"metric {self.name}: {error}") from error
+        except Exception as error:  # a user's or the Hub's code, which may raise anything
+            raise DataError(f"metric {self.name}: failed on {len(references)} predictions: {_where(error)}") from error
+        if not isinstance(found, Mapping):
+            raise DataError(f"metric {self.name}: gave {found!r:.60}, expected a dictionary of scores by name")
+        scores = {str(name): _number(value) for name, value in found.items() if _is_number(value)}
+        if not scores:
+            raise DataError(f"metric {self.name}: none of its values is a number: {', '.join(map(str, found))}")
+        if left_out := [str(name) for name in found if str(name) not in scores]:
+            log.info("metric %s: not numbers, and left out: %s", self.name, ", ".join(left_out))
+        return scores
+
+
+def load_metric(name: str, *, offline: bool = False) -> AdditionalMetric:
+    """A metric by its name or path.
+
+    Args:
+        name: a metric of METRICS; the path of a script that defines an `evaluate.Metric`, or of a folder with a script
+            of its name; a metric that `evaluate` has cached; or `hub:NAME`, which is fetched from the Hub and run.
+        offline: do not use the network, not even for `hub:`.
+
+    Raises:
+        DataError: there is no such metric here, it cannot be fetched, or its script is at fault.
+    """
+    if name in METRICS:
+        return AdditionalMetric(name, local_metric(name))
+    loading = _evaluate().loading
+    try:
+        module = _module(loading, name, offline=is_offline(offline))
+        kind = loading.import_main_class(module.module_path)
+        if kind is None:
+            raise DataError(f"metric {name}: defines no subclass of evaluate.Metric")
+        metric = kind(keep_in_memory=True, hash=module.hash)
+        metric.download_and_prepare()
+    except BertkitError:
+        raise
+    except Exception as error:  # a user's or the Hub's code, which may raise anything
+        raise DataError(f"metric {name}: cannot be loaded: {_where(error)}") from error
+    inputs = set(metric._feature_names())
+    if inputs != {"predictions", "references"}:
+        raise DataError(
+            f"metric {name}: takes {', '.join(sorted(inputs))}; a metric is given predictions and references alone"
+        )
+    return AdditionalMetric(name, metric)
+
+
+def _module(loading: Any, name: str, *, offline: bool) -> Any:
+    """The importable module of a script, of a cached metric, or of one on the Hub."""
+    path = Path(name).expanduser()
+    script = path / f"{path.resolve().name}.py" if path.is_dir() else path
+    if script.is_file():
+        return loading.LocalEvaluationModuleFactory(str(script)).get_module()
+    bare = name.removeprefix(HUB)
+    if name.startswith(HUB) and not offline:
+        return loading.evaluation_module_factory(bare)
+    for cached in (f"evaluate-metric--{bare}", bare.replace("/", "--")):
+        if "/" not in cached and cached:
+            try:
+                return loading.CachedEvaluationModuleFactory(cached).get_module()
+            except FileNotFoundError:
+                continue
+    if name.startswith(HUB):
+        raise DataError(f"metric {name}: not in the local cache while the network is off; go online once")
+    near = get_close_matches(name, METRICS, n=1)
+    hint = f"did you mean {near[0]}? Else " if near else ""
+    raise DataError(
+        f"metric {name}: none of bertkit's ({', '.join(METRICS)}), no script of this path, and not in evaluate's local"
+        f" cache; {hint}give the path of a script, or {HUB}{name} to fetch it from the Hub and run it"
+    )
+
+
+def _innermost(feature: Any) -> str:
+    """The type at the bottom of nested lists."""
+    while (inner := getattr(feature, "feature", None)) is not None:
+        feature = inner
+    return str(getattr(feature, "dtype", "string"))
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return value is None
+    return not isinstance(value, str)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(float(value)) else None
+
+
+def _where(error: Exception) -> str:
+    """The kind and first line of what a script raised, with the last line of a file outside bertkit and evaluate."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "evaluate_modules" in frame.filename]
+    line = f"line {frames[-1].lineno}: " if frames else ""
+    return f"{line}{type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,251 @@
+"""One prediction and its explanation: the word at a text's mask, or its class, and the tokens that it rests on.
+
+Sundararajan et al. 2017, arXiv:1703.01365; Abnar and Zuidema 2020, arXiv:2005.00928; the methods are in
+explanations.py.
+
+Shapes: n tokens of the text, E width of the embeddings, T packed tokens, R copies of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import UsageError
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.models.headed import HeadedModel
+from bertkit.models.recorder import device_of
+from bertkit.probing.attribution import Baseline
+from bertkit.probing.attribution.explanations import (
+    METHODS,
+    ROLLOUT,
+    Floats,
+    Score,
+    TokenisedText,
+    embeddings,
+    gradients,
+    integrated_gradients,
+    rollout,
+    text_maps,
+)
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.engine import Engine
+
+MASKED, CLASSES = "masked_lm", "sequence_classification"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is explained.
+
+    Attributes:
+        written: the text as it was given.
+        text: as the model reads it.
+        tokens: as the vocabulary writes them.
+        fixed_n: tokens that are the same in the baseline.
+        head: whose prediction it is; None for a model without one, of which attention alone can be explained.
+        read: the token whose state the head reads; None where it reads the mean of all.
+        target: number and name of the output that is explained; None for the most probable one.
+    """
+
+    written: str
+    text: TokenisedText
+    tokens: tuple[str, ...]
+    fixed_n: NDArray[np.bool_]
+    head: str | None
+    read: int | None
+    target: tuple[int, str] | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A prediction and the tokens that it rests on.
+
+    Attributes:
+        question: the input.
+        target: the predicted output's name; None without a head.
+        score: F; None without a head.
+        baseline_score, gap: of integrated gradients, where they were computed.
+        values: of each method, (n,).
+    """
+
+    question: Question
+    target: str | None = None
+    score: float | None = None
+    baseline_score: float | None = None
+    gap: float | None = None
+    values: dict[str, Floats] = field(default_factory=dict)
+
+
+def chosen_methods(names: Sequence[str]) -> tuple[str, ...]:
+    """The methods of these names, all where there are none.
+
+    Raises:
+        UsageError: there is no such method.
+    """
+    for name in names:
+        if name not in METHODS:
+            near = get_close_matches(name, METHODS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(METHODS)}"
+            raise UsageError(f"--method {name}: no such method; {hint}")
+    return tuple(name for name in METHODS if name in names) if names else METHODS
+
+
+def make_question(subject: LoadedModel, written: str, target: str | None) -> Question:
+    """The input of a text: the model predicts the word at its mask, or its class.
+
+    Raises:
+        UsageError: no mask or several where one is needed, an invalid target, or a text that is too long or empty.
+    """
+    model, tokenizer = subject.model, subject.tokenizer
+    mask = tokenizer.token(tokenizer.mask_id) if "mask" in tokenizer.roles else None
+    masks = 0 if mask is None else written.count(mask)
+    head = next((name for name in (CLASSES, MASKED) if name in model.head_names), None)
+    head = MASKED if masks and MASKED in model.head_names else head
+    if head == MASKED and masks != 1:
+        raise UsageError(f"--text {written[:60]!r} has {masks} times {mask}; write it once, where a word is predicted")
+    if head is None and target is not None:
+        raise UsageError(f"--target {target}: the model has no {MASKED} or {CLASSES} head, so it predicts nothing")
+    body: list[int] = []
+    for number, part in enumerate(tokenizer.encode_batch(written.split(mask) if masks and mask else [written])):
+        body += [tokenizer.mask_id] * (number > 0) + part
+    config = subject.config
+    sequences = SequenceEncoder(tokenizer, max_tokens=config.max_tokens, token_types=config.reads_token_types)
+    if not 1 <= len(body) <= sequences.room(1):
+        raise UsageError(f"--text {written[:60]!r}: {len(body)} tokens, expected 1 to {sequences.room(1)}")
+    ids, types = sequences.sequence(body, example=written[:60])
+    before = sequences.single.before
+    fixed_n = np.ones(len(ids), dtype=np.bool_)
+    fixed_n[before : before + len(body)] = False
+    read: int | None = 0
+    if head == MASKED:
+        read = ids.index(tokenizer.mask_id)
+        fixed_n[read] = True
+    elif head is not None:
+        read = {"first": 0, "last": len(ids) - 1, "mean": None}[model.plans[head].summary]
+    output = None if target is None or head is None else (_output(model, tokenizer, head, target), target)
+    tokens = tuple(tokenizer.token(i) for i in ids)
+    return Question(written, TokenisedText(tuple(ids), tuple(types)), tokens, fixed_n, head, read, output)
+
+
+def _output(model: HeadedModel, tokenizer: Tokenizer, head: str, target: str) -> int:
+    """The number of the output that a target names.
+
+    Raises:
+        UsageError: a word of several tokens, or no class of this name.
+    """
+    if head == CLASSES:
+        if target not in model.labels.names:
+            raise UsageError(f"--target {target}: no such class; the model has {', '.join(model.labels.names)}")
+        return model.labels.names.index(target)
+    # A word inside a text follows a space, which some vocabularies write into the token.
+    for text in (f" {target}", target):
+        (ids,) = tokenizer.encode_batch([text])
+        if len(ids) == 1 and ids[0] not in tokenizer.special_ids:
+            return int(ids[0])
+    tokens = " ".join(tokenizer.token(i) for i in ids)
+    raise UsageError(f"--target {target}: {len(ids)} tokens ({tokens}); a mask stands for one token of the vocabulary")
+
+
+def explain(
+    subject: LoadedModel,
+    question: Question,
+    methods: Sequence[str],
+    *,
+    baseline: Baseline,
+    steps: int,
+    engine: Engine,
+) -> Explanation:
+    """Predict and explain.
+
+    Args:
+        subject: the model.
+        question: from `make_question`.
+        methods: names out of `METHODS`; those by gradients are skipped for a model without a head.
+        baseline: what replaces words in x0.
+        steps: of the path integral.
+        engine: where to compute.
+
+    Raises:
+        DataError: the family has no word embeddings or maps to record.
+    """
+    text, model = question.text, subject.model.to(engine.device).eval()
+    values: dict[str, Floats] = {}
+    target = score = baseline_score = gap = None
+    if question.head is not None:
+        output, target = question.target or _most_probable(subject, question)
+        of_output = _score(model, question, output)
+        own_nE = embeddings(model, text)
+        (score_1, (gradient_nE,)) = gradients(model, text, own_nE[None], of_output)
+        score = float(score_1[0])
+        if "integrated_gradients" in methods:
+            found = integrated_gradients(
+                model,
+                text,
+                _baseline(subject, question, baseline, own_nE),
+                of_output,
+                steps=steps,
+                max_batch_tokens=engine.micro_batch_tokens,
+            )
+            values["integrated_gradients"] = found.attributions_n.numpy()
+            baseline_score, gap = found.baseline_score, found.gap
+        if "input_x_gradient" in methods:
+            values["input_x_gradient"] = (own_nE * gradient_nE).double().sum(-1).cpu().numpy()
+        if "saliency" in methods:
+            values["saliency"] = gradient_nE.double().norm(dim=-1).cpu().numpy()
+    if ROLLOUT in methods:
+        through_nn = rollout(text_maps(model, text))
+        row_n = through_nn.mean(0) if question.read is None else through_nn[question.read]
+        values[ROLLOUT] = row_n.numpy()
+    return Explanation(question, target, score, baseline_score, gap, values)
+
+
+def _score(model: HeadedModel, question: Question, output: int) -> Score:
+    """F for one output."""
+    head, size = question.head, len(question.text.ids)
+    assert head is not None
+
+    def score(states_TD: Tensor, batch: PackedBatch) -> Tensor:
+        if head == MASKED:
+            assert question.read is not None
+            read_R = torch.arange(batch.num_sequences, device=states_TD.device) * size + question.read
+            return torch.softmax(model.token_logits(head, states_TD[read_R]), dim=-1)[:, output]
+        logits_RK = model.logits(head, states_TD, batch)
+        return logits_RK[:, 0] if logits_RK.shape[1] == 1 else torch.softmax(logits_RK, dim=-1)[:, output]
+
+    return score
+
+
+@torch.no_grad()
+def _most_probable(subject: LoadedModel, question: Question) -> tuple[int, str]:
+    """Number and name of the most probable output."""
+    model, head = subject.model, question.head
+    assert head is not None
+    batch = question.text.batch().to(device_of(model))
+    states_TD = model(batch)
+    if head == MASKED:
+        output = int(model.token_logits(head, states_TD[question.read])[None].argmax())
+        return output, subject.tokenizer.token(output)
+    output = int(model.logits(head, states_TD, batch)[0].argmax())
+    return output, model.labels.names[output]
+
+
+def _baseline(subject: LoadedModel, question: Question, kind: Baseline, own_nE: Tensor) -> Tensor:
+    """x0, (n, E).
+
+    Raises:
+        DataError: the vocabulary has no such token.
+    """
+    if kind == "zero":
+        return own_nE * torch.from_numpy(question.fixed_n)[:, None].to(own_nE.device)
+    token_id = subject.tokenizer.mask_id if kind == "mask" else subject.tokenizer.pad_id
+    ids = np.where(question.fixed_n, np.array(question.text.ids), token_id)
+    return embeddings(subject.model, TokenisedText(tuple(ids.tolist()), question.text.types))

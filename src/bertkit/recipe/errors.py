@@ -1,0 +1,235 @@
+"""Validation of a tree by a pydantic class, with every error reported at once in the user's terms.
+
+Nothing here follows a paper. Each error is one line: file and line, dotted key, what was expected, the value found, and
+the nearest valid name. Sibling resolve.py builds the tree; nothing here depends on what a recipe holds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from bertkit.errors import UsageError
+from bertkit.recipe.tree import VARIANT_KEY, Located, plain_scalar
+
+Model = TypeVar("Model", bound=BaseModel)
+Path = tuple[str | int, ...]
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+    "none_required": "null",
+    "finite_number": "a finite number",
+}
+_WITHOUT_EXPECTED = frozenset(
+    {"extra_forbidden", "missing", "union_tag_invalid", "union_tag_not_found", "value_error", "assertion_error"}
+)
+_LONGEST_VALUE = 60
+
+
+def validate(tree: Located, schema: type[Model], *, what: str = "the recipe", with_keys: bool = True) -> Model:
+    """The tree as an instance of `schema`.
+
+    Validation is strict, by JSON's rules: whole numbers serve where a float is wanted, lists where a tuple is, text
+    where a path or an enumeration is; nothing else is converted.
+
+    Args:
+        tree: plain values and where they were written.
+        schema: the class.
+        what: what the tree is, for the message.
+        with_keys: whether a line names the dotted key behind the place, and a single error has a heading.
+
+    Raises:
+        UsageError: with one line for each error.
+    """
+    data = tree.plain()
+    try:
+        return schema.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        details = error.errors()
+    places: dict[Path, list[ErrorDetails]] = {}
+    for detail in details:
+        path = _path_in_data(detail["loc"], data, keep_last=detail["type"] == "missing")
+        if detail["type"] == "union_tag_invalid":
+            path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
+        places.setdefault(path, []).append(detail)
+    lines = [_describe(path, found, tree, schema, with_key=with_keys) for path, found in places.items()]
+    if len(lines) == 1 and not with_keys:
+        raise UsageError(lines[0])
+    count = "an error" if len(lines) == 1 else f"{len(lines)} errors"
+    raise UsageError("\n  ".join([f"{what} has {count}:", *lines]))
+
+
+def _describe(
+    path: Path, details: Sequence[ErrorDetails], tree: Located, schema: type[BaseModel], *, with_key: bool
+) -> str:
+    """One line for all errors at one place; each branch of a union reports there that the value does not fit it."""
+    data = tree.plain()
+    value = _value_at(data, path)
+    if len(details) > 1 and all(_expected(each) for each in details):
+        wanted = " or ".join(dict.fromkeys(_expected(each) for each in details))
+        message = f"expected {wanted}, got {_show(value)}"
+    else:
+        message = "; ".join(dict.fromkeys(_message(each, path, data, schema) for each in details))
+    key = ".".join(map(str, _dotted(path, data))) if with_key else ""
+    return f"{_nearest_located(tree, path).place}: {key + ': ' if key else ''}{message}"
+
+
+def _message(detail: ErrorDetails, path: Path, data: Any, schema: type[BaseModel]) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    value = _value_at(data, path)
+    if kind == "extra_forbidden":
+        name = detail["loc"][-1]
+        inside = path[:-1] if path and path[-1] == name else path
+        return f"unknown key{_nearest(str(name), _field_names(schema, inside, data))}"
+    if kind == "missing":
+        return "is required"
+    if kind == "union_tag_invalid":
+        return f"unknown {path[-1]} {_show(value)}{_nearest(str(value), _choices(detail))}"
+    if kind == "union_tag_not_found":
+        return f"needs the key {context['discriminator']}, the name of its kind"
+    if kind in ("value_error", "assertion_error"):
+        return str(context["error"])
+    if choices := _choices(detail):
+        return f"unknown value {_show(value)}{_nearest(str(value), choices)}"
+    return f"expected {_expected(detail)}, got {_show(value)}{_remedy(kind, value)}"
+
+
+def _choices(detail: ErrorDetails) -> list[str]:
+    context = detail.get("ctx", {})
+    if detail["type"] not in ("literal_error", "enum", "union_tag_invalid"):
+        return []
+    return re.findall(r"'([^']*)'", str(context.get("expected") or context.get("expected_tags", "")))
+
+
+def _expected(detail: ErrorDetails) -> str:
+    """What a value should have been, as a noun; empty where that is not the error."""
+    if detail["type"] in _WITHOUT_EXPECTED:
+        return ""
+    if detail["type"] in _EXPECTED:
+        return _EXPECTED[detail["type"]]
+    if detail["type"] in ("too_short", "too_long"):
+        bound = "at least" if detail["type"] == "too_short" else "at most"
+        count = detail["ctx"].get("min_length", detail["ctx"].get("max_length"))
+        return f"{bound} {count} item{'' if count == 1 else 's'}"
+    if detail["type"] == "literal_error":
+        return str(detail["ctx"]["expected"])
+    found = re.fullmatch(r"(?:Input|String|Value) should (?:be |have )?(.*)", detail["msg"])
+    wanted = found[1] if found else detail["msg"]
+    return f"a value {wanted}" if wanted.startswith(("greater", "less")) else wanted
+
+
+def _remedy(kind: str, value: Any) -> str:
+    if kind == "bool_type" and str(value).lower() in ("yes", "on", "no", "off"):
+        return f"; write {'true' if str(value).lower() in ('yes', 'on') else 'false'}"
+    if kind == "string_type" and isinstance(value, int | float):
+        return "; put it in quotes"
+    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
+        return f"; write {int(value)}"
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
+        return "; remove the quotes" if not isinstance(plain_scalar(value), str | None) else ""
+    return ""
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1) or [each for each in known if each.endswith(f"_{name}")][:1]
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; one of: {', '.join(known)}" if known else ""
+
+
+def _holds(data: Any, part: str | int) -> bool:
+    if isinstance(data, list):
+        return isinstance(part, int) and part < len(data)
+    return isinstance(data, dict) and part in data
+
+
+def _path_in_data(location: Sequence[str | int], data: Any, *, keep_last: bool) -> Path:
+    """pydantic's location without what it adds to the keys of the data (tags of unions, names of validators)."""
+    path: list[str | int] = []
+    for index, part in enumerate(location):
+        if _holds(data, part):
+            path.append(part)
+            data = data[part]
+        elif keep_last and index == len(location) - 1:
+            path.append(part)
+    return tuple(path)
+
+
+def _dotted(path: Path, data: Any) -> list[str | int]:
+    """The path as `--set` takes it: an item of a list of single-key mappings is written by its key, not its index."""
+    parts: list[str | int] = []
+    for index, part in enumerate(path):
+        data = data[part] if _holds(data, part) else None
+        by_key = isinstance(part, int) and isinstance(data, dict) and len(data) == 1 and index + 1 < len(path)
+        if not by_key:
+            parts.append(part)
+    return parts
+
+
+def _nearest_located(tree: Located, path: Path) -> Located:
+    for part in path:
+        child = tree.child(part)
+        if child is None:
+            break
+        tree = child
+    return tree
+
+
+def _value_at(data: Any, path: Path) -> Any:
+    """The value at `path`; None where a required one is missing."""
+    for part in path:
+        data = data[part] if _holds(data, part) else None
+    return data
+
+
+def _field_names(schema: type[BaseModel], path: Path, data: Any) -> list[str]:
+    """The keys that are valid at `path`, by the classes that are allowed there."""
+    classes = _chosen([schema], data)
+    for part in path:
+        data = data[part]
+        if isinstance(part, str):
+            fields = [kind.model_fields[part].annotation for kind in classes if part in kind.model_fields]
+            classes = _chosen([each for annotation in fields for each in _classes_in(annotation)], data)
+    return list(dict.fromkeys(name for kind in classes for name in kind.model_fields))
+
+
+def _classes_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for argument in get_args(annotation) for found in _classes_in(argument)]
+
+
+def _chosen(classes: list[type[BaseModel]], data: Any) -> list[type[BaseModel]]:
+    """Of a union's classes, those whose Literal fields (name, family, ...) match the data."""
+
+    def fits(kind: type[BaseModel]) -> bool:
+        literals = {
+            n: get_args(f.annotation) for n, f in kind.model_fields.items() if get_origin(f.annotation) is Literal
+        }
+        return all(data.get(name, choices[0]) in choices for name, choices in literals.items())
+
+    if not isinstance(data, dict) or len(classes) < 2:
+        return classes
+    if VARIANT_KEY not in data and all(VARIANT_KEY in kind.model_fields for kind in classes):
+        return classes[:1]  # the default variant
+    return [kind for kind in classes if fits(kind)] or classes

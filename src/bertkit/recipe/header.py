@@ -1,0 +1,26 @@
+"""What every recipe has: a header that describes it, and a seed.
+
+Nothing here follows a paper. Each capability's schema extends `RecipeHeader` with the sections that it reads.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from bertkit.settings import Settings
+
+
+class RecipeHeader(Settings):
+    """Header and seed."""
+
+    name: str = Field(
+        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
+    )
+    kind: str = Field(description="The command that runs the recipe.")
+    title: str = Field("", description="One line for `bertkit recipes list`.")
+    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
+    arxiv: str | None = Field(
+        None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
+    )
+    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness.")

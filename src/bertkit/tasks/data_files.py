@@ -1,0 +1,28 @@
+"""The package's own data, in YAML files beside this one: the tasks, and what papers print for models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+if TYPE_CHECKING:  # pydantic takes a fifth of a second, and the command line reads the titles of tasks for its help
+    from bertkit.settings import Settings
+
+Entry = TypeVar("Entry", bound="Settings")
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Ten times as fast where PyYAML was built with libyaml."""
+
+
+def read_data_file(name: str) -> Any:
+    """The contents of a file of this package."""
+    with Path(__file__).with_name(name).open(encoding="utf-8") as file:
+        return yaml.load(file, _LOADER)
+
+
+def validated(kind: type[Entry], entry: Any) -> Entry:
+    """An entry as its class; lists become tuples, as in recipes."""
+    return kind.model_validate_json(json.dumps(entry))

@@ -1,0 +1,62 @@
+"""The engine section of a recipe: what decides speed and what is reported, and is not hashed.
+
+Own design. It stands alone, without torch, because options of the command line are generated from it. Sibling engine.py
+decides what is `auto`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bertkit.settings import Settings
+
+
+class EngineConfig(Settings):
+    """Where and how fast the run computes, and how often it reports; never changes the result beyond rounding."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="Number format of matrix products; auto: bf16 where the processor has instructions for it."
+    )
+    micro_batch_tokens: int | Literal["auto"] = Field(
+        "auto", description="Tokens computed at once; changes speed and memory alone."
+    )
+    workers: int | Literal["auto"] = Field(
+        "auto", description="Processes that prepare batches; 0: a thread of the training process, the fastest on a CPU."
+    )
+    log_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="Updates between two lines of metrics.jsonl; auto: 20 on text, 10 on a task."
+    )
+    evaluate_every_steps: int = Field(
+        1000, ge=1, description="On text: updates between two evaluations on held-out text."
+    )
+    evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each evaluation.")
+    pseudo_perplexity_sequences: int = Field(
+        16,
+        ge=0,
+        description="Held-out sequences scored at the end with tokens masked in turn: each, or 64 of a long one.",
+    )
+    save_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="Updates between two checkpoints; auto: 1000 on text, 500 on a task."
+    )
+    keep_checkpoints: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Newest checkpoints kept; 0: none when the run is done; auto: 2 on text, 0 on a task.",
+    )
+    examples: list[str] = Field(
+        default_factory=list, description="Texts with [MASK] that are filled in when training is done."
+    )
+    feature_store_gb: float = Field(
+        8.0,
+        ge=0,
+        description="Most disk that features of a frozen encoder may take while the run lasts (method.name=features);"
+        " what does not fit is computed anew in every pass.",
+    )
+    teacher_store_gb: float = Field(
+        4.0,
+        ge=0,
+        description="Most disk that a teacher's outputs on a task may take in the cache; what does not fit is computed"
+        " in every pass.",
+    )
