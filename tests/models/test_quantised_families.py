@@ -57,7 +57,7 @@ def test_a_family_is_near_its_floats_and_loads_as_it_was(case: Case, tmp_path: P
         logits = [model.logits(head, states, batch) for model, states in ((plain, expected), (again, read))]
     agreement.add("hidden", expected, read)
     agreement.add(head, *logits)
-    assert agreement.faults == []
+    assert agreement.errors == []
     assert all(difference > 0 for difference in agreement.differences.values())
     assert torch.equal(found, read)
 
