@@ -31,7 +31,7 @@ from bertkit.data.prepare import prepare_shards
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
 from bertkit.models.bert import BertConfig
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import HeadedModel
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.pretraining.loss_terms import ObjectiveTerms
@@ -131,7 +131,7 @@ def main() -> None:
     )
     engine = resolve_engine(EngineConfig(device="cpu", precision=options.precision))
     torch.manual_seed(0)
-    model = PretrainingModel(config.build(tokenizer.vocab_size), [objective.term for objective in OBJECTIVES])
+    model = HeadedModel(config.build(tokenizer.vocab_size), [objective.term for objective in OBJECTIVES])
     model.initialise(0)
     ours = Step.plain(model, AdamWConfig(bias_correction=False).build(model), engine, 1.0)
     peer = Peer(config, tokenizer.vocab_size, bf16=engine.bf16)

@@ -10,9 +10,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bertkit.errors import DataError
 
@@ -26,16 +27,17 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace `path` with `text`, atomically and durably: a reader sees the old file or the new one, never a part.
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that replaces `path` atomically and durably at the end; a reader never sees a part of it.
 
     Raises:
         OSError: the disk refused; the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -43,6 +45,12 @@ def write_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     fsync_path(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` with a text in UTF-8, see `replacing`."""
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def finite(value: Any) -> Any:

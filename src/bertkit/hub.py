@@ -1,8 +1,8 @@
-"""What all that reads from the Hugging Face Hub shares: when the Hub may be asked, and what it means where it refuses.
+"""Access to the Hugging Face Hub: when the network may be used, and what its client's errors mean.
 
-Protocol and cache are those of `huggingface_hub`: files that are cached are not fetched again, a fetch that was cut off
-goes on, and HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN keep their usual meaning. The client is imported where it is
-needed, for it takes a third of a second.
+Protocol and cache are those of `huggingface_hub`: cached files are not fetched again, an interrupted fetch continues,
+and HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN keep their usual meaning. The client is imported where it is needed, since
+that takes a third of a second.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from pathlib import Path
 from bertkit.errors import DataError, first_line
 
 
-def is_offline(asked: bool = False) -> bool:
-    """Whether nobody is to be asked: because of `--offline`, or of the environment."""
-    return asked or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+def is_offline(offline: bool = False) -> bool:
+    """Whether the network may not be used: by `--offline`, or by the environment."""
+    return offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
-def hub_faults() -> tuple[type[Exception], ...]:
+def hub_errors() -> tuple[type[Exception], ...]:
     """What the client raises where something cannot be had: refusals, wrong names, and a network that fails."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    # Refusals derive from OSError and from the faults of the HTTP library, which is another from release to release;
+    # Refusals derive from OSError and from the errors of the HTTP library, which is another from release to release;
     # where the network fails that library's own are raised.
     return (*HfHubHTTPError.__bases__, HFValidationError)
 
 
-def refusal(fault: BaseException, what: str) -> str:
-    """Why the Hub did not give it, and what to do.
+def refusal(error: BaseException, what: str) -> str:
+    """Why the Hub's client failed, and what to do.
 
     Args:
-        fault: one of `hub_faults`.
-        what: was asked for, in words: model, tokenizer, data set.
+        error: one of `hub_errors`.
+        what: was requested: model, tokenizer, data set.
     """
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -46,31 +46,31 @@ def refusal(fault: BaseException, what: str) -> str:
         RevisionNotFoundError,
     )
 
-    if isinstance(fault, LocalEntryNotFoundError):
+    if isinstance(error, LocalEntryNotFoundError):
         return "not in the local Hub cache while the Hub cannot be reached; go online once"
-    if isinstance(fault, HFValidationError):
-        return f"no {what} of the Hub can have this name: {first_line(fault)}"
-    if isinstance(fault, GatedRepoError):
+    if isinstance(error, HFValidationError):
+        return f"no {what} of the Hub can have this name: {first_line(error)}"
+    if isinstance(error, GatedRepoError):
         return (
             f"the Hub gives this {what} only to those who accepted its terms; accept them on its page and set HF_TOKEN"
         )
-    if isinstance(fault, RevisionNotFoundError):
+    if isinstance(error, RevisionNotFoundError):
         return f"the Hub's {what} has no branch, tag or commit of this name"
-    if isinstance(fault, RepositoryNotFoundError):
+    if isinstance(error, RepositoryNotFoundError):
         return f"the Hub has no {what} of this name; check it, and set HF_TOKEN if the {what} is private"
-    return f"cannot be fetched from the Hub: {first_line(fault)}; run again to go on"
+    return f"cannot be fetched from the Hub: {first_line(error)}; run again to go on"
 
 
 @cache
 def dataset_commit(repository: str, *, offline: bool = False) -> str:
-    """The commit that a data set is at, the same for the whole process.
+    """The current commit of a data set, the same for the whole process.
 
     Args:
-        repository: `ORG/NAME` or `ORG/NAME@REVISION`; a commit is taken at its word.
-        offline: ask nobody; the commit that was seen last is in the cache.
+        repository: `ORG/NAME` or `ORG/NAME@REVISION`; a commit hash is returned unchecked.
+        offline: without the network; the last known commit is in the cache.
 
     Raises:
-        DataError: there is none, or it cannot be asked for.
+        DataError: there is none, or the Hub cannot be reached.
     """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
@@ -87,14 +87,14 @@ def dataset_commit(repository: str, *, offline: bool = False) -> str:
             )
         except RemoteEntryNotFoundError:
             return str(HfApi().dataset_info(name, revision=revision).sha)
-    except hub_faults() as fault:
-        raise DataError(f"hub:{repository}: {refusal(fault, 'data set')}") from fault
+    except hub_errors() as error:
+        raise DataError(f"hub:{repository}: {refusal(error, 'data set')}") from error
     return Path(card).parent.name
 
 
 @contextmanager
-def asking_nobody(offline: bool = True) -> Iterator[None]:
-    """Make `datasets` and the Hub's client use their caches alone, if so; both read their environment once, on
+def without_network(offline: bool = True) -> Iterator[None]:
+    """Restrict `datasets` and the Hub's client to their caches, if `offline`; both read their environment only on
     import."""
     import datasets
     import huggingface_hub.constants

@@ -20,7 +20,7 @@ class ProgressMeter(Protocol):
 
 
 class Progress(Protocol):
-    """Opens a display for a piece of work."""
+    """Opens a display for a task."""
 
     def __call__(
         self, label: str, total: int | None = None, unit: str = "steps"

@@ -122,7 +122,7 @@ def test_results_name_the_removed_heads_and_the_model_lacks_them(finished: Finis
     for name, part in prunable_maps(model).items():
         assert int((part.weight == 0).sum()) == round(0.45 * part.weight.numel()), name
     assert results["splits"]["dev"]["accuracy"] > 0.6
-    assert not verify_run(finished.run.path).faults
+    assert not verify_run(finished.run.path).errors
 
 
 def test_its_model_is_read_again_and_predicts_the_same(finished: FinishedRun) -> None:

@@ -16,9 +16,8 @@ from bertkit.errors import DataError, UsageError
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
-from bertkit.models.int8 import StaticLinear
+from bertkit.models.int8 import StaticLinear, round_to
 from bertkit.models.labels import Labels
-from bertkit.models.quantised_part import round_to
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
 from bertkit.training.run import FinishedRun

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bertkit.data import prepare
-from bertkit.data.prepare import prepare_shards, sample_text
+from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import PROGRESS, TokenShards
 from bertkit.data.tokenizing import MAX_ENCODED_CHARACTERS, tokenize_block
 from bertkit.errors import DataError, UsageError
@@ -246,10 +246,10 @@ def test_every_awkward_text_goes_through_all_kinds(tmp_path: Path) -> None:
 
 def test_samples_are_bounded_spread_and_the_same_each_time(source: Path, tmp_path: Path) -> None:
     corpus = open_corpus([str(source)], cache=tmp_path)
-    whole = list(sample_text(corpus, 1000))
+    whole = list(corpus.sample_text(1000))
     assert whole == [line for document in corpus.documents() for line in document]
-    sample = list(sample_text(corpus, 0.3))
-    assert sample == list(sample_text(corpus, 0.3))
+    sample = list(corpus.sample_text(0.3))
+    assert sample == list(corpus.sample_text(0.3))
     assert 150_000 < sum(map(len, sample)) <= 300_000
     places = [whole.index(line) / len(whole) for line in sample[:: len(sample) // 20]]
     assert places == sorted(places) or len(set(whole)) < len(whole)

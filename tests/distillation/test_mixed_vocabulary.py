@@ -232,7 +232,7 @@ def test_without_the_students_share_the_teachers_loss_is_its_own_to_the_bit() ->
     index_M = (batch.targets[TARGET].columns["label"] >= 0).nonzero().flatten()
     logits = untouched.masked_lm_logits(untouched(read)[index_M])
     label_M = batch.targets[TARGET].columns["label"][index_M]
-    plain = untouched.projection("masked_lm", untouched.encoder.rows(read, index_M)).cross_entropy(label_M)
+    plain = untouched.projection("masked_lm", untouched.encoder.forward_tokens(read, index_M)).cross_entropy(label_M)
     assert found.sum.equal(plain[0])
     assert found.sum.item() == pytest.approx(functional.cross_entropy(logits, label_M, reduction="sum").item())
     found.sum.backward()

@@ -119,7 +119,7 @@ def test_the_run_says_how_the_figures_were_made_and_verifies(tmp_path: Path) -> 
     record = json.loads((run / "run.json").read_text())
     assert (record["kind"], record["status"], record["seed"]) == ("eval", "done", 5)
     assert run.name == f"eval-blimp-{record['what_hash'][:8]}"
-    assert not verify_run(run).faults
+    assert not verify_run(run).errors
 
 
 def test_the_name_of_a_run_changes_with_what_decides_its_result_and_with_nothing_else(tmp_path: Path) -> None:

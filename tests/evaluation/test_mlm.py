@@ -100,7 +100,7 @@ def test_figures_do_not_depend_on_the_batch_and_the_run_verifies(tmp_path: Path)
     assert means(small) == pytest.approx(means(large), rel=1e-5)
     assert other.name == f"{run.name}-2"  # the same result by name
     assert small == json.loads((run / "results.json").read_text())
-    assert not verify_run(run).faults
+    assert not verify_run(run).errors
 
 
 def test_windows_do_not_cross_documents_and_more_of_them_are_the_same_and_others(tmp_path: Path) -> None:

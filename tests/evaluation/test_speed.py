@@ -358,7 +358,7 @@ def test_results_have_the_contracts_form(evaluated: tuple[Path, dict[str, Any]])
     assert json.loads((path / "results.json").read_text())["tasks"] == results["tasks"]
     assert (results["threads"], results["device"]) == (1, "cpu")
     assert results["processor_share"] > 0
-    assert verify_run(path).faults == []
+    assert verify_run(path).errors == []
 
 
 def test_ratios_are_against_the_first_model(evaluated: tuple[Path, dict[str, Any]]) -> None:

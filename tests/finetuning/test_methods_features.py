@@ -15,12 +15,12 @@ from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.methods.feature_store import FeatureStore, fill
 from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.models.bert import BertConfig
+from bertkit.models.bilstm import packed_lstm
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice, LayerMix
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.models.packed_lstm import packed_lstm
 from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.tasks.base import Account, Features, FeatureWriter
@@ -247,7 +247,7 @@ def test_a_full_disk_is_logged_and_survived(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "add", full)
+    monkeypatch.setattr("bertkit.cache._write", full)
     fill(store, model, [features_of(rows())], ENGINE, max_bytes=1e9)
     assert "No space left on device" in caplog.text
     assert store.get(PackedBatch.from_ids(rows())) is None

@@ -17,10 +17,9 @@ from bertkit.inference.export.export import TOLERANCE, export_model
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, read_config
-from bertkit.models.int8 import QuantisedEmbedding
+from bertkit.models.int8 import TRAINING_REFUSED, QuantisedEmbedding
 from bertkit.models.labels import Labels
 from bertkit.models.quantised import is_quantised, quantise
-from bertkit.models.quantised_part import REFUSAL
 from bertkit.models.sentence import load_sentence_model
 from tests.inference.test_export import contents, small_model
 from tests.models.test_real_checkpoint import small_sentence_directory
@@ -91,7 +90,7 @@ def test_fine_tuning_is_refused_before_the_data_are_read(
     words += ["--set", "method.magnitude=0.5"] if method == "pruned" else []
     done = bertkit("finetune", *words, "--model", written, "--device", "cpu", "--run-dir", tmp_path / "run")
     assert done.code == 3
-    assert REFUSAL in done.stderr
+    assert TRAINING_REFUSED in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -99,13 +98,13 @@ def test_pretraining_is_refused_before_the_text_is_read(written: Path, bertkit: 
     words = ["--data", tmp_path / "no-such-text.txt", "--run-dir", tmp_path / "run", "--device", "cpu"]
     done = bertkit("pretrain", "domain-adapt", "--init", written, *words)
     assert done.code == 3
-    assert REFUSAL in done.stderr
+    assert TRAINING_REFUSED in done.stderr
     # Of a recipe that names its model itself.
     sizes = f"model={json.dumps(read_config(written)[0].model_dump(mode='json'))}"
     start = ["--set", f"init={written}", "--set", sizes, "--set", "data.sequence_length=32"]
     done = bertkit("pretrain", "domain-adapt", *start, *words)
     assert done.code == 3
-    assert REFUSAL in done.stderr
+    assert TRAINING_REFUSED in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -138,7 +137,7 @@ def test_a_sentence_encoder_keeps_its_steps(tmp_path: Path) -> None:
     export_model(str(source), tmp_path / "out", kind="int8")
     again = load_sentence_model(tmp_path / "out")
     assert is_quantised(again.model)
-    assert len(again.behind) == len(load_sentence_model(source).behind)
+    assert len(again.after_pooling) == len(load_sentence_model(source).after_pooling)
 
 
 def test_a_graph_of_int8_stands_where_the_hub_has_it_and_is_near(

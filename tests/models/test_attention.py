@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.models.attention import _FEW_KEYS, plain_attention
+from bertkit.models.attention import _FEW_KEYS, fused_attention
 from bertkit.models.rotary import RotaryTable
 
 BF16 = {"atol": 0.04, "rtol": 0.04}
@@ -36,7 +36,7 @@ def values_and_gradients(rows: list[Tensor], mask: Tensor | None, scale: float |
     query, key, value = (each.clone().requires_grad_() for each in rows[:3])
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
-    mixed = plain_attention(query, key, value, mask, scale=scale)
+    mixed = fused_attention(query, key, value, mask, scale=scale)
     return [mixed.detach(), *torch.autograd.grad(mixed, (query, key, value), rows[3])]
 
 
@@ -56,7 +56,7 @@ def test_bfloat16_gives_what_single_precision_gives(kind: str, length: int, scal
 def test_single_precision_is_torchs_kernel_to_the_bit() -> None:
     query, key, value = (drawn(2, 3, 19, 8, seed=seed) for seed in range(3))
     expected = functional.scaled_dot_product_attention(query, key, value)
-    assert torch.equal(plain_attention(query, key, value, None), expected)
+    assert torch.equal(fused_attention(query, key, value, None), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import BertConfig, MegatronBertConfig
+from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import hub_names
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.recorder import Recorder
 from bertkit.models.weights import load_weights, to_hub_names
 from bertkit.training.cost import count_parameters
@@ -38,8 +38,8 @@ def ids_of(lengths: list[int], seed: int = 0) -> tuple[list[list[int]], list[lis
     return ids, types
 
 
-def random_model(kind: type[BertConfig] | type[MegatronBertConfig] = BertConfig, **changes: Any) -> PretrainingModel:
-    model = PretrainingModel(kind(**{**SIZES, **changes}).build(VOCABULARY), HEADS)
+def random_model(kind: type[BertConfig] | type[MegatronBertConfig] = BertConfig, **changes: Any) -> HeadedModel:
+    model = HeadedModel(kind(**{**SIZES, **changes}).build(VOCABULARY), HEADS)
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -47,7 +47,7 @@ def random_model(kind: type[BertConfig] | type[MegatronBertConfig] = BertConfig,
     return model.eval()
 
 
-def oracle_pair(kind: Any, oracle_name: str, activation: str) -> tuple[PretrainingModel, Any]:
+def oracle_pair(kind: Any, oracle_name: str, activation: str) -> tuple[HeadedModel, Any]:
     """A random `transformers` model, and ours with its weights."""
     transformers = pytest.importorskip("transformers")
     config = kind(**SIZES, hidden_act=activation)
@@ -60,7 +60,7 @@ def oracle_pair(kind: Any, oracle_name: str, activation: str) -> tuple[Pretraini
     with torch.no_grad():
         for parameter in oracle.parameters():
             parameter.normal_(0, 0.2)
-    model = PretrainingModel(config.build(VOCABULARY), HEADS).eval()
+    model = HeadedModel(config.build(VOCABULARY), HEADS).eval()
     with torch.no_grad():
         report = load_weights(model, dict(oracle.named_parameters()), hub_names(model), source="oracle")
     assert not report.missing
@@ -199,6 +199,6 @@ def test_parameters_are_as_many_as_published(size: str) -> None:
         num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width
     )
     with torch.device("meta"):
-        counted = count_parameters(PretrainingModel(config.build(vocabulary), HEADS))
+        counted = count_parameters(HeadedModel(config.build(vocabulary), HEADS))
     assert counted.backbone == backbone
     assert total is None or counted.total == total

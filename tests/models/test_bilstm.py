@@ -18,15 +18,14 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.bilstm import Bilstm, BilstmConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import layer_points
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import Recorder, layer_points
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.text.vocabulary import word_tokenizer
 from bertkit.text.word_vectors import read_word_vectors
-from bertkit.text.word_vocabulary import word_tokenizer
 
 HEAD = "sequence_classification"
 VOCABULARY = 37

@@ -8,7 +8,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
-from bertkit.models.growth import stacked
+from bertkit.models.conversion import stack_layers
 from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.recorder import Recorder
@@ -29,7 +29,7 @@ def shallow_model() -> HeadedModel:
 @torch.no_grad()
 def test_the_deep_model_applies_the_shallow_layers_over_and_over() -> None:
     shallow = shallow_model()
-    deep = stacked(shallow, BertConfig(num_hidden_layers=DEEP, **SIZES)).eval()
+    deep = stack_layers(shallow, BertConfig(num_hidden_layers=DEEP, **SIZES)).eval()
     batch = PackedBatch.from_ids([[2, 9, 14, 3], [2, 7, 3]])
     points = [f"blocks.{layer}.hook_resid_pre" for layer in range(DEEP)]
     recorder = Recorder([*points, f"blocks.{DEEP - 1}.hook_resid_post"])
@@ -46,7 +46,7 @@ def test_the_deep_model_applies_the_shallow_layers_over_and_over() -> None:
 @torch.no_grad()
 def test_embeddings_heads_and_pooler_are_kept() -> None:
     shallow = shallow_model()
-    deep = dict(stacked(shallow, BertConfig(num_hidden_layers=2 * SHALLOW, **SIZES)).named_parameters())
+    deep = dict(stack_layers(shallow, BertConfig(num_hidden_layers=2 * SHALLOW, **SIZES)).named_parameters())
     kept = {name: value for name, value in shallow.named_parameters() if "layers." not in name}
     assert {name.partition(".")[0] for name in kept} == {"encoder", "masked_lm", "next_sentence", "pooler"}
     for name, value in kept.items():
@@ -56,7 +56,7 @@ def test_embeddings_heads_and_pooler_are_kept() -> None:
 def test_the_shallow_model_stays_as_it_was() -> None:
     shallow = shallow_model()
     before = {name: value.clone() for name, value in shallow.state_dict().items()}
-    deep = stacked(shallow, BertConfig(num_hidden_layers=DEEP, **SIZES))
+    deep = stack_layers(shallow, BertConfig(num_hidden_layers=DEEP, **SIZES))
     with torch.no_grad():
         for parameter in deep.parameters():
             parameter.zero_()
@@ -69,7 +69,7 @@ def test_the_shallow_model_stays_as_it_was() -> None:
 )
 def test_nothing_but_the_depth_can_grow(config: BertConfig) -> None:
     with pytest.raises(UsageError, match=r"model\.num_hidden_layers"):
-        stacked(shallow_model(), config)
+        stack_layers(shallow_model(), config)
 
 
 def test_a_family_whose_layers_differ_is_refused() -> None:
@@ -77,4 +77,4 @@ def test_a_family_whose_layers_differ_is_refused() -> None:
     shallow = HeadedModel(ModernBertConfig(num_hidden_layers=2, **sizes).build(31), ["masked_lm"])
     shallow.initialise(0)
     with pytest.raises(UsageError, match="cannot be stacked"):
-        stacked(shallow, ModernBertConfig(num_hidden_layers=4, **sizes))
+        stack_layers(shallow, ModernBertConfig(num_hidden_layers=4, **sizes))

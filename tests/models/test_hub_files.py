@@ -22,8 +22,8 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, find_model, load_model, save_model
 from bertkit.models.labels import Labels
+from bertkit.models.model_files import weights_hash
 from bertkit.models.roberta import RobertaConfig
-from bertkit.models.weight_files import weights_hash
 from bertkit.text.tokenizer_files import load_tokenizer
 
 SIZES = {

@@ -239,7 +239,7 @@ def test_layers_go_with_the_heads_that_they_lack() -> None:
         ({0: [0, 1, 2, 3, 4]}, "layer 0 would have none of its 5 heads left.*method.layers"),
         ({3: [0]}, "layer 3 is not there.*from 0 to 2"),
         ({1: [5]}, "layer 1 has no head 5.*from 0 to 4"),
-        ({1: [2]}, "layer 1: head 2 is gone already"),
+        ({1: [2]}, "layer 1: head 2 is pruned already"),
     ],
 )
 def test_heads_that_cannot_go_are_named_and_nothing_is_changed(chosen: dict[int, list[int]], told: str) -> None:

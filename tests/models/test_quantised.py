@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.models.attention import one_by_one
+from bertkit.models.attention import project_separately
 from bertkit.models.bert import BertConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
@@ -23,16 +23,16 @@ from bertkit.models.hub import load_model, save_model
 from bertkit.models.int8 import (
     LEVELS,
     STEPS,
-    Joint,
+    JointProjection,
     QuantisedEmbedding,
     QuantisedLinear,
     StaticLinear,
     pair_limit,
     quantise_rows,
+    round_to,
 )
 from bertkit.models.low_bit import LowBitLinear, codes_of, pack_bits, packed_bytes, row_groups, unpack_bits
 from bertkit.models.quantised import quantise
-from bertkit.models.quantised_part import round_to
 
 IDS = [[2, 9, 31, 7, 3], [2, 3], [2, 14, 15, 9, 26, 5, 3]]
 
@@ -139,8 +139,8 @@ def test_joint_maps_give_what_each_map_gives(quantised: HeadedModel) -> None:
     """Queries, keys and values as one product are the three products, for all tokens and for one alone."""
     apart = copy.deepcopy(quantised)
     for layer in apart.encoder.layers:  # type: ignore[union-attr]  # a BERT's
-        assert isinstance(layer.attention.together, Joint)  # type: ignore[union-attr]
-        layer.attention.together = one_by_one  # type: ignore[union-attr]
+        assert isinstance(layer.attention.projection, JointProjection)  # type: ignore[union-attr]
+        layer.attention.projection = project_separately  # type: ignore[union-attr]
     assert torch.equal(logits(quantised, IDS), logits(apart, IDS))
     assert torch.equal(logits(quantised, IDS, "masked_lm"), logits(apart, IDS, "masked_lm"))
     loosened = copy.deepcopy(quantised)

@@ -18,8 +18,8 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
+from bertkit.models.int8 import QuantisedModule
 from bertkit.models.quantised import quantise
-from bertkit.models.quantised_part import QuantisedPart
 
 BOUND = 0.02
 """A root mean square as a share of the floats'; weights are large, states as a norm leaves them."""
@@ -32,7 +32,9 @@ VARIANTS = [CASES["albert-groups"], CASES["mobilebert-no-bottleneck"], CASES["lo
 def left_as_they_are(model: nn.Module) -> list[str]:
     kinds = (nn.Linear, nn.Embedding)
     return [
-        name for name, part in model.named_modules() if isinstance(part, kinds) and not isinstance(part, QuantisedPart)
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, kinds) and not isinstance(part, QuantisedModule)
     ]
 
 
@@ -55,7 +57,7 @@ def test_a_family_is_near_its_floats_and_loads_as_it_was(case: Case, tmp_path: P
         logits = [model.logits(head, states, batch) for model, states in ((plain, expected), (again, read))]
     agreement.add("hidden", expected, read)
     agreement.add(head, *logits)
-    assert agreement.faults == []
+    assert agreement.errors == []
     assert all(difference > 0 for difference in agreement.differences.values())
     assert torch.equal(found, read)
 

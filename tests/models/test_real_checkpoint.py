@@ -140,7 +140,7 @@ def test_dense_and_normalising_steps_follow_the_pooling(tmp_path: Path) -> None:
     assert vectors_BE.shape == (3, 7)
     torch.testing.assert_close(vectors_BE.norm(dim=-1), torch.ones(3))
     pooled = SentenceModel(model.model)(PackedBatch.from_ids(IDS))
-    linear = model.behind[0].linear
+    linear = model.after_pooling[0].linear
     expected = torch.nn.functional.normalize(torch.tanh(pooled @ linear.weight.T + linear.bias), dim=-1)
     torch.testing.assert_close(vectors_BE, expected)
 

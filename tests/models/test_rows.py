@@ -42,7 +42,7 @@ def gradients(model: HeadedModel, states_MD: Tensor) -> dict[str, Tensor]:
 def test_some_tokens_have_the_states_and_gradients_of_all(family: str) -> None:
     model = small(family)
     batch = PackedBatch.from_ids(SEQUENCES)
-    some, every = model.encoder.rows(batch, INDEX_M), model(batch).index_select(0, INDEX_M)
+    some, every = model.encoder.forward_tokens(batch, INDEX_M), model(batch).index_select(0, INDEX_M)
     torch.testing.assert_close(some, every, rtol=1e-5, atol=1e-6)
     ours, theirs = gradients(model, some), gradients(model, every)
     assert ours.keys() == theirs.keys()
@@ -55,5 +55,5 @@ def test_the_last_feed_forward_layer_sees_these_tokens_only(family: str) -> None
     model = small(family)
     seen: list[int] = []
     model.encoder.layers[-1].feed_forward.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0]))
-    model.encoder.rows(PackedBatch.from_ids(SEQUENCES), INDEX_M)
+    model.encoder.forward_tokens(PackedBatch.from_ids(SEQUENCES), INDEX_M)
     assert seen == [INDEX_M.numel()]

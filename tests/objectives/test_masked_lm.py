@@ -18,7 +18,7 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import HeadedModel
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Ngrams, Phrases, Spans, Tokens, Words
 from bertkit.text.tokenizer import Tokenizer
@@ -129,7 +129,7 @@ def test_max_predictions_caps_the_count() -> None:
 def test_the_loss_is_cross_entropy_at_the_targets_over_the_full_vocabulary() -> None:
     """Against the plain formula on all T positions."""
     config = BertConfig(hidden_size=22, num_hidden_layers=1, num_attention_heads=2, intermediate_size=30)
-    model = PretrainingModel(config.build(VOCABULARY_SIZE), ["masked_lm"])
+    model = HeadedModel(config.build(VOCABULARY_SIZE), ["masked_lm"])
     model.initialise(0)
     batch = PackedBatch.from_samples(corrupted(made_samples([40, 13, 27])))
     hidden_TD = model.eval()(batch)

@@ -19,7 +19,7 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.stream import corrupted
 from bertkit.models.electra import ElectraConfig
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import HeadedModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import pretraining_model
@@ -55,7 +55,7 @@ def spoilt(before: Samples, objectives: list[Objective], seed: int = 1) -> Sampl
     return corrupted(before, objectives, VOCABULARY, Draw(seed))
 
 
-def made_model(objectives: list[Objective]) -> PretrainingModel:
+def made_model(objectives: list[Objective]) -> HeadedModel:
     """With weights so large that predictions differ from token to token."""
     model = pretraining_model(CONFIG, objectives, VOCABULARY_SIZE)
     model.initialise(3)
@@ -67,7 +67,7 @@ def made_model(objectives: list[Objective]) -> PretrainingModel:
 
 
 @torch.no_grad()
-def detection_logits(model: PretrainingModel, batches: list[PackedBatch]) -> torch.Tensor:
+def detection_logits(model: HeadedModel, batches: list[PackedBatch]) -> torch.Tensor:
     parts = [model.token_logits("replaced_token", model(each))[each.targets[TERM].index_M] for each in batches]
     return torch.cat(parts).squeeze(-1)
 

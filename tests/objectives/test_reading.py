@@ -11,8 +11,8 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.models.bert import BertConfig
+from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import encode, pretraining_model, states
@@ -53,7 +53,7 @@ def batch_for(objectives: Sequence[Objective]) -> PackedBatch:
 
 
 def losses_and_gradients(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch
+    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     model.zero_grad()
     readings = encode(model, objectives, batch)

@@ -25,9 +25,9 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.roberta import RobertaConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import encode, masked_lm_of, pretraining_model
@@ -63,7 +63,7 @@ def objectives(*, weight: float = 50.0, size: float = 0.5, tie: Tie = "embedding
     return MASKED, ReplacedToken(weight=weight, generator_size=size, tie=tie)
 
 
-def made_model(of: tuple[Objective, ...], config: EncoderConfig = CONFIG, *, large: bool = True) -> PretrainingModel:
+def made_model(of: tuple[Objective, ...], config: EncoderConfig = CONFIG, *, large: bool = True) -> HeadedModel:
     """With weights so large that predictions differ from position to position, where asked."""
     model = pretraining_model(config, of, VOCABULARY)
     model.initialise(3)
@@ -90,7 +90,7 @@ def batch_of(of: tuple[Objective, ...]) -> PackedBatch:
     return PackedBatch.from_samples(corrupted(of))
 
 
-def generator_of(model: PretrainingModel) -> PretrainingModel:
+def generator_of(model: HeadedModel) -> HeadedModel:
     found = model.companion("generator")
     assert found is not None
     return found
@@ -162,7 +162,7 @@ def test_a_drawn_token_equal_to_the_original_counts_as_original() -> None:
     assert 0 < int(replaced_T.sum()) < targets.count
 
 
-def gradients(weight: float, tie: Tie, batch: PackedBatch) -> tuple[PretrainingModel, dict[str, torch.Tensor]]:
+def gradients(weight: float, tie: Tie, batch: PackedBatch) -> tuple[HeadedModel, dict[str, torch.Tensor]]:
     """Of all parameters, by name, for one weight of the detection."""
     of = objectives(weight=weight, tie=tie)
     model = made_model(of)

@@ -17,8 +17,8 @@ from bertkit.data.samples import Samples, Targets
 from bertkit.errors import UsageError
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
-from bertkit.models.hub import find_model, load_pretraining_model, save_model
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import find_model, load_model, save_model
 from bertkit.models.registry import FAMILIES
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Ngrams, Spans, Tokens
@@ -52,8 +52,8 @@ def spans_of(samples: Samples) -> list[list[int]]:
     return spans
 
 
-def model_of(config: BertConfig | AlbertConfig, heads: tuple[str, ...] = ("span_boundary",)) -> PretrainingModel:
-    model = PretrainingModel(config.build(VOCABULARY_SIZE), heads)
+def model_of(config: BertConfig | AlbertConfig, heads: tuple[str, ...] = ("span_boundary",)) -> HeadedModel:
+    model = HeadedModel(config.build(VOCABULARY_SIZE), heads)
     model.initialise(3)
     for parameter in model.parameters():  # biases too, so that each one counts
         parameter.data.add_(torch.linspace(-0.05, 0.05, parameter.numel()).reshape(parameter.shape))
@@ -145,8 +145,8 @@ def test_the_paper_widths_make_the_papers_head() -> None:
     """Of BERT base, cased: 2 x 768 + 200 in, 768, 768 out, 20 places, and a bias for every word."""
     with torch.device("meta"):
         config = BertConfig()
-        plain = PretrainingModel(config.build(28_996), ["masked_lm"])
-        both = PretrainingModel(config.build(28_996), ["masked_lm", "span_boundary"])
+        plain = HeadedModel(config.build(28_996), ["masked_lm"])
+        both = HeadedModel(config.build(28_996), ["masked_lm", "span_boundary"])
     size = sum(each.numel() for each in both.parameters()) - sum(each.numel() for each in plain.parameters())
     assert size == 20 * 200 + (1736 * 768 + 768) + (768 * 768 + 768) + 2 * 2 * 768 + 28_996
 
@@ -172,7 +172,7 @@ def test_the_head_is_saved_and_read_back(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=VOCABULARY_SIZE, lowercase=True), english(80))
     model = model_of(BertConfig(**SIZES), ("masked_lm", "span_boundary"))
     save_model(model, tokenizer, tmp_path / "model")
-    again, _ = load_pretraining_model(find_model(str(tmp_path / "model")), heads=["masked_lm", "span_boundary"])
+    again, _ = load_model(find_model(str(tmp_path / "model")), heads=["masked_lm", "span_boundary"])
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
 

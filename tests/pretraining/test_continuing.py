@@ -99,7 +99,7 @@ def test_a_new_vocabulary_is_learnt_logged_and_starts_with_the_shared_rows(
     (expected,) = [record.getMessage() for record in caplog.records if "new vocabulary of" in record.getMessage()]
     pieces = new.backend.get_vocab()
     known = [piece for piece in pieces if old.id(piece) is not None]
-    assert f"112 pieces: {len(known)} are" in expected
+    assert f"112 tokens: {len(known)} are" in expected
     assert len(pieces) > len(known) > 50
     before, after = (load_file(path / "model.safetensors")[WORDS] for path in (home / "bert", finished.run.model))
     new_rows, old_rows = after[[pieces[piece] for piece in known]], before[[old.id(piece) for piece in known]]

@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 def test_transformers_loads_the_result_and_gives_the_same_logits(finished: tuple[Path, dict[str, Any]]) -> None:
     transformers = pytest.importorskip("transformers")
     from bertkit.data.batch import PackedBatch
-    from bertkit.models.hub import load_pretraining_model
+    from bertkit.models.hub import load_model
 
     directory, _ = finished
     model_directory = directory / "run" / "model"
@@ -47,7 +47,7 @@ def test_transformers_loads_the_result_and_gives_the_same_logits(finished: tuple
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_directory)
     encoded = tokenizer("The cat reads a list.", "A word holds [MASK].", return_tensors="pt")
     expected = oracle.eval()(**encoded)
-    model, _ = load_pretraining_model(model_directory)
+    model, _ = load_model(model_directory)
     batch = PackedBatch.from_ids(encoded["input_ids"].tolist(), encoded["token_type_ids"].tolist())
     hidden_TD = model.eval()(batch)
     torch.testing.assert_close(model.masked_lm_logits(hidden_TD), expected.prediction_logits[0], rtol=1e-5, atol=1e-5)

@@ -54,7 +54,7 @@ def test_a_folder_of_both_gives_both_and_pairs_are_those_of_the_suite(tmp_path: 
     request = request_for(tmp_path, data)
     probed = score(request)
     assert probed.run is not None
-    assert not verify_run(probed.run.path).faults
+    assert not verify_run(probed.run.path).errors
     names = {path.name for path in (probed.run.path / "figures").iterdir()}
     assert names == {"diagnostics.png", "diagnostics.svg", "minimal_pairs.png", "minimal_pairs.svg"}
     summary = probed.results["summary"]

@@ -54,7 +54,7 @@ def test_a_run_on_text_holds_every_head_and_does_not_depend_on_the_batch(
     text = write_sentences(tmp_path / "text.txt")
     probed = run_heads(request_for(tmp_path, text), sentences=20, score_sentences=9)
     assert probed.run is not None
-    assert not verify_run(probed.run.path).faults
+    assert not verify_run(probed.run.path).errors
     names = {path.name for path in (probed.run.path / "figures").iterdir()}
     assert names == {"heads.png", "heads.svg", "pruning.png", "pruning.svg"}
     summary = probed.results["summary"]

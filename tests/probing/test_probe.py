@@ -99,7 +99,7 @@ def test_findings_become_tables_figures_and_sentences(tmp_path: Path) -> None:
     assert run.results is not None
     assert run.results["summary"] == {"value": 0.5, "values": [0, 1, 2], "none": None}
     assert (run.record["kind"], run.status) == ("probe", "done")
-    assert not verify_run(run.path).faults
+    assert not verify_run(run.path).errors
     assert list(probed.document) == ["kind", "model", "run", "summary", "definitions"]
     assert probed.document["run"] == str(run.path)
 

@@ -12,7 +12,7 @@ import torch
 
 from bertkit.errors import DataError
 from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.hook_points import FINAL_NORM, layer_points, survey
+from bertkit.models.recorder import FINAL_NORM, layer_points, recordable_points
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.probing.states import layer_states
 from tests.models.oracle import Case, Inputs, all_cases, ask_oracle, make_inputs, make_twins
@@ -120,7 +120,7 @@ def test_a_words_state_is_the_mean_of_its_tokens() -> None:
 def test_a_survey_records_nothing_and_changes_nothing() -> None:
     model, sentences = tiny_model(tiny_tokenizer()), encoded_texts()
     before = model(packed(sentences))
-    shapes = survey(model, packed(sentences))
+    shapes = recordable_points(model, packed(sentences))
     assert torch.equal(model(packed(sentences)), before)
     tokens, longest = sum(each.ids_T.size for each in sentences), max(each.ids_T.size for each in sentences)
     assert shapes["blocks.1.attn.hook_pattern"] == (len(TEXTS), 2, longest, longest)

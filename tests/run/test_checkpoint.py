@@ -26,7 +26,7 @@ import bertkit.run.checkpoint as module
 from bertkit.errors import DataError
 from bertkit.files import sha256_of
 from bertkit.run.checkpoint import (
-    checkpoint_faults,
+    checkpoint_errors,
     list_checkpoints,
     load_checkpoint,
     load_newest_checkpoint,
@@ -205,7 +205,7 @@ def test_all_damaged_is_an_error_that_names_each(tmp_path: Path) -> None:
 def test_a_manifest_of_any_shape_is_a_fault_not_a_crash(tmp_path: Path, manifest: dict[str, Any]) -> None:
     save_steps(tmp_path, 10)
     (tmp_path / "step-00000010" / "manifest.json").write_text(json.dumps(manifest))
-    assert checkpoint_faults(tmp_path / "step-00000010")
+    assert checkpoint_errors(tmp_path / "step-00000010")
 
 
 def test_the_damaged_step_is_written_anew_when_training_reaches_it_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import DataError
-from bertkit.run.metrics import MetricsLog, last_metrics, metrics_faults, read_metrics
+from bertkit.run.metrics import MetricsLog, last_metrics, metrics_errors, read_metrics
 
 
 def figures(step: int) -> dict[str, float]:
@@ -51,7 +51,7 @@ def test_resumed_however_often_the_file_equals_the_one_never_stopped(
         for step in range(start + 1, total + 1):
             metrics.log(step, figures(step))
     assert path.read_bytes() == straight.read_bytes()
-    assert metrics_faults(path) == []
+    assert metrics_errors(path) == []
 
 
 def test_a_start_from_nothing_drops_step_zero_too(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_every_line_is_strict_json_even_where_training_diverged(tmp_path: Path) 
 def test_a_step_may_be_logged_in_parts_but_no_figure_twice(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 2}\n{"step": 1, "tokens": 5, "held_out_loss": 3}\n{"step": 2, "loss": 1}\n')
-    assert metrics_faults(path) == []
+    assert metrics_errors(path) == []
     with path.open("a") as file:
         file.write('{"step": 2, "lr": 1}\n{"step": 2, "loss": 1}\n{"step": 1, "x": 1}\nnoise\n{"step": "3"}\n{"st')
-    found = metrics_faults(path)
+    found = metrics_errors(path)
     assert [fault.split(": ")[0].rsplit(" ", 1)[1] for fault in found] == ["5", "6", "7", "8"]
     assert "loss a second time" in found[0]
 

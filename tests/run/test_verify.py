@@ -28,14 +28,14 @@ FILES = [
 
 def test_a_whole_run_has_no_fault_and_says_what_was_not_checked(tmp_path: Path) -> None:
     report = verify_run(finished_run(tmp_path).path)
-    report.raise_for_faults()
+    report.raise_for_errors()
     verdicts = {check.name: check.verdict for check in report.checks}
     assert verdicts.pop("shards") == "not checked"
     assert set(verdicts.values()) == {"ok"}
 
 
 def test_a_stopped_run_without_checkpoints_is_no_fault(tmp_path: Path) -> None:
-    verify_run(stopped_run(tmp_path).path).raise_for_faults()
+    verify_run(stopped_run(tmp_path).path).raise_for_errors()
 
 
 def cut(path: Path) -> None:
@@ -55,9 +55,9 @@ def test_any_harm_to_any_sealed_file_is_found_and_named(
     run = finished_run(tmp_path)
     harm(run.path / name)
     report = verify_run(run.path)
-    assert len(report.faults) == 1
+    assert len(report.errors) == 1
     with pytest.raises(CheckError) as caught:
-        report.raise_for_faults()
+        report.raise_for_errors()
     assert str(run.path / name) in str(caught.value)
     assert caught.value.exit_code == 5
 
@@ -68,9 +68,9 @@ def test_a_broken_environment_metrics_and_latest_are_found(tmp_path: Path) -> No
     with run.metrics.open("a") as file:
         file.write('{"step": 2, "loss": 1}\n')
     (run.checkpoints / "latest").write_text("step-00000001\n")
-    faults = verify_run(run.path).faults
-    assert len(faults) == 3
-    for part, fault in zip(("environment.json", "line 6: step 2 after step 5", "latest"), faults, strict=True):
+    errors = verify_run(run.path).errors
+    assert len(errors) == 3
+    for part, fault in zip(("environment.json", "line 6: step 2 after step 5", "latest"), errors, strict=True):
         assert part in fault
 
 

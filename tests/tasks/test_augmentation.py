@@ -31,8 +31,7 @@ from bertkit.tasks.augmentation.masked_lm import MaskedLMAugmenter
 from bertkit.tasks.augmentation.word_classes import WordClasses, learnt_classes, read_tags
 from bertkit.tasks.augmentation.words import CutText
 from bertkit.tasks.encoding import SequenceEncoder
-from bertkit.tasks.examples import TextExample
-from bertkit.text.masked import MaskedText
+from bertkit.tasks.examples import MaskedText, TextExample
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer

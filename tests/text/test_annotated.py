@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bertkit.data.tokenizing import tokenize_block
 from bertkit.errors import DataError, UsageError
-from bertkit.text.annotated import BEGINS, FATES, INSIDE, AnnotatedLine, Span, annotated_lines
+from bertkit.text.annotated import BEGINS, INSIDE, OUTCOMES, AnnotatedLine, Span, annotated_lines
 from bertkit.text.readers import Part
 from bertkit.text.sources import SourceOptions, open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
@@ -65,7 +65,7 @@ def test_spans_have_exactly_the_tokens_that_overlap_them(tokenizer: Tokenizer, s
     assert block.spans is not None
     ranges = found_spans(block.spans.marks_T)
     assert len(ranges) == len(wanted)
-    assert block.spans.fates_FC.tolist() == [[4, 0, 0, 0]]
+    assert block.spans.outcomes_FC.tolist() == [[4, 0, 0, 0]]
     whole: list[tuple[int, int]] = []
     texts = ["The reader of Hong Kong walks.  A value is read.", "Numbers of the Hong Kong file? Yes!"]
     if segments == "sentence":
@@ -90,30 +90,30 @@ def test_every_span_has_one_fate_and_none_is_lost_uncounted(data: st.DataObject)
     block = tokenize_block(_WORDPIECE, "sentence", parts_of(text, *spans), len(spans))
     assert block.spans is not None
     assert block.spans.marks_T.size == block.ids_T.size
-    assert block.spans.fates_FC.sum(axis=1).tolist() == [len(listed) for listed in spans]
+    assert block.spans.outcomes_FC.sum(axis=1).tolist() == [len(listed) for listed in spans]
     for field in range(len(spans)):
-        assert len(found_spans(block.spans.marks_T, field)) == block.spans.fates_FC[field, 0]
+        assert len(found_spans(block.spans.marks_T, field)) == block.spans.outcomes_FC[field, 0]
 
 
 _WORDPIECE = train_tokenizer(TokenizerConfig(vocab_size=60, min_frequency=1), ["a b ab X . aXb ba"])
 
 
-def fates(text: str, spans: list[Span], segments: str = "sentence") -> dict[str, int]:
+def outcomes(text: str, spans: list[Span], segments: str = "sentence") -> dict[str, int]:
     block = tokenize_block(_WORDPIECE, segments, parts_of(text, spans), 1)
     assert block.spans is not None
-    return {fate: n for fate, n in zip(FATES, block.spans.fates_FC[0].tolist(), strict=True) if n}
+    return {fate: n for fate, n in zip(OUTCOMES, block.spans.outcomes_FC[0].tolist(), strict=True) if n}
 
 
 def test_what_becomes_of_spans_is_counted_by_reason() -> None:
     text = "ab a. X ba\nb b"
-    assert fates(text, [(0, 2), (6, 10)]) == {"kept": 2}
-    assert fates(text, [(3, 7)]) == {"across_segments": 1}  # over the end of a sentence
-    assert fates(text, [(3, 7)], "line") == {"kept": 1}
-    assert fates(text, [(8, 12)], "line") == {"across_segments": 1}
-    assert fates(text, [(5, 6), (10, 11)]) == {"without_token": 2}  # blanks
-    assert fates("a \u200b b", [(2, 3)]) == {"without_token": 1}
-    assert fates(text, [(0, 4), (0, 2), (0, 4)]) == {"kept": 1, "overlapping": 2}
-    assert fates(text, [(0, 3), (4, 6)]) == {"kept": 2}  # blanks at the ends do not count
+    assert outcomes(text, [(0, 2), (6, 10)]) == {"kept": 2}
+    assert outcomes(text, [(3, 7)]) == {"across_segments": 1}  # over the end of a sentence
+    assert outcomes(text, [(3, 7)], "line") == {"kept": 1}
+    assert outcomes(text, [(8, 12)], "line") == {"across_segments": 1}
+    assert outcomes(text, [(5, 6), (10, 11)]) == {"without_token": 2}  # blanks
+    assert outcomes("a \u200b b", [(2, 3)]) == {"without_token": 1}
+    assert outcomes(text, [(0, 4), (0, 2), (0, 4)]) == {"kept": 1, "overlapping": 2}
+    assert outcomes(text, [(0, 3), (4, 6)]) == {"kept": 2}  # blanks at the ends do not count
 
 
 def test_of_spans_that_overlap_the_longest_stays_and_of_equals_the_first() -> None:

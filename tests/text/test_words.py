@@ -73,7 +73,7 @@ def test_a_vocabulary_that_marks_no_words_is_refused() -> None:
     none = Backend(models.WordLevel(pieces, unk_token="[UNK]"))
     none.pre_tokenizer, none.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     unmarked = Backend(models.WordLevel(pieces, unk_token="[UNK]"))
-    for backend, why in ((every, "every piece"), (none, "no piece"), (unmarked, "does not mark")):
+    for backend, why in ((every, "every token"), (none, "no token"), (unmarked, "does not mark")):
         backend.add_special_tokens([AddedToken(token, special=True) for token in roles.values()])
         with pytest.raises(UsageError, match=why) as fault:
             WordMarks.of(Tokenizer(backend, roles))

@@ -16,8 +16,8 @@ from torch import nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
+from bertkit.models.headed import HeadedModel
 from bertkit.models.mobilebert import MobileBertConfig
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.pretraining.recipe import PretrainingOptimisation
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import read_tree
@@ -70,7 +70,7 @@ class Tiny(nn.Module):
         self.double()
 
 
-def small_bert() -> PretrainingModel:
+def small_bert() -> HeadedModel:
     config = BertConfig(
         hidden_size=12,
         num_hidden_layers=2,
@@ -78,7 +78,7 @@ def small_bert() -> PretrainingModel:
         intermediate_size=20,
         max_position_embeddings=9,
     )
-    model = PretrainingModel(config.build(31), ["masked_lm", "next_sentence"])
+    model = HeadedModel(config.build(31), ["masked_lm", "next_sentence"])
     model.initialise(3)
     return model
 
@@ -314,7 +314,7 @@ def test_muon_orthogonalises_the_momentum_of_matrices_and_leaves_the_rest_to_ada
     ],
 )
 def test_muons_matrices_are_those_of_layers(config: AlbertConfig | MobileBertConfig, outside: str) -> None:
-    model = PretrainingModel(config.build(31), ["masked_lm"])
+    model = HeadedModel(config.build(31), ["masked_lm"])
     chosen = {id(matrix) for matrix in hidden_matrices(model)}
     names = {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
     layers = {f"encoder.{name}.weight" for name, part in model.encoder.named_modules() if isinstance(part, nn.Linear)}

@@ -14,8 +14,8 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.models.bert import BertConfig
 from bertkit.models.dropout import dropout
+from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.pretraining.loss_terms import ObjectiveTerms
@@ -38,7 +38,7 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(TokenizerConfig(vocab_size=90, min_frequency=1), TEXT)
 
 
-def small_model(vocab_size: int, *, dropout: float = 0.0, seed: int = 0) -> PretrainingModel:
+def small_model(vocab_size: int, *, dropout: float = 0.0, seed: int = 0) -> HeadedModel:
     config = BertConfig(
         hidden_size=30,
         num_hidden_layers=2,
@@ -48,7 +48,7 @@ def small_model(vocab_size: int, *, dropout: float = 0.0, seed: int = 0) -> Pret
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    model = PretrainingModel(config.build(vocab_size), ["masked_lm", "next_sentence"])
+    model = HeadedModel(config.build(vocab_size), ["masked_lm", "next_sentence"])
     model.initialise(seed)
     return model
 
@@ -64,7 +64,7 @@ def corrupted(step: int, vocab_size: int, lengths: list[int] | None = None) -> S
     return MaskedLM().corrupt(samples, vocabulary(vocab_size), Draw(step))
 
 
-def step_of(model: PretrainingModel, optimizer: AdamWConfig) -> Step:
+def step_of(model: HeadedModel, optimizer: AdamWConfig) -> Step:
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     return Step.plain(model, optimizer.build(model), engine, optimizer.clip_norm)
 

@@ -22,11 +22,11 @@ def fill(
 ) -> None:
     """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
     from bertkit.models.fill_mask import fill_masks
-    from bertkit.models.hub import find_model, load_pretraining_model
+    from bertkit.models.hub import find_model, load_model
     from bertkit.text.tokenizer_files import load_tokenizer
 
     directory = find_model(model_or_default(model), offline=common.offline)
-    loaded, report = load_pretraining_model(directory)
+    loaded, report = load_model(directory)
     console.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
     filled = fill_masks(loaded, load_tokenizer(directory), texts, top=top)
     if common.as_json:

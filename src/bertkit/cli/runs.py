@@ -118,10 +118,10 @@ def verify(run: RunName, *, common: Output) -> None:
     report = verify_run(find_run(run, runs_root()).path)
     checks = [asdict(check) for check in report.checks]
     if common.as_json:
-        result({"run": report.path, "ok": not report.faults, "checks": checks}, as_json=True)
+        result({"run": report.path, "ok": not report.errors, "checks": checks}, as_json=True)
     else:
         console.table(("part", "verdict", ""), [(c.name, c.verdict, c.detail) for c in report.checks])
-    report.raise_for_faults()
+    report.raise_for_errors()
     if not common.as_json:
         result(report.path)
 

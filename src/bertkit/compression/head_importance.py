@@ -30,8 +30,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import of_layers, point_shapes
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import Recorder, of_layers, point_shapes
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]

@@ -28,9 +28,8 @@ from torch.nn import functional
 
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticLinear
+from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticLinear, levels_of, round_to
 from bertkit.models.quantised import METHOD, QUANTISATION, replace_parts
-from bertkit.models.quantised_part import levels_of, round_to
 from bertkit.training.method import Method, TrainingData
 
 _SMALLEST_ROW = 1e-30

@@ -1,8 +1,7 @@
 """The one batch format: tokens of all sequences end to end, no padding between the embedding and the head.
 
-Attention alone knows where sequences end. For torch's scaled dot-product attention, which wants rectangles, the
-sequences are gathered by length into a few blocks; which rows go where is worked out here, once a batch, outside the
-step.
+Attention alone knows where sequences end. For torch's scaled dot-product attention, which needs rectangles, sequences
+are gathered by length into a few blocks; the indices are computed here, once a batch, outside the step.
 
     ids_T          [CLS] the cat [SEP] [CLS] a [MASK] returns a list [SEP]
     cu_seqlens_B1  0                   4                                  11
@@ -14,8 +13,10 @@ tokens.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ class AttentionBlock:
 
     Attributes:
         sequences, length: b and S.
-        mask_b11S: true at real tokens; None where no row is padded.
-        causal_b: sequences whose tokens see only themselves and those before them; None where there are none.
+        mask_b11S: true at real tokens; None without padding.
+        causal_b: sequences whose tokens attend only to themselves and those before them; None if there are none.
     """
 
     sequences: int
@@ -47,16 +48,16 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Where sequences begin and end, and how attention gathers them into blocks.
+    """The bounds of sequences, and how attention gathers them into blocks.
 
     Attributes:
-        cu_seqlens_B1: int32, where each sequence starts, and T.
+        cu_seqlens_B1: int32, the start of each sequence, and T.
         max_length: of the longest sequence.
         blocks: the rectangles, longest first.
-        gather_P: for each cell of the blocks, row after row, the packed token that stands there (any token where the
-            cell is padding); None where the packed order is already that of one unpadded block.
+        gather_P: for each cell of the blocks, row by row, its packed token (any token if the cell is padding); None if
+            the packed order is that of one unpadded block.
         scatter_T: for each packed token, its cell in the blocks.
-        causal_B: as given; None where no sequence is causal.
+        causal_B: as given; None if no sequence is causal.
     """
 
     cu_seqlens_B1: Tensor
@@ -71,7 +72,7 @@ class PackedSequences:
         return self.cu_seqlens_B1.numel() - 1
 
     def as_one_block(self) -> PackedSequences:
-        """The same sequences in one block, in their own order: for those who want to see all attention maps at once."""
+        """The same sequences in one block, in their own order, to record all attention maps at once."""
         device = self.cu_seqlens_B1.device
         lengths_B = self.cu_seqlens_B1.diff().cpu().numpy()
         return PackedSequences.from_lengths(lengths_B, shortest_share=0.0, causal_B=self.causal_B).to(device)
@@ -88,8 +89,8 @@ class PackedSequences:
 
         Args:
             lengths: tokens of each sequence.
-            shortest_share: a block takes in sequences of at least this share of its longest one's length; with 0 there
-                is one block, in the order of the sequences.
+            shortest_share: a block holds sequences of at least this share of its longest one's length; with 0 there is
+                one block, in the order of the sequences.
         """
         lengths_B = np.asarray(lengths, dtype=np.int64)
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
@@ -174,15 +175,15 @@ class TokenTargets:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """What a model reads and an objective compares with.
+    """The input of a model and the targets of objectives.
 
     Attributes:
         ids_T, token_types_T, positions_T: int64.
-        sequences: where sequences begin and end.
-        targets: what is to be predicted at tokens, by objective.
-        labels: per-sequence labels by objective, each of shape B.
-        global_T: bool, tokens that see and are seen by all of their sequence, for families whose other tokens see only
-            near ones; None leaves it to the family and its heads.
+        sequences: their bounds and blocks.
+        targets: of tokens, by objective.
+        labels: of sequences, by objective, each of shape B.
+        global_T: bool, tokens that attend to all of their sequence and are attended to by all, for families with
+            windowed attention; None: the family and its heads decide.
     """
 
     ids_T: Tensor
@@ -260,3 +261,10 @@ class PackedBatch:
 
 def _tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def sequence_keys(batch: PackedBatch) -> list[bytes]:
+    """16 bytes for each sequence of a batch: of its ids and token types."""
+    columns_T2 = np.stack([batch.ids_T.cpu().numpy(), batch.token_types_T.cpu().numpy()], axis=1)
+    ends = batch.sequences.cu_seqlens_B1.cpu().tolist()
+    return [hashlib.blake2b(columns_T2[start:end].tobytes(), digest_size=16).digest() for start, end in pairwise(ends)]

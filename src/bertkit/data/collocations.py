@@ -1,10 +1,11 @@
-"""What a corpus says of phrases: which collocations it holds, and which entries of a lexicon occur in it.
+"""Statistics of phrases in a corpus: its collocations, and which entries of a lexicon occur in it.
 
 Bouma 2009, "Normalized (pointwise) mutual information in collocation extraction": a sequence of n words is a
-collocation where ln(p(w1..wn) / (p(w1)...p(wn))) is a large share of its greatest value, -(n - 1) ln p(w1..wn). Counts
-are kept in bounded memory by lossy counting (Manku and Motwani 2002, "Approximate frequency counts over data streams"):
-when too many sequences are known, the rarest are forgotten, so that a count may fall short by the number of times that
-this happened. Words are known by hashes of their pieces; the pieces are read again where a sequence first stood.
+collocation if ln(p(w1..wn) / (p(w1)...p(wn))) is a large share of its greatest value, -(n - 1) ln p(w1..wn). Counts are
+kept in bounded memory by lossy counting (Manku and Motwani 2002, "Approximate frequency counts over data streams"):
+when there are too many sequences, the rarest are dropped, so that a count may be too low by the number of times that
+this happened. Words are identified by hashes of their tokens; the tokens are read again at a sequence's first
+occurrence.
 
 Shapes: T tokens of a chunk, W words of it, N sequences of words.
 """
@@ -73,7 +74,7 @@ class Collocations(Settings):
 
 
 def entries_seen(table: PhraseTable, shards: TokenShards, marks: WordMarks, read_tokens: int) -> NDArray[np.bool_]:
-    """Which entries of a list occur in the corpus, or in as much of it as is read.
+    """Which entries of a list occur in the corpus, or in the part of it that is read.
 
     Args:
         table: the list's phrases.
@@ -90,10 +91,10 @@ def entries_seen(table: PhraseTable, shards: TokenShards, marks: WordMarks, read
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of whole segments.
+    """Consecutive whole segments.
 
     Attributes:
-        ids_T: its tokens.
+        ids_T: their tokens.
         begins_T: tokens that begin a word.
         run_T: the number of each token's segment.
         start: the first token's place in the corpus.
@@ -135,7 +136,7 @@ class Chunk:
 
 
 def chunks(shards: TokenShards, marks: WordMarks, read_tokens: int) -> Iterator[Chunk]:
-    """The corpus in stretches of about a million tokens; of a larger one than asked for, every so manieth stretch."""
+    """The corpus in chunks of about a million tokens; of a larger one than `read_tokens`, every n-th."""
     segment_start_S1 = shards.segment_start_S1
     number = max(1, -(-shards.tokens // CHUNK_TOKENS))
     step = max(1, -(-shards.tokens // max(read_tokens, 1)))
@@ -155,10 +156,10 @@ class _Counts:
 
     Attributes:
         hash_N: of each sequence, ascending.
-        count_N: how often it was seen.
+        count_N: of its occurrences.
         parts_Nn: hashes of its n words.
-        place_N2: where it was seen first, from token to token.
-        forgotten: by how much counts may fall short.
+        place_N2: its first occurrence, from token to token.
+        forgotten: by how much counts may be too low.
     """
 
     def __init__(self) -> None:

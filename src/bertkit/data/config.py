@@ -1,7 +1,4 @@
-"""The data noun of a recipe: which text, cut into which samples.
-
-Shared by every pretraining recipe; what a sample looks like is its layout's business (see layouts/).
-"""
+"""The `data` section of a pretraining recipe: which text, cut into which samples (see layouts/)."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ class DataConfig(Settings):
         None,
         ge=1,
         description="How many fixed copies of the corpus are made, each with its own pairs and masks, used in turn,"
-        " one an epoch; null draws them anew in every epoch (dynamic masking).",
+        " one an epoch; null draws new ones in every epoch (dynamic masking).",
     )
     max_epochs: float | None = Field(
         None,

@@ -1,10 +1,10 @@
-"""The training stream of several languages: which language each sample is in, and its own stream.
+"""The training stream of several languages: which language each sample is in, and the streams of each.
 
-Devlin et al. 2019, multilingual BERT: a language is drawn with its smoothed share; languages.py reads the corpus. Which
-language a sample has is drawn without replacement from blocks of 65,536, in which every language has its exact number:
-the shares hold more closely than independent draws would have them, and a sample's number alone says what it is.
+Devlin et al. 2019, multilingual BERT: a language is drawn with its smoothed share; languages.py reads the corpus.
+Languages are drawn without replacement from blocks of 65,536, in which each has its exact number: the shares hold more
+closely than with independent draws, and a sample's number alone determines its language.
 
-Shapes: L languages, B samples asked for, K samples of a block.
+Shapes: L languages, B samples, K samples of a block.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ Integers = NDArray[np.int64]
 def training_and_held_out(
     data: DataConfig, shards: TokenShards, *, seed: int, stage: int, plans: Path | None
 ) -> tuple[SampleStream, SampleStream]:
-    """A stage's two streams of samples: of all languages where the shards have several.
+    """A stage's streams of training and held-out samples, of all languages of the shards.
 
-    Training has the smoothed shares of `data.language_smoothing`; held out are documents of every language, which come
-    in turn.
+    Training has the smoothed shares of `data.language_smoothing`; held out are documents of every language, in turn.
 
     Args:
         data: the stage's.
         shards: the corpus.
         seed: the recipe's.
         stage: its number.
-        plans: where plans of training epochs are kept.
+        plans: directory of the plans of training epochs.
 
     Raises:
-        DataError: if too little text is there to hold any out.
+        DataError: there is too little text to hold any out.
     """
     training = SampleSpec(seed, f"train/{stage}", data.layout, data.sequence_length, data.static_copies)
     held_out = SampleSpec(seed, f"held-out/{stage}", data.layout, data.sequence_length, 1)
@@ -82,8 +81,8 @@ def _split_language(
 ) -> tuple[Ranges, Ranges]:
     try:
         return split_documents(shards, held_out, seed, documents)
-    except DataError as fault:
-        raise DataError(f"data.languages.{name}: {fault}") from fault
+    except DataError as error:
+        raise DataError(f"data.languages.{name}: {error}") from error
 
 
 def quotas(shares_L: NDArray[np.float64], size: int) -> Integers:
@@ -96,13 +95,13 @@ def quotas(shares_L: NDArray[np.float64], size: int) -> Integers:
 
 
 class LanguageStream(SampleStream):
-    """The samples of several languages, mixed.
+    """The mixed samples of several languages.
 
     Args:
-        spec: of the mixture; its draws decide which language a sample has, and its corruption.
+        spec: of the mixture; its draws decide a sample's language and corruption.
         shards: of all languages.
         streams: of each language.
-        quota_L: how many samples of each a block has.
+        quota_L: the samples of each language in a block.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class LanguageStream(SampleStream):
             first, count = first + high - low, count - (high - low)
 
     def _drawn(self, block: int) -> Integers:
-        """The language of each sample of a block, (K,): every one as often as its quota says, in random order."""
+        """The language of each sample of a block, (K,): every one as often as its quota, in random order."""
         size = int(self.quota_L.sum())
         place_K = self.spec.draw.permuted("language", np.arange(size), size=size, epoch=block)
         return np.searchsorted(np.cumsum(self.quota_L), place_K, side="right").astype(np.int64)

@@ -2,9 +2,9 @@
 
 Devlin et al. 2019, multilingual BERT (google-research/bert, multilingual.md, "Data Source and Sampling"): a language
 with the share P of the text is drawn with a probability in proportion to P^S, S = 0.7, for the vocabulary and for
-training alike; no token says which language a text is in.
+training alike; no token marks a text's language.
 
-The languages stand one after another in the same shards, and the manifest says which documents are whose. Sibling
+The languages lie one after another in the same shards, and the manifest lists the documents of each. Sibling
 language_stream.py draws from them; it needs torch, which preparing text does not.
 
 Shapes: L languages.
@@ -24,16 +24,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.data.text_sample import TextSample
 from bertkit.errors import DataError
 from bertkit.progress import Progress, silent_progress
-from bertkit.text.sources import Block, Corpus, Position, open_corpus
+from bertkit.text.sources import Block, Corpus, Position, TextSample, open_corpus
 
 if TYPE_CHECKING:
     from bertkit.data.config import DataConfig
 
 LANGUAGES = "languages"
-"""The manifest's entry: name, first document and the one behind the last, of each language."""
+"""The manifest's entry: name, first document and the one after the last, of each language."""
 Integers = NDArray[np.int64]
 
 
@@ -49,7 +48,7 @@ class LanguageCorpus(Corpus):
 
     Attributes:
         names: of the languages.
-        ends: the reader behind each language's last.
+        ends: the reader after each language's last.
         smoothing: S.
     """
 
@@ -74,17 +73,17 @@ class LanguageCorpus(Corpus):
         find = bisect_right if position.parts else bisect_left
         return self.names[find(self.ends, position.reader)]
 
-    def sample_text(self, megabytes: float, progress: Progress | None = None) -> Iterator[str]:
+    def sample_text(self, megabytes: float, progress: Progress = silent_progress) -> Iterator[str]:
         """Lines of documents drawn evenly from every language, of about so many megabytes in the smoothed shares.
 
-        One pass. A language that has less text than its share asks for is repeated.
+        One pass. A language with less text than its share is repeated.
 
         Raises:
             DataError: a language has no text.
         """
         room = int(megabytes * 1e6)
         samples: list[TextSample] = []
-        with (progress or silent_progress)("reading a sample", unit="characters") as meter:
+        with progress("reading a sample", unit="characters") as meter:
             for first, end in pairwise((0, *self.ends)):
                 samples.append(TextSample(room))
                 for block in self._up_to(end).blocks(Position(first)):
@@ -114,7 +113,7 @@ class LanguageCorpus(Corpus):
                 )
 
     def _rooms(self, samples: Sequence[TextSample], room: int) -> list[int]:
-        """Characters wanted of each language, of the languages that were read so far."""
+        """Characters to keep of each language that was read so far."""
         read = [sample.read for sample in samples]
         self.check_texts({**dict.fromkeys(self.names, 1), **dict(zip(self.names, read, strict=False))})
         return [int(part) for part in smoothed(read, self.smoothing) * min(room, sum(read))]

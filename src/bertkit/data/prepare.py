@@ -1,7 +1,7 @@
-"""From a corpus to token shards: learn or load the tokenizer, tokenise on all cores, write, and find again by hash.
+"""From a corpus to token shards: learn or load the tokenizer, tokenise on all cores, and write.
 
 No paper. A directory of shards is addressed by its identity, the hash of source, tokenizer and options; it is never
-changed once finished. Sibling shard_writer.py makes an interrupted run go on; this file decides what is made and where.
+changed once finished. Sibling shard_writer.py continues an interrupted run; this file decides what is made and where.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 from bertkit.data.languages import LANGUAGES, LanguageCorpus, language_documents
 from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
 from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, SPANS, VERSION, TokenShards, is_shards
-from bertkit.data.text_sample import TextSample
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
@@ -39,18 +38,18 @@ def prepare_shards(
     *,
     cache: Path,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent_progress,
     offline: bool = False,
     shard_tokens: int = SHARD_TOKENS,
 ) -> TokenShards:
-    """Token shards of a corpus; finished ones are found again, interrupted ones continued.
+    """Token shards of a corpus; finished ones are reused, interrupted ones continued.
 
-    The files do not depend on `workers`, nor on whether the run was interrupted. Memory is flat.
+    The files depend neither on `workers` nor on interruptions. Memory does not grow with the corpus.
 
     Args:
         config: the vocabulary to learn, or the tokenizer to use.
-        out: the directory; where left out, one under `cache` that the identity names.
-        workers: processes that tokenise; all cores where left out.
+        out: the directory; None: one under `cache` named by the identity.
+        workers: processes that tokenise; None: all cores.
         progress: shows how many characters are read and tokenised.
         shard_tokens: a shard is closed when it has so many tokens.
 
@@ -58,7 +57,6 @@ def prepare_shards(
         UsageError: `out` holds something else; the vocabulary is too small.
         DataError: the corpus is empty or cannot be read, or the shards in `out` are damaged.
     """
-    progress = progress or silent_progress
     given = load_tokenizer(config.path, offline=offline) if config.path is not None else None
     identity = shards_identity(corpus, config, given, shard_tokens)
     directory = Path(out) if out is not None else cache / "shards" / identity[:32]
@@ -105,18 +103,18 @@ def prepare_shards(
 
 def _report_spans(shards: TokenShards) -> None:
     """Tell what became of the corpus's annotated spans."""
-    for field, fates in shards.manifest.get(SPANS, {}).items():
-        lost = {fate: number for fate, number in fates.items() if fate != "kept" and number}
-        told = ", ".join(f"{number:,} {_FATES_IN_WORDS[fate]}" for fate, number in lost.items())
-        total = sum(fates.values())
+    for field, outcomes in shards.manifest.get(SPANS, {}).items():
+        lost = {outcome: number for outcome, number in outcomes.items() if outcome != "kept" and number}
+        reasons = ", ".join(f"{number:,} {_OUTCOMES_IN_WORDS[outcome]}" for outcome, number in lost.items())
+        total = sum(outcomes.values())
         if lost or not total:
-            reasons = f"; left out: {told}" if told else "; is it the right field?"
-            log.warning("%s: %s of %s annotated spans are kept%s", field, f"{fates['kept']:,}", f"{total:,}", reasons)
+            hint = f"; left out: {reasons}" if reasons else "; is it the right field?"
+            log.warning("%s: %s of %s annotated spans are kept%s", field, f"{outcomes['kept']:,}", f"{total:,}", hint)
         else:
             log.info("%s: all %s annotated spans are kept", field, f"{total:,}")
 
 
-_FATES_IN_WORDS = {
+_OUTCOMES_IN_WORDS = {
     "without_token": "match no token",
     "across_segments": "reach over the end of a segment",
     "overlapping": "overlap a longer one",
@@ -124,7 +122,7 @@ _FATES_IN_WORDS = {
 
 
 def _resumed_at(position: Any) -> tuple[Position | None, dict[str, int]]:
-    """Where reading goes on, and the number of documents up to the end of each language that was read."""
+    """Where reading continues, and the number of documents up to the end of each language that was read."""
     if not position:
         return None, {}
     reader, parts, *more = position
@@ -134,7 +132,7 @@ def _resumed_at(position: Any) -> tuple[Position | None, dict[str, int]]:
 def shards_identity(
     corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None, shard_tokens: int = SHARD_TOKENS
 ) -> str:
-    """sha256 of all that decides the shards' content: source, tokenizer (or how it is learnt), options, format."""
+    """sha256 of all that determines the shards' content: source, tokenizer (or how it is learnt), options, format."""
     tokenizer = given.fingerprint if given is not None else config.model_dump(exclude={"path"})
     record = {
         "version": VERSION,
@@ -151,10 +149,10 @@ def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards
         return None
     try:
         shards = TokenShards.open(directory, verify=True)
-    except DataError as fault:
+    except DataError as error:
         if not is_cached:
             raise
-        log.warning("%s; the cached shards are made again", fault)
+        log.warning("%s; the cached shards are made again", error)
         write_json(directory / PROGRESS, {"identity": "", "stage": "tokenizer"})
         return None
     found = shards.manifest.get("identity")
@@ -168,10 +166,11 @@ def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards
 
 
 def _claim(directory: Path, identity: str) -> None:
-    """Mark the directory as the place where these shards are being made; what another identity left unfinished goes.
+    """Mark the directory as the place where these shards are being made; unfinished ones of another identity are
+    removed.
 
     Raises:
-        UsageError: the directory holds something that is not ours.
+        UsageError: the directory holds other files.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; expected a directory")
@@ -198,14 +197,14 @@ def _tokenizer(
     elif read_json(directory / PROGRESS)["stage"] == "tokens":
         return load_tokenizer(directory), _names(directory)
     else:
-        text = list(sample_text(corpus, config.sample_megabytes, progress))
+        text = list(corpus.sample_text(config.sample_megabytes, progress))
         if not text:
             raise _empty(corpus)
         log.info("learning a vocabulary from %.1f million characters", sum(map(len, text)) / 1e6)
         tokenizer = train_tokenizer(config, text)
         if tokenizer.vocab_size < config.vocab_size:
             log.warning(
-                "tokenizer.vocab_size: the text gives a vocabulary of %s entries, not the %s asked for",
+                "tokenizer.vocab_size: the text gives a vocabulary of %s entries, not of %s",
                 f"{tokenizer.vocab_size:,}",
                 f"{config.vocab_size:,}",
             )
@@ -224,24 +223,6 @@ def _cores() -> int:
 
 def _names(directory: Path) -> list[str]:
     return [name for name in TOKENIZER_FILES if (directory / name).is_file()]
-
-
-def sample_text(corpus: Corpus, megabytes: float, progress: Progress | None = None) -> Iterator[str]:
-    """Lines of documents drawn evenly from the whole corpus, in its order, of about so many megabytes.
-
-    Several languages have their smoothed shares of it.
-    """
-    if isinstance(corpus, LanguageCorpus):
-        yield from corpus.sample_text(megabytes, progress)
-        return
-    sample, read = TextSample(int(megabytes * 1e6)), 0
-    with (progress or silent_progress)("reading a sample", unit="characters") as meter:
-        for block in corpus.blocks():
-            for _, lines in block.parts:
-                sample.add(lines)
-            read += block.characters
-            meter.update(read)
-    yield from sample.lines()
 
 
 @contextmanager

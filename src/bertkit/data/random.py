@@ -54,12 +54,12 @@ def philox(counter: tuple[Counter, Counter, Counter, Counter], key: tuple[int, i
 class Draw:
     """Draws for one seed: each purpose is an independent stream, addressed by epoch, sample and position.
 
-    A scope sets apart draws that share purposes and addresses, such as those of two stages of a run.
+    A scope separates draws that share purposes and addresses, such as those of two stages of a run.
 
     Example:
         >>> draw = Draw(seed=1)
-        >>> bool(draw.uniform("mask", epoch=0, sample=7, position=3) == draw.uniform("mask", epoch=0, sample=7,
-        position=3)) True
+        >>> bool(draw.uniform("mask", sample=7, position=3) == draw.uniform("mask", sample=7, position=3))
+        True
     """
 
     def __init__(self, seed: int, scope: str = "") -> None:

@@ -29,9 +29,9 @@ class Targets:
 
     Attributes:
         index_M: positions in T whose states predict, ascending.
-        id_M: what is to be predicted there: the original token, or a label.
+        id_M: the target there: the original token, or a label.
         places: other positions in T that a prediction reads, by name, each of shape M and in the same sequence.
-        columns: other numbers that belong to a prediction, by name, each of shape M.
+        columns: other numbers of each prediction, by name, each of shape M.
     """
 
     index_M: Integers
@@ -56,12 +56,12 @@ class Targets:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What corruption needs to know of a tokenizer; plain data, so it travels to workers.
+    """What corruption needs of a tokenizer; plain data, so it is sent to workers.
 
     Attributes:
         size: V.
-        mask_id: -1 where there is no [MASK]; `Objective.prepared` refuses those tokenizers that cannot serve it.
-        word_start_V: pieces that begin a word; all of them where their marks do not tell.
+        mask_id: -1 if there is no [MASK]; `Objective.prepared` refuses tokenizers that lack what it needs.
+        word_start_V: tokens that begin a word; all of them if the vocabulary does not mark words.
     """
 
     size: int
@@ -73,11 +73,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
-        """Of a tokenizer with [PAD], [CLS] and [SEP]; whether the rest serves, the objectives decide.
-
-        Raises:
-            DataError: one of these is missing.
-        """
+        """Of a tokenizer with [PAD], [CLS] and [SEP]; DataError if one of these is missing."""
         try:
             word_start_V = tokenizer.word_start_V
         except DataError:
@@ -99,13 +95,13 @@ class Samples:
     Attributes:
         ids_T: token ids.
         token_types_T: 0 for the first segment, 1 for the second.
-        special_T: true where a token is a separator or classifier token, which no objective may corrupt.
-        cu_seqlens_B1: where each sequence starts, and T.
+        special_T: true at separator and classifier tokens, which no objective may corrupt.
+        cu_seqlens_B1: the start of each sequence, and T.
         epoch_B, sample_B: the address of each sequence for draws.
-        targets: what is to be predicted at tokens, by objective.
-        labels: per-sequence labels by objective, each of shape B.
-        causal_B: sequences in which a token sees only itself and those before it; none where None.
-        spans_T: marks of annotated spans, as in `TokenShards.span_marks_between`; None where the corpus has none.
+        targets: of tokens, by objective.
+        labels: of sequences, by objective, each of shape B.
+        causal_B: sequences in which a token attends only to itself and those before it; None: none.
+        spans_T: marks of annotated spans, as in `TokenShards.span_marks_between`; None without annotations.
     """
 
     ids_T: Integers

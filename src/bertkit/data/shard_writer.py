@@ -1,9 +1,9 @@
-"""Writing token shards as they fill, so that memory stays flat and an interrupted run goes on.
+"""Writing token shards as they fill, in constant memory; an interrupted run continues.
 
-No paper. A shard is closed at the end of the block that fills it; then, and only then, progress.json moves on. What
-lies beyond that point after a crash is cut off and written again. Sibling shards.py reads what is finished here.
+No paper. A shard is closed at the end of the block that fills it; then, and only then, progress.json is updated. What
+lies beyond that point after a crash is cut off and written again. Sibling shards.py reads finished shards.
 
-Shapes: K segments of a block, T tokens of a block, V vocabulary, F fields with spans, C fates of a span.
+Shapes: K segments of a block, T tokens of a block, V vocabulary, F fields with spans, C outcomes of a span.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bertkit.data.shards import (
 )
 from bertkit.errors import DataError
 from bertkit.files import fsync_path, read_json, sha256_of, write_json
-from bertkit.text.annotated import FATES
+from bertkit.text.annotated import OUTCOMES
 
 SHARD_TOKENS = 1 << 26
 _STATE = ("tokens", "segments", "documents", "shards", "spans", "position")
@@ -50,23 +50,23 @@ class SpanMarks:
 
     Attributes:
         marks_T: of each token, two bits a field, see bertkit.text.annotated.
-        fates_FC: the number of spans by field and by what became of them.
+        outcomes_FC: the number of spans by field and outcome.
     """
 
     marks_T: NDArray[np.uint8]
-    fates_FC: NDArray[np.int64]
+    outcomes_FC: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """A tokenised piece of the corpus; no segment is empty.
+    """A tokenised block of the corpus; no segment is empty.
 
     Attributes:
         ids_T: tokens of all segments end to end, in the shards' type.
         length_K: tokens of each segment.
-        begins_K: does the segment begin a document?
-        opens: the block ends in a document that it began and that has no segment yet.
-        spans: None where the corpus has no annotated spans.
+        begins_K: whether the segment begins a document.
+        opens: whether the block ends in a document that it began and that has no segment yet.
+        spans: None without annotations.
     """
 
     ids_T: NDArray[Any]
@@ -80,15 +80,15 @@ class ShardWriter:
     """Writes one directory of shards, from its start or from the last shard that an interrupted run finished.
 
     Args:
-        directory: where.
-        identity: of the corpus and all that decides the tokens.
+        directory: of the shards.
+        identity: of the corpus and all that determines the tokens.
         vocab_size: V.
         shard_tokens: a shard is closed when it has so many tokens.
-        span_fields: names of the fields whose spans the blocks have marked; a file beside each shard holds the marks.
+        span_fields: names of the fields whose spans are marked, in a file beside each shard.
 
     Attributes:
-        position: what the caller passed with the last block of the last finished shard; None at the start. Blocks that
-            follow it are the ones to append.
+        position: the argument of `append` for the last block of the last finished shard; None at the start. Blocks
+            after it are the ones to append.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ShardWriter:
         self.shards: list[dict[str, Any]] = []
         self.tokens = self.segments = self.documents = 0
         self.span_fields = tuple(span_fields)
-        self.spans = [[0] * len(FATES) for _ in self.span_fields]
+        self.spans = [[0] * len(OUTCOMES) for _ in self.span_fields]
         self._opens = True
         self._counts_V = np.zeros(vocab_size, np.int64)
         directory.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class ShardWriter:
         self._shard_size = 0
 
     def append(self, block: TokenBlock, position: Any) -> None:
-        """Add a block; `position` (JSON) is where reading goes on after it."""
+        """Add a block; `position` (JSON) is where reading continues after it."""
         if len(block.length_K):
             begins_K = block.begins_K.copy()
             begins_K[0] |= self._opens
@@ -137,7 +137,7 @@ class ShardWriter:
         else:
             self._opens |= block.opens
         if block.spans is not None:
-            self.spans = (np.array(self.spans) + block.spans.fates_FC).tolist()
+            self.spans = (np.array(self.spans) + block.spans.outcomes_FC).tolist()
         self._latest = position
         if self._shard_size >= self.shard_tokens:
             self._close_shard()
@@ -147,10 +147,10 @@ class ShardWriter:
 
         Args:
             description: further entries of the manifest, such as source and options.
-            tokenizer_files: files of this directory that belong to the tokenizer.
+            tokenizer_files: files of the tokenizer in this directory.
 
         Raises:
-            DataError: not a single token was appended.
+            DataError: there are no tokens.
         """
         if not self.tokens:
             raise DataError("the corpus is empty: it has no text")
@@ -193,11 +193,11 @@ class ShardWriter:
     def _span_description(self) -> dict[str, Any]:
         if not self.span_fields:
             return {}
-        fates = {
-            field: dict(zip(FATES, numbers, strict=True))
+        outcomes = {
+            field: dict(zip(OUTCOMES, numbers, strict=True))
             for field, numbers in zip(self.span_fields, self.spans, strict=True)
         }
-        return {SPAN_FIELDS: list(self.span_fields), SPANS: fates}
+        return {SPAN_FIELDS: list(self.span_fields), SPANS: outcomes}
 
     def close(self) -> None:
         """Give up the open files; what is not in a finished shard is written again by the next run."""
@@ -254,7 +254,7 @@ class ShardWriter:
         log.info("going on after %s shards (%s tokens) of an interrupted run", len(self.shards), f"{self.tokens:,}")
 
     def _missing(self, state: dict[str, Any]) -> bool:
-        """Is anything that an interrupted run recorded no longer there in full? Then all is written anew."""
+        """Whether a file of an interrupted run is incomplete; then all is written again."""
         expected = {shard["file"]: shard["tokens"] * self.dtype.itemsize for shard in state["shards"]}
         if self.span_fields:
             expected |= {spans_file(number): shard["tokens"] for number, shard in enumerate(state["shards"])}
@@ -262,7 +262,7 @@ class ShardWriter:
         sizes = {name: os.path.getsize(p) if (p := self.directory / name).is_file() else -1 for name in expected}
         short = [name for name, size in expected.items() if sizes[name] < size]
         if short:
-            log.warning("%s: %s truncated since the interruption; starting anew", self.directory, ", ".join(short))
+            log.warning("%s: %s truncated since the interruption; starting over", self.directory, ", ".join(short))
         return bool(short)
 
     def _opened(self, name: str, entries: int) -> BinaryIO:

@@ -1,7 +1,7 @@
 """Token shards: a tokenised corpus on disk, read through memory maps.
 
-No paper. The tokens of all documents lie end to end; two indices say where segments (sentences or lines) and documents
-begin. prepare.py fills shards from a corpus; writing them is shard_writer.py's.
+No paper. The tokens of all documents lie end to end; two indices give the starts of segments (sentences or lines) and
+documents. prepare.py and shard_writer.py make them.
 
 Shapes: S segments, D documents, T tokens of a range, V vocabulary, F shard files.
 
@@ -10,7 +10,7 @@ Four segments in two documents:
     segment_start_S1   0       3     5         9   10
     document_start_D1  0             2             4
 
-Where spans are annotated in the corpus (see bertkit.text.annotated), a byte a token marks them, two bits a field:
+Annotated spans (see bertkit.text.annotated) are marked by a byte per token, two bits a field:
     a span of field 0  . X X | . . | X . . . | .
     spans-00000.bin    0 3 2   0 0   3 0 0 0   0
 """
@@ -125,7 +125,7 @@ class TokenShards:
         return counts_V
 
     def tokens_between(self, start: int, end: int) -> Int64s:
-        """Tokens start to end (exclusive), ids_T, counted over all shards; a range may reach over several shards.
+        """Tokens start to end (exclusive), ids_T, counted over all shards; a range may span several shards.
 
         Raises:
             IndexError: not 0 <= start <= end <= tokens.
@@ -137,19 +137,18 @@ class TokenShards:
 
     @property
     def span_fields(self) -> list[str]:
-        """The fields whose spans are marked, in the order of their bits; none where the corpus has no annotations."""
+        """The fields whose spans are marked, in the order of their bits; empty without annotations."""
         return list(self.manifest.get(SPAN_FIELDS, ()))
 
     def span_marks_between(self, start: int, end: int) -> NDArray[np.uint8]:
         """Marks of tokens start to end (exclusive), marks_T: bit 2f where a span of field f begins, 2f + 1 inside it.
 
-        Spans that reach out of the range are left out: what is cut is no longer the span. Only where `span_fields` has
-        any.
+        Spans that reach out of the range are left out. Only for shards with `span_fields`.
         """
         stop = min(end + 1, self.tokens)
         parts = self._between(self._marks, start, stop)
         marks_T = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-        behind = int(marks_T[end - start]) if stop > end else 0
+        next_mark = int(marks_T[end - start]) if stop > end else 0
         marks_T = marks_T[: end - start].copy()
         for field in range(len(self.span_fields)):
             begins, inside = BEGINS << 2 * field, INSIDE << 2 * field
@@ -157,7 +156,7 @@ class TokenShards:
             goes_on_T = marks_T & (begins | inside) == inside
             cut_in_front = int(np.argmin(goes_on_T)) if not goes_on_T.all() else marks_T.size
             marks_T[:cut_in_front] &= ~np.uint8(inside)
-            if behind & (begins | inside) == inside and marks_T.size:
+            if next_mark & (begins | inside) == inside and marks_T.size:
                 begin_P = np.flatnonzero(marks_T & begins)
                 last = int(begin_P[-1]) if begin_P.size else 0
                 marks_T[last:] &= ~np.uint8(begins | inside)

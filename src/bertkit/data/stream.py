@@ -10,21 +10,20 @@ Shapes: N documents, B sequences of a batch.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import signal
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bertkit.data.ahead import BATCHES_AHEAD, ahead
+from bertkit.cache import identity_hash
 from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import Address, Layout
 from bertkit.data.layouts.base import Plan, Ranges
@@ -32,6 +31,7 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
+from bertkit.files import replacing
 
 _FEW_DOCUMENTS = 50
 
@@ -186,7 +186,9 @@ class SampleStream:
                 f" {spec.layout.choice!r} at sequence_length {spec.sequence_length}; give more text"
             )
         if path is not None:
-            _save_atomically(path, plan)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                np.save(file, plan)
         return plan
 
     def _address(self) -> str:
@@ -199,14 +201,7 @@ class SampleStream:
             "shards": self.shards.fingerprint,
             "documents": hashlib.sha256(self.documents_N2.tobytes()).hexdigest(),
         }
-        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _save_atomically(path: Path, plan: Plan) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        np.save(file, plan)
-    os.replace(file.name, path)
+        return identity_hash(decides)
 
 
 class StepBatches(Dataset[list[PackedBatch]]):
@@ -270,13 +265,13 @@ class StepBatches(Dataset[list[PackedBatch]]):
     def loader(self, steps: range, *, workers: int) -> Iterator[list[PackedBatch]]:
         """The batches of these steps in order, prepared ahead: by a thread of this process, or by worker processes."""
         if workers == 0:
-            return ahead(self.__getitem__, steps)
+            return prefetch(self.__getitem__, steps)
         loader = DataLoader(
             self,
             batch_size=None,
             sampler=steps,
             num_workers=workers,
-            prefetch_factor=BATCHES_AHEAD,
+            prefetch_factor=PREFETCHED_BATCHES,
             worker_init_fn=_quiet_worker,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # the loader seeds its workers from here, not from the generator of dropout
@@ -289,3 +284,28 @@ def _quiet_worker(worker: int) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+Made = TypeVar("Made")
+
+PREFETCHED_BATCHES = 4
+"""Steps whose batches are prepared before they are wanted; of each worker, where there are several."""
+
+
+def prefetch(make: Callable[[int], Made], steps: range) -> Generator[Made, None, None]:
+    """What `make` gives for these steps, in order; an error of its is raised where its step is asked for.
+
+    Whoever stops before the end closes the iterator, which waits for what is being made.
+    """
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as thread:
+        waiting: deque[Future[Made]] = deque()
+        try:
+            for step in steps:
+                waiting.append(thread.submit(make, step))
+                if len(waiting) > PREFETCHED_BATCHES:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,10 +1,10 @@
-"""A block of text becomes a block of tokens; done in many processes at once, given back in order.
+"""Blocks of text to blocks of tokens, in many processes at once, returned in order.
 
-No paper. A block's tokens depend on nothing but the block and the tokenizer, so neither the number of processes nor
-their speed shows in the result. prepare.py feeds the blocks and writes the tokens. Spans that lines carry become marks
-of tokens here (text/annotated.py).
+No paper. A block's tokens depend on nothing but the block and the tokenizer, so the number of processes changes no
+result. prepare.py feeds the blocks and writes the tokens. Annotated spans become marks of tokens here
+(text/annotated.py).
 
-Shapes: T tokens of a block, K segments of it, F fields with spans, C fates of a span.
+Shapes: T tokens of a block, K segments of it, F fields with spans, C outcomes of a span.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bertkit.data.shard_writer import SpanMarks, TokenBlock
 from bertkit.data.shards import token_type
 from bertkit.errors import DataError
-from bertkit.text.annotated import FATES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked
+from bertkit.text.annotated import OUTCOMES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked
 from bertkit.text.readers import Part
 from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import Block, Position, SourceOptions
@@ -40,7 +40,7 @@ MAX_ENCODED_CHARACTERS = 1 << 18
 
 
 def tokenize_block(tokenizer: Tokenizer, segments: str, parts: list[Part], span_fields: int = 0) -> TokenBlock:
-    """Tokens of the segments of some documents. A segment without tokens is left out, and so is a document without any.
+    """Tokens of the segments of some documents. Segments and documents without tokens are left out.
 
     Args:
         segments: "sentence" or "line", see SourceOptions.
@@ -83,19 +83,19 @@ def _marked(
 ) -> SpanMarks:
     """Marks of all tokens; `annotated` are those segments in which spans begin, with their numbers."""
     marks_T = np.zeros(int(length_K.sum()), dtype=np.uint8)
-    fates_FC = np.zeros((span_fields, len(FATES)), dtype=np.int64)
+    outcomes_FC = np.zeros((span_fields, len(OUTCOMES)), dtype=np.int64)
     start_K = np.cumsum(length_K) - length_K
     offsets = _offsets(tokenizer, [segment.text for _, segment in annotated])
     for (number, segment), offset_T2 in zip(annotated, offsets, strict=True):
         assert len(offset_T2) == length_K[number], "a segment has the same tokens whether or not it has spans"
         own_T, own_FC = marked(segment, offset_T2)
         marks_T[start_K[number] : start_K[number] + own_T.size] = own_T
-        fates_FC += own_FC
-    return SpanMarks(marks_T, fates_FC)
+        outcomes_FC += own_FC
+    return SpanMarks(marks_T, outcomes_FC)
 
 
 def _offsets(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.int64]]:
-    """Where each token of `_encode` stands in its text."""
+    """The characters of each token of `_encode` in its text."""
     if max(map(len, texts), default=0) <= MAX_ENCODED_CHARACTERS:
         return tokenizer.offsets_plain(texts)
     return [
@@ -137,7 +137,7 @@ def tokenize_blocks(
 
     Args:
         options: how the blocks were read.
-        workers: processes; with 1, or for a small corpus, the work is done in this one.
+        workers: processes; with 1, or for a small corpus, this process does the work.
 
     Raises:
         DataError: a worker process was killed from outside.
@@ -157,11 +157,11 @@ def tokenize_blocks(
     )
     try:
         yield from _in_order(pool, blocks, workers * BLOCKS_IN_FLIGHT)
-    except BrokenProcessPool as fault:
+    except BrokenProcessPool as error:
         raise DataError(
             "a worker process ended unexpectedly, perhaps for lack of memory; run again (it goes on where it stopped), "
             "with fewer workers if memory is short"
-        ) from fault
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

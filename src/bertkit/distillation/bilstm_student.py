@@ -33,9 +33,8 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
-from bertkit.text.vocabulary import train_tokenizer
+from bertkit.text.vocabulary import train_tokenizer, word_tokenizer
 from bertkit.text.word_vectors import read_word_vectors
-from bertkit.text.word_vocabulary import word_tokenizer
 
 log = logging.getLogger(__name__)
 

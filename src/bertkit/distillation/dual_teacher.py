@@ -108,7 +108,7 @@ class DualTeacher(nn.Module):
             id_M: what stood there.
         """
         encoder = self.model.encoder
-        states_MD = encoder.rows(encoder.marked(batch, self.model.head_names), index_M)
+        states_MD = encoder.forward_tokens(encoder.with_global_tokens(batch, self.model.head_names), index_M)
         is_own_M = id_M < self.own_words
         own, students = is_own_M.nonzero().flatten(), (~is_own_M).nonzero().flatten()
         projection = self.model.projection(_HEAD, states_MD.index_select(0, own))

@@ -32,8 +32,8 @@ from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.dual_teacher import teacher_of
 from bertkit.distillation.retokenize import WordRetokenizer
+from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Tokens
@@ -51,7 +51,7 @@ class TeacherObjective(Objective):
     def heads(self) -> tuple[str, ...]:
         return ()
 
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return batch.ids_T.new_zeros(0)
 
     @abstractmethod
@@ -227,7 +227,7 @@ class MixedVocabulary(TeacherObjective):
     def count(self, batch: PackedBatch) -> int:
         return int((batch.targets[self.term].columns[_LABEL] >= 0).sum())
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """The teacher's summed cross-entropy at the masked tokens, each among those of its vocabulary.
 
         Counters: masked tokens that are the `student`'s, how many of them are `right`, and tokens that were `dropped`.

@@ -20,8 +20,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.teacher import WORDS_HEAD
 from bertkit.distillation.terms import TERMS, DistillationTerm, LogitTerm
+from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
@@ -51,7 +51,7 @@ class DistillationObjective(Objective):
         """What is compared, for people: the layers as student's: teacher's."""
         return "layers " + ", ".join(f"{m}: {n}" for m, n in self.distilled.layer_pairs(shapes))
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         raise AssertionError(f"{self.term} is a comparison with a teacher: loss_terms.py")
 
 
@@ -80,7 +80,7 @@ class WordObjective(DistillationObjective):
     def compares(self, shapes: ShapePair) -> str:
         return f"words at {self.positions} positions"
 
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return self.index_M(batch)
 
     def index_M(self, batch: PackedBatch) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 Zhao et al. 2019, arXiv:1909.11687v1, dual training. Both vocabularies are WordPieces over equal words (the same case,
 the same accents), so that a word's tokens, joined, are the word, and it can be cut anew; what a student's vocabulary
-does not know (its [UNK]) cannot. Sibling of text/pieces.py, which compares two vocabularies token by token.
+does not know (its [UNK]) cannot. Sibling of text/vocabulary_mapping.py, which compares two vocabularies token by token.
 
 Shapes: V the student's vocabulary.
 """

@@ -35,7 +35,6 @@ from bertkit.distillation.mixed_vocabulary import MixedVocabulary, TeacherObject
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 
 Direction = Literal["down", "up"]
@@ -88,7 +87,7 @@ class SharedProjections(TeacherObjective):
     def count(self, batch: PackedBatch) -> int:
         return 1
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """The distance, once."""
         projections, pairs = parameter_projections_of(model), pairs_of(model, teacher_of(model), self.parts)
         distances = [projections.distance(pairs, direction) for direction in self.directions]

@@ -33,7 +33,6 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config, refuse_quantised
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.recipe import Recipe
@@ -88,7 +87,7 @@ class MixedVocabularyTrainer(Pretrainer):
                 " model.num_hidden_layers out of the stages"
             )
 
-    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+    def _new_model(self, config: EncoderConfig) -> HeadedModel:
         model = super()._new_model(config)
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         add_teacher(model, objectives, self.teacher, seed=self.recipe.seed)

@@ -26,10 +26,10 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.models.layer_choice import chosen_layers
+from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.models.pruning import keep_layers
 from bertkit.models.quantised import QUANTISATION
 

@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
-from bertkit.data.content import sequence_keys
+from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.distillation.activations import ActivationRecorder, Activations, ActivationSpec
 from bertkit.distillation.teacher_cache import CachedItem, TeacherCache, TopWords
 from bertkit.errors import UsageError

@@ -19,11 +19,10 @@ from bertkit.errors import DataError
 from bertkit.finetuning.data import has_head
 from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
-from bertkit.models.weight_files import weights_hash
+from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.tasks.spec import TaskSpec
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer

@@ -34,7 +34,6 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layer_choice import chosen_layers
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.loss_terms import ObjectiveTerms
@@ -116,7 +115,7 @@ class TextDistiller(TeacherCost, Pretrainer):
             )
         return self._caches[kept]
 
-    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+    def _new_model(self, config: EncoderConfig) -> HeadedModel:
         recipe, teacher = self.student_recipe, self.teachers[0]
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         if recipe.init is not None:
@@ -256,7 +255,7 @@ def copied_layers(recipe: DistillTextRecipe, shapes: ShapePair) -> list[int] | N
         raise UsageError(f"student.{error}") from None
 
 
-def freeze(model: PretrainingModel, parts: Sequence[str]) -> None:
+def freeze(model: HeadedModel, parts: Sequence[str]) -> None:
     """Let no gradient reach these parts of the encoder.
 
     Raises:

@@ -35,8 +35,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.run import finetune, finished_run
 from bertkit.finetuning.trainer import by_name, seed_summaries, write_predictions
 from bertkit.inference.predict import Predictor
-from bertkit.models.find import encoder_directory, find_model
-from bertkit.models.weight_files import weights_hash
+from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.hashing import what_hash
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity

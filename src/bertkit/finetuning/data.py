@@ -23,10 +23,9 @@ from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.warm_start import head_directory, with_start
 from bertkit.metrics.modules import load_metric
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.find import encoder_directory
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.labels import Labels, ProblemType
-from bertkit.models.weight_files import weights_hash
+from bertkit.models.model_files import encoder_directory, weights_hash
 from bertkit.tasks.base import Features, Task
 from bertkit.tasks.catalogue import Kind, TaskSpec
 from bertkit.tasks.choice import Choice

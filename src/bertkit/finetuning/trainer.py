@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertkit.data.ahead import ahead
+from bertkit.data.stream import prefetch
 from bertkit.files import finite, write_text
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.loss_terms import TaskTerms
@@ -122,7 +122,7 @@ class Finetuner(Trainer[TaskBatch]):
         return task_trainer.prepared.train.features.batch(items)
 
     def batches(self) -> Generator[list[TaskBatch], None, None]:
-        with closing(ahead(self._batches, range(self.step, self.steps))) as prepared:
+        with closing(prefetch(self._batches, range(self.step, self.steps))) as prepared:
             while self.step < self.steps and not self._stops_early():
                 yield next(prepared)
 

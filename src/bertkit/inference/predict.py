@@ -23,10 +23,10 @@ from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.inference.predict_input import InputColumns
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
+from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import Account, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec

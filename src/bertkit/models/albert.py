@@ -1,8 +1,8 @@
-"""ALBERT: few layers' weights, used again and again, behind a narrow embedding.
+"""ALBERT: few layers' weights, used repeatedly, after a narrow embedding.
 
 Lan et al. 2020, arXiv:1909.11942, sections 3.1 and 4.5 and table 4; details as in google-research/albert. With `all`
 shared and one group this is the weight sharing of the Universal Transformer (Dehghani et al. 2019, arXiv:1807.03819,
-section 2.1). The other modes are the paper's ablations: the Hub's class knows none of them, so what is shared there is
+section 2.1). The other modes are the paper's ablations: the Hub's class has none of them, so shared weights are
 written once for each layer.
 
 Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary.
@@ -123,7 +123,7 @@ class AlbertConfig(BertLikeConfig):
 
 
 class _SubLayer(nn.Module):
-    """norm(x + dropout(f(x))); the norm goes with the function that it stands behind when that is shared."""
+    """norm(x + dropout(f(x))); the norm is shared with f."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class Albert(Encoder):
             assert isinstance(feed_forwards, nn.ModuleList)
             yield from zip(attentions, feed_forwards, strict=True)
 
-    def path(self) -> Iterator[nn.Module]:
+    def executed_modules(self) -> Iterator[nn.Module]:
         """Shared sub-layers come as often as they are applied."""
         yield self.embeddings
         yield self.projection

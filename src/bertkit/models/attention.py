@@ -1,11 +1,11 @@
 """Self-attention over packed sequences: the only place that knows where sequences end.
 
-Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py) and
-each rectangle goes through torch's scaled dot-product attention. Where probabilities are dropped out or recorded they
-are formed in the open, which torch would do too, with a slower sampler; and where that is faster (`plain_attention`).
+Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py),
+and each rectangle goes through torch's scaled dot-product attention. Probabilities are computed explicitly where they
+are dropped out (so does torch, with a slower sampler), recorded, or where that is faster (`fused_attention`).
 
-A family that scores pairs of tokens in its own way gives a `Visible` (which keys a query sees) or a `Bias` (what is
-added to the scores); both are asked once a block, never per sequence.
+A family that scores pairs of tokens in its own way passes a `Visible` (which keys a query attends to) or a `Bias`
+(added to the scores); both are called once a block, never per sequence.
 
 Shapes: T packed tokens, D width, N heads, H head width; b sequences of one block, S its longest; P cells of all blocks.
 """
@@ -38,17 +38,17 @@ Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 _FEW_KEYS = 512
 """With so many and fewer, a kept probability for every pair of tokens costs less memory than the rest of a layer."""
 
-Together = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
+Projection = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
 """Linear maps and what they all read, (T, D), to the output of each, (T, F)."""
 
 
-def one_by_one(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
-    """The plain `Together`."""
+def project_separately(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
+    """The plain `Projection`."""
     return [each(hidden_TD) for each in maps]
 
 
 def causal(length: int, device: torch.device) -> Tensor:
-    """A token sees itself and what stands before it: Radford et al. 2018, GPT."""
+    """A token attends to itself and to those before it: Radford et al. 2018, GPT."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
@@ -63,10 +63,10 @@ def sliding_window(each_side: int) -> Visible:
 
 
 class _Regroup(torch.autograd.Function):
-    """Rows in another order; backward takes them back by the inverse, which is faster than adding them up by index.
+    """Permute rows; backward gathers by the inverse, which is faster than adding by index.
 
-    Right only where every row that `forward_index` repeats or `backward_index` leaves out has a gradient of zero: the
-    padding cells of a block, which are masked as keys and dropped as queries.
+    Correct only if every row that `forward_index` repeats or `backward_index` omits has a zero gradient: the padding
+    cells of a block, which are masked as keys and dropped as queries.
     """
 
     @staticmethod
@@ -134,15 +134,15 @@ def attend(
     """Every token attends to tokens of its own sequence, all of them by default; returns (T, N, H).
 
     Args:
-        dropout_rate: rate of dropout on the attention probabilities; 0 outside training.
-        scope: points `hook_attn_scores` and `hook_pattern`, each of shape (B, N, S, S) over all sequences in their
-            order, padding cells with pattern 0.
-        visible: which keys a query sees by position; all where None.
-        bias: added to the scaled scores; nothing where None.
-        scale: factor of the scores; one over the root of the head width where None.
+        dropout_rate: of the attention probabilities; 0 outside training.
+        scope: points `hook_attn_scores` and `hook_pattern`, each (B, N, S, S) over all sequences in their order, with
+            pattern 0 in padding cells.
+        visible: which keys a query attends to by position; None: all.
+        bias: added to the scaled scores.
+        scale: factor of the scores; None: one over the root of the head width.
     """
-    in_the_open = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
-    if in_the_open:
+    explicit = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
+    if explicit:
         sequences = sequences.as_one_block()
     mixed = []
     for query, key, value, block in zip(
@@ -154,23 +154,23 @@ def attend(
     ):
         mask = visible_cells(block, None if visible is None else visible(block.length, query.device))
         bias_bNSS = None if bias is None else bias(query, key, block)
-        if in_the_open or dropout_rate > 0:
+        if explicit or dropout_rate > 0:
             scores_bNSS = scaled_scores(query, key, scale)
             scores_bNSS = scores_bNSS if bias_bNSS is None else scores_bNSS + bias_bNSS
-            mixed.append(attend_openly(scores_bNSS, value, mask, block, dropout_rate, scope))
+            mixed.append(attend_explicitly(scores_bNSS, value, mask, block, dropout_rate, scope))
         else:
             if bias_bNSS is not None:
                 mask = bias_bNSS if mask is None else bias_bNSS.masked_fill(~mask, -math.inf)
-            mixed.append(plain_attention(query, key, value, mask, scale=scale))
+            mixed.append(fused_attention(query, key, value, mask, scale=scale))
     return from_blocks(mixed, sequences)
 
 
 def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Tensor | None:
-    """Which key cells each query cell of a block sees, broadcastable to (b, N, S, S); all where None.
+    """Which key cells each query cell of a block attends to, broadcastable to (b, N, S, S); None: all.
 
     Args:
-        block: says what is real, and which sequences are causal.
-        visible_SS: what is visible by position; all where None.
+        block: has the padding and the causal sequences.
+        visible_SS: what is visible by position; None: all.
     """
     if block.causal_b is not None:
         ones_SS = torch.ones(block.length, block.length, dtype=torch.bool, device=block.causal_b.device)
@@ -186,18 +186,17 @@ def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Te
     return (visible_SS & real_b11S) | (itself_SS & ~real_b11S)
 
 
-def plain_attention(
+def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
 ) -> Tensor:
-    """Attention without dropout, seen by nobody: (b, N, S, H).
+    """Attention whose probabilities are neither dropped out nor recorded: (b, N, S, H).
 
-    torch's kernel keeps no probabilities, but on a processor it multiplies bfloat16 far below the rate of its matrix
-    products, so sequences whose probabilities are few go through those. They round the scores to bfloat16, as they do
-    where there is dropout.
+    torch's kernel stores no probabilities, but on a CPU it multiplies bfloat16 far below the speed of matrix products,
+    so short sequences use those. They round the scores to bfloat16, as the path with dropout does.
 
     Args:
-        mask: which keys a query sees, bool, or what is added to the scaled scores; all, and nothing, where None.
-        scale: factor of the scores; one over the root of the head width where None.
+        mask: which keys a query attends to (bool), or what is added to the scaled scores; None: all.
+        scale: factor of the scores; None: one over the root of the head width.
     """
     if query.dtype != torch.bfloat16 or query.device.type != "cpu" or key.shape[-2] > _FEW_KEYS:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
@@ -218,7 +217,7 @@ def _softmax(scores_bNSS: Tensor, mask: Tensor | None) -> Tensor:
     return torch.softmax(scores_bNSS, dim=-1)
 
 
-def attend_openly(
+def attend_explicitly(
     scores_bNSS: Tensor, value: Tensor, mask: Tensor | None, block: AttentionBlock, dropout_rate: float, scope: Scope
 ) -> Tensor:
     """Softmax of the scores where the mask has true, dropout, and the mean of the values: (b, N, S, H)."""
@@ -239,13 +238,13 @@ def attend_from_one(
     *,
     dropout_rate: float,
 ) -> Tensor:
-    """One token of every sequence attends to all of its sequence; returns (B, N, H).
+    """One token of every sequence attends to the whole sequence; returns (B, N, H).
 
     Args:
         query_BNH: of these tokens, in the order of the sequences.
-        sequences: none of which is causal.
-        token_B: where they stand among the packed tokens.
-        dropout_rate: rate of dropout on the attention probabilities; 0 outside training.
+        sequences: without causal ones.
+        token_B: positions of these tokens among the packed ones.
+        dropout_rate: of the attention probabilities; 0 outside training.
     """
     # Every row of the blocks holds one of these tokens, so the order of their cells is the order of the rows.
     row_order_B = None if sequences.scatter_T is None else sequences.scatter_T[token_B].argsort()
@@ -256,25 +255,23 @@ def attend_from_one(
     for query, key, value, block in zip(queries, keys, values, sequences.blocks, strict=True):
         if dropout_rate > 0:
             scores_bN1S = scaled_scores(query, key)
-            mixed.append(attend_openly(scores_bN1S, value, block.mask_b11S, block, dropout_rate, Scope(None, "")))
+            mixed.append(attend_explicitly(scores_bN1S, value, block.mask_b11S, block, dropout_rate, Scope(None, "")))
         else:
-            mixed.append(plain_attention(query, key, value, block.mask_b11S))
+            mixed.append(fused_attention(query, key, value, block.mask_b11S))
     mixed_BNH = torch.cat(mixed)[:, :, 0]
     return mixed_BNH if row_order_B is None else mixed_BNH.index_select(0, row_order_B.argsort())
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with an output projection.
-
-    A family changes what it must by overriding `mix`, which turns queries, keys and values into the heads' outputs.
+    """Multi-head self-attention with an output projection; a family overrides `mix`.
 
     Args:
         width: D, a multiple of `heads`.
         heads: N.
-        dropout_rate: on the attention probabilities.
+        dropout_rate: of the attention probabilities.
 
     Attributes:
-        together: how queries, keys and values are computed; parts of other numbers may do it in one go.
+        projection: how queries, keys and values are computed; quantised maps do it in one product.
     """
 
     position_maps: ClassVar[tuple[str, ...]] = ()
@@ -284,7 +281,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout_rate = dropout_rate
-        self.together: Together = one_by_one
+        self.projection: Projection = project_separately
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -310,17 +307,19 @@ class SelfAttention(nn.Module):
 
         return self.project(hidden_TD, mix, scope, index_M)
 
-    def at(self, states_BD: Tensor, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
-        """What `forward` gives one token of every sequence, (B, D); right only where `mix` is not overridden.
+    def forward_summary_token(
+        self, states_BD: Tensor, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor
+    ) -> Tensor:
+        """What `forward` computes for one token of every sequence, (B, D); correct only if `mix` is not overridden.
 
         Args:
             states_BD: of these tokens.
             hidden_TD: of all tokens.
-            sequences: none of which is causal.
-            token_B: where they stand among the packed tokens.
+            sequences: without causal ones.
+            token_B: positions of these tokens among the packed ones.
         """
         query_BNH = self.query(states_BD).view(states_BD.shape[0], self.heads, -1)
-        key_TD, value_TD = self.together((self.key, self.value), hidden_TD)
+        key_TD, value_TD = self.projection((self.key, self.value), hidden_TD)
         key_TNH, value_TNH = (each.view(hidden_TD.shape[0], self.heads, -1) for each in (key_TD, value_TD))
         rate = self.dropout_rate if self.training else 0.0
         mixed_BNH = attend_from_one(query_BNH, key_TNH, value_TNH, sequences, token_B, dropout_rate=rate)
@@ -328,18 +327,18 @@ class SelfAttention(nn.Module):
         return output
 
     def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """The linear maps around `mix`: (T, D) to (T, D), or to (M, D) where only these tokens' outputs are asked for.
+        """The linear maps around `mix`: (T, D) to (T, D), or to (M, D) of the tokens `index_M`.
 
         Points, each (T, N, H): `hook_q`, `hook_k`, `hook_v`, and `hook_z`, the heads' outputs.
         """
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
-        query_TD, key_TD, value_TD = self.together((self.query, self.key, self.value), hidden_TD)
+        query_TD, key_TD, value_TD = self.projection((self.query, self.key, self.value), hidden_TD)
         query_TNH = scope.tap("hook_q", query_TD.view(heads_TNH))
         key_TNH = scope.tap("hook_k", key_TD.view(heads_TNH))
         value_TNH = scope.tap("hook_v", value_TD.view(heads_TNH))
         mixed_TNH = scope.tap("hook_z", mix(query_TNH, key_TNH, value_TNH))
-        asked = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
-        output: Tensor = self.output(asked.flatten(1))
+        selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
+        output: Tensor = self.output(selected_TNH.flatten(1))
         return output
 
     def mix(

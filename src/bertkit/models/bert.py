@@ -1,11 +1,11 @@
-"""BERT, and its pre-norm twin.
+"""BERT, and its pre-norm variant.
 
 Devlin et al. 2019, arXiv:1810.04805, section 3; details as in the released modeling.py. Megatron's BERT (Shoeybi et al.
 2019, arXiv:1909.08053, section 5.3) is the same model with the norm before each sub-layer, none on the embeddings, and
-one behind the last layer.
+one after the last layer.
 
-Quirk: the released code computes GELU by its tanh approximation (`gelu_new`), while the Hub's BERT checkpoints say
-`gelu`, the exact form. The default is the code's; a loaded checkpoint keeps what its config.json says.
+Quirk: the released code computes GELU by its tanh approximation (`gelu_new`), the Hub's BERT checkpoints name the exact
+form, `gelu`. The default is the code's; a loaded checkpoint keeps its config.json's.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """
@@ -107,11 +107,11 @@ class MegatronBertConfig(BertLikeConfig):
 
 
 def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) -> dict[str, HeadPlan]:
-    """The heads of BERT and of all who kept them.
+    """The heads of BERT and of the families that kept them.
 
     Args:
         config: the family's.
-        classes: what the names of the Hub's classes begin with.
+        classes: prefix of the names of the Hub's classes.
         classifier_dropout: rate before a task's classifier.
     """
     return {
@@ -145,13 +145,7 @@ def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) 
 
 
 class WordEmbeddings(nn.Module, ABC):
-    """A table of words and one of positions.
-
-    Args:
-        config: sizes of the tables.
-        vocab_size: V.
-        width: of the embeddings; the hidden states' where None.
-    """
+    """A table of words and one of positions, of the width of the hidden states unless another is given."""
 
     def __init__(self, config: TransformerConfig, vocab_size: int, *, width: int | None = None) -> None:
         super().__init__()
@@ -219,31 +213,31 @@ class BertStack(Encoder):
         """What becomes of the last layer's states: nothing in most families."""
         return hidden_TD
 
-    def at(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
+    def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
         """As in `Encoder`; the last layer computes keys and values of all tokens, and all else of these alone."""
-        last = self.spared_layer
-        # A layer that somebody looks into is asked for all tokens.
+        last = self.summary_token_layer
+        # A recorded layer computes all tokens.
         seen = recorder is not None and recorder.needs_within(f"blocks.{len(self.layers) - 1}.")
         if last is None or seen or batch.sequences.causal_B is not None:
-            return super().at(batch, token_B, recorder)
+            return super().forward_summary_token(batch, token_B, recorder)
         scope = Scope(recorder, "")
         hidden_TD = self._through(len(self.layers) - 1, batch, scope)
-        return self.finish(last.at(hidden_TD, batch.sequences, token_B), scope)
+        return self.finish(last.forward_summary_token(hidden_TD, batch.sequences, token_B), scope)
 
     @property
-    def spared_layer(self) -> PostNormLayer | PreNormLayer | None:
-        # An attention that mixes in its own way is asked for all tokens.
+    def summary_token_layer(self) -> PostNormLayer | PreNormLayer | None:
+        # An attention with a `mix` of its own computes all tokens.
         return self._last if self._last is not None and type(self._last.attention) is SelfAttention else None
 
-    def rows(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
         last = self._last
         if last is None:
-            return super().rows(batch, index_M)
+            return super().forward_tokens(batch, index_M)
         scope = Scope(None, "")
         states_MD: Tensor = last(self._through(len(self.layers) - 1, batch, scope), batch.sequences, scope, index_M)
         return self.finish(states_MD, scope)
 
-    def narrowed(self) -> Iterable[nn.Module]:
+    def selected_token_modules(self) -> Iterable[nn.Module]:
         return () if self._last is None else (self._last.attention.output, self._last.feed_forward)
 
     @property
@@ -253,7 +247,7 @@ class BertStack(Encoder):
         return last if isinstance(last, PostNormLayer | PreNormLayer) else None
 
     def _through(self, layers: int, batch: PackedBatch, scope: Scope) -> Tensor:
-        """The states behind so many layers, (T, D)."""
+        """The states after so many layers, (T, D)."""
         hidden_TD = self.embed(batch, scope)
         for number, layer in enumerate(self.layers[:layers]):
             hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."))

@@ -1,20 +1,19 @@
 """A BiLSTM over word embeddings: the small student of a large teacher.
 
 Tang et al. 2019, "Distilling Task-Specific Knowledge from BERT into Simple Neural Networks", arXiv:1903.12136, section
-3.1: the last state of the forward direction and that of the backward one, a layer with ReLU, the logits; of a pair,
-both texts go through the same LSTM, and [h1, h2, h1 * h2, |h1 - h2|] is what the layer reads. Unlike every sibling it
-has no attention, no positions and no segments, and no class of the Hub; feature_lstm.py is an LSTM on another model.
+3.1: the last states of both directions, a layer with ReLU, the logits; the two texts of a pair go through the same
+LSTM, and the layer reads [h1, h2, h1 * h2, |h1 - h2|]. No attention, no positions, no segments, and no class of the
+Hub; feature_lstm.py is an LSTM on another model.
 
-A pair is one sequence of a batch like any other, whose token types say where the second text begins. With texts: 2 the
-LSTM begins anew there (a single text's h2 is then 0); with texts: 1 a pair is read through as one text. So that a text
-is read alike in either place, its tokenizer (jobs/distilling/new_student.py) writes one [SEP] behind each text and
-nothing before: an empty text still has a token, and swapping the texts swaps h1 and h2 and no more.
+A pair is one sequence whose token types mark the second text. With texts: 2 the LSTM restarts there (h2 of a single
+text is 0); with texts: 1 it reads the pair as one text. Its tokenizer writes one [SEP] after each text and nothing
+before it: an empty text still has a token, and swapping the texts swaps h1 and h2 and nothing else.
 
-Quirks: one table of embeddings, all of it trained, where the paper has a second one that is kept as it was read;
-dropout on the embeddings, between layers and before the logits; several layers, should one want them.
+Quirks: one table of embeddings, all of it trained, where the paper has a second, frozen one; dropout on the embeddings,
+between layers and before the logits; more than one layer is possible.
 
-Shapes: T packed tokens, B sequences, X texts, E width of the embeddings, D = 2 H states, H width of a direction,
-K labels.
+Shapes: T packed tokens, B sequences, X texts, E width of the embeddings, D = 2 H states, H width of a direction, K
+labels.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
-from bertkit.models.packed_lstm import packed_lstm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
 
@@ -100,7 +100,7 @@ class BilstmConfig(EncoderConfig):
 
     @torch.no_grad()
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Embeddings evenly from a range, all else as torch draws it: evenly, up to one over the root of the LSTM's
+        """Embeddings uniformly from a range, all else as torch does: uniformly, up to one over the root of the LSTM's
         width, or of a linear map's inputs."""
         if name.endswith("embeddings.weight"):
             bound = self.initializer_range
@@ -164,18 +164,18 @@ class Bilstm(Encoder):
                 states = scope.tap(f"blocks.{number}.hook_lstm", states)
         return states
 
-    def path(self) -> Iterable[nn.Module]:
+    def executed_modules(self) -> Iterable[nn.Module]:
         return self.layers
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Where the texts of a batch of pairs stand, in the order of its tokens.
+    """The texts of a batch of pairs, in the order of its tokens.
 
     Attributes:
-        bounds_X1: where each text begins, and T.
+        bounds_X1: the start of each text, and T.
         first_B: each sequence's first text.
-        has_second_B: whether it has a second one; its token types do not go up where it has not.
+        has_second_B: whether it has a second one, that is, whether its token types increase.
     """
 
     bounds_X1: Tensor
@@ -184,7 +184,7 @@ class Texts:
 
     @classmethod
     def of(cls, batch: PackedBatch) -> Texts:
-        """A text begins with its sequence, and where the token type first goes up in it."""
+        """A text starts with its sequence, and where the token type first increases within it."""
         bounds_B1 = batch.sequences.cu_seqlens_B1.long()
         goes_up_T = torch.zeros_like(batch.token_types_T, dtype=torch.bool)
         goes_up_T[1:] = batch.token_types_T[1:] > batch.token_types_T[:-1]
@@ -198,8 +198,8 @@ class Texts:
 
 
 def last_states(hidden_TD: Tensor, bounds_X1: Tensor) -> Tensor:
-    """The last state of each direction, (X, 2 H): the forward one's at a text's end, the backward one's at its
-    beginning."""
+    """The last state of each direction, (X, 2 H): of the forward one at a text's end, of the backward one at its
+    start."""
     forward_TH, backward_TH = hidden_TD.chunk(2, dim=-1)
     return torch.cat([forward_TH[bounds_X1[1:] - 1], backward_TH[bounds_X1[:-1]]], dim=-1)
 
@@ -221,12 +221,7 @@ def two_texts(hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
 
 
 class StateClassifier(nn.Module):
-    """A layer with ReLU, dropout, and the logits.
-
-    Args:
-        config: widths and dropout.
-        outputs: K.
-    """
+    """A layer with ReLU, dropout, and K logits."""
 
     def __init__(self, config: BilstmConfig, outputs: int) -> None:
         super().__init__()
@@ -239,3 +234,25 @@ class StateClassifier(nn.Module):
         """What `one_text` or `two_texts` gives, to (B, K)."""
         logits: Tensor = self.output(self.dropout(functional.relu(self.dense(states))))
         return logits
+
+
+def packed_lstm(lstm: nn.LSTM, states_TD: Tensor, cu_seqlens_B1: Tensor) -> Tensor:
+    """torch's LSTM (Hochreiter and Schmidhuber 1997) over packed sequences without padding, (T, 2 H).
+
+    torch orders tokens by position, the longest sequence first; the packed order is restored afterwards.
+
+    Args:
+        lstm: of one direction or two.
+        states_TD: its input.
+        cu_seqlens_B1: the start of each sequence, and T; none is empty.
+    """
+    lengths_B = cu_seqlens_B1.diff().cpu().numpy().astype(np.int64)
+    rank_B = np.empty_like(lengths_B)
+    rank_B[np.argsort(-lengths_B, kind="stable")] = np.arange(lengths_B.size)
+    starts_B = np.cumsum(lengths_B) - lengths_B
+    position_T = np.arange(int(lengths_B.sum())) - np.repeat(starts_B, lengths_B)
+    by_position_T = np.lexsort((np.repeat(rank_B, lengths_B), position_T))
+    running_S = torch.from_numpy(np.bincount(position_T))
+    order_T = torch.from_numpy(by_position_T).to(states_TD.device)
+    output, _ = lstm(PackedSequence(states_TD[order_T], running_S))
+    return torch.empty_like(output.data).index_copy(0, order_T, output.data)

@@ -1,10 +1,10 @@
 """DeBERTa: attention between content and relative position, in both directions.
 
-He et al. 2021, arXiv:2006.03654, section 3.1; details as in the Hub's class. Layers are BERT's but for the attention,
-which is disentangled.py's; version 2 and 3 are in deberta_v2.py.
+He et al. 2021, arXiv:2006.03654, section 3.1; details as in the Hub's class. Layers are BERT's with the attention of
+disentangled.py; versions 2 and 3 are in deberta_v2.py.
 
-Quirks: the score's scale counts the kinds of scores that are summed; the pooler's dropout stands before its dense
-layer; `legacy` says which of two language-model heads a checkpoint has.
+Quirks: the score's scale counts the kinds of scores that are summed; the pooler's dropout comes before its dense layer;
+`legacy` selects one of two language-model heads.
 
 Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary, B sequences, R rows of the table of
 distances.
@@ -27,7 +27,7 @@ from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
 from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation, FeedForward, PostNorm
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.weights import Layout, Names
+from bertkit.models.weights import Names, TensorLayout
 
 _LAYER = "encoder.layer.{n}."
 SELF = _LAYER + "attention.self."
@@ -36,7 +36,7 @@ SELF = _LAYER + "attention.self."
 class DebertaLikeConfig(TransformerConfig):
     """What the versions have in common; defaults are version 1's base model's."""
 
-    type_vocab_size: int = Field(0, ge=0, description="Segment types; 0: none are told apart.")
+    type_vocab_size: int = Field(0, ge=0, description="Segment types; 0: segments are not distinguished.")
     layer_norm_eps: float = Field(1e-7, gt=0, description="Added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
     embedding_size: int | None = Field(None, ge=1, description="Width of the embeddings; null: hidden_size.")
@@ -46,7 +46,7 @@ class DebertaLikeConfig(TransformerConfig):
         description="Scores beside content to content: content to position, position to content.",
     )
     max_relative_positions: int = Field(
-        -1, description="Distances told apart to either side; less than 1: max_position_embeddings."
+        -1, description="Distances distinguished to either side; less than 1: max_position_embeddings."
     )
     position_biased_input: bool = Field(False, description="Whether position embeddings are added to the input.")
     pooler_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the pooler's dense layer.")
@@ -87,7 +87,7 @@ class DebertaLikeConfig(TransformerConfig):
         return self.furthest
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The bucket of each distance (query minus key), negative for keys behind the query."""
+        """The bucket of each distance (query minus key), negative for keys after the query."""
         return distance
 
     def rows(self, longest: int) -> Tensor:
@@ -133,7 +133,7 @@ class DebertaLikeConfig(TransformerConfig):
         """The settings in a config.json, where kinds of scores may be one string: `p2c|c2p`.
 
         Raises:
-            ValueError: if a key says that it is a model that is not supported, or a value is faulty.
+            ValueError: an unsupported model, or an invalid value.
         """
         found = dict(contents)
         kinds = found.get("pos_att_type")
@@ -287,7 +287,7 @@ class Deberta(Encoder):
     def word_embedding(self) -> nn.Embedding:
         return self.embeddings.word
 
-    def layouts(self) -> list[Layout]:
+    def tensor_layouts(self) -> list[TensorLayout]:
         """Version 1 has queries, keys and values in one matrix, head by head, and two biases of other names."""
         heads = self.config.num_attention_heads
 
@@ -301,9 +301,9 @@ class Deberta(Encoder):
 
         weights = tuple(f"{SELF}{part}.weight" for part in ("query", "key", "value"))
         return [
-            Layout(f"{SELF}in_proj.weight", weights, split, join),
-            Layout(f"{SELF}q_bias", (f"{SELF}query.bias",), lambda whole: (whole,), lambda parts: parts[0]),
-            Layout(f"{SELF}v_bias", (f"{SELF}value.bias",), lambda whole: (whole,), lambda parts: parts[0]),
+            TensorLayout(f"{SELF}in_proj.weight", weights, split, join),
+            TensorLayout(f"{SELF}q_bias", (f"{SELF}query.bias",), lambda whole: (whole,), lambda parts: parts[0]),
+            TensorLayout(f"{SELF}v_bias", (f"{SELF}value.bias",), lambda whole: (whole,), lambda parts: parts[0]),
         ]
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:

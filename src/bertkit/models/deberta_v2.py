@@ -23,7 +23,7 @@ from bertkit.models.disentangled import DisentangledAttention, SeparatePositions
 from bertkit.models.dropout import Dropout
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation
-from bertkit.models.weights import Layout, Names
+from bertkit.models.weights import Names, TensorLayout
 
 
 class DebertaV2Config(DebertaLikeConfig):
@@ -135,7 +135,7 @@ class DebertaV2(Deberta):
     def attention_kind(self, config: Any) -> type[DisentangledAttention]:
         return SharedPositions if config.share_att_key else SeparatePositions
 
-    def layouts(self) -> list[Layout]:
+    def tensor_layouts(self) -> list[TensorLayout]:
         return []
 
     def behind_first(self, embedded_TD: Tensor, hidden_TD: Tensor, sequences: PackedSequences) -> Tensor:

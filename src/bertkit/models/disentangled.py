@@ -25,7 +25,7 @@ Kind = Literal["c2p", "p2c"]
 
 
 class Distances:
-    """What all layers share: the rows of the table that sequences of these lengths need, and who reads which.
+    """The rows of the table of distances that a batch needs, shared by all layers.
 
     Args:
         table_RD: all rows.
@@ -48,14 +48,13 @@ class Distances:
 
 
 class DisentangledAttention(SelfAttention):
-    """Attention with scores between contents and positions; where those get their keys and queries is the subclass's.
+    """Attention with scores between contents and positions; a subclass projects the positions.
 
     Args:
-        width: D.
-        heads: N.
+        width, heads: D and N.
         kinds: of scores beside content to content.
         scale: factor of all scores.
-        dropout_rate: on the attention probabilities.
+        dropout_rate: of the attention probabilities.
         position_dropout_rate: on the table of relative positions.
     """
 
@@ -114,8 +113,8 @@ class DisentangledAttention(SelfAttention):
         return self.project(hidden_TD, mix, scope)
 
     def _bias(self, distances: Distances) -> Bias:
-        """Equation 4's second and third term. The position of the query seen from the key is the negative of the key's
-        seen from the query, so both terms read the same row."""
+        """Equation 4's second and third term. The query's position relative to the key is the negative of the key's
+        relative to the query, so both terms read the same row."""
         table_RD = self.position_dropout(distances.table_RD)
         key_NHR = self._by_head(self.position_keys(table_RD)) if "c2p" in self.kinds else None
         query_NHR = self._by_head(self.position_queries(table_RD)) if "p2c" in self.kinds else None
@@ -153,7 +152,7 @@ class SharedPositions(DisentangledAttention):
 
 
 class SeparatePositions(DisentangledAttention):
-    """Positions have maps of their own, for the kinds of scores that are asked for."""
+    """Positions have maps of their own, for the kinds of scores in use."""
 
     position_maps: ClassVar[tuple[str, ...]] = ("position_key", "position_query")
 

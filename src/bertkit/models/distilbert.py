@@ -1,7 +1,7 @@
 """DistilBERT: BERT's layers, half as many, without segment types and pooler.
 
-Sanh et al. 2019, arXiv:1910.01108, section 3; details as in the Hub's class. A classifier has a dense layer with ReLU
-in place of the pooler. The norms' epsilon is fixed.
+Sanh et al. 2019, arXiv:1910.01108, section 3; details as in the Hub's class: a classifier has a dense layer with ReLU
+in place of the pooler, and the norms' epsilon is fixed.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """

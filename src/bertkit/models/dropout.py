@@ -3,7 +3,7 @@
 Srivastava et al. 2014, JMLR 15. Differs from torch.nn.functional.dropout in how the mask is drawn: torch's Bernoulli
 sampler costs ten times as much on a CPU, which at small widths is a quarter of a training step. The bits are numpy's
 SFC64 (Doty-Humphrey's PractRand), seeded by one draw of torch's generator, whose own bits cost three times as much. The
-rate is met to 2^-16, and the scale is that of the rate that is met, so that the expectation is exact.
+dropout rate is met to 2^-16, and the scale is that of the rate met, so the expectation is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LANES = 4
 
 
 class _Dropout(torch.autograd.Function):
-    """Keeps the scaled mask for the backward pass; in float32, for a product of unequal types is several times
+    """Keeps the scaled mask for the backward pass, in the input's type: a product of mixed types is several times
     slower."""
 
     @staticmethod

@@ -1,10 +1,10 @@
-"""ELECTRA, generator and discriminator: BERT's encoder behind an embedding of its own width.
+"""ELECTRA, generator and discriminator: BERT's encoder after embeddings of their own width.
 
-Clark et al. 2020, arXiv:2003.10555, sections 2 and 3.2 and table 6; details as in google-research/electra. Where the
-width of the embeddings differs from that of the layers, a linear map stands between them, so that a small generator can
-share the discriminator's embeddings. There is no pooler; classifiers have a dense layer of their own.
+Clark et al. 2020, arXiv:2003.10555, sections 2 and 3.2 and table 6; details as in google-research/electra. A linear map
+joins embeddings and layers of different widths, so that a small generator can share the discriminator's embeddings.
+There is no pooler; classifiers have a dense layer of their own.
 
-Shapes: T packed tokens, M tokens asked for, D width, E width of the embeddings, V vocabulary.
+Shapes: T packed tokens, M selected tokens, D width, E width of the embeddings, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What every encoder family is to the rest of bertkit: settings, a forward pass over a packed batch, heads, Hub names.
+"""The interface of every encoder family: settings, a forward pass over a packed batch, heads, Hub names.
 
-A family is one file: its configuration reads and writes the family's own `config.json` and plans its heads, its encoder
-is put together from layers.py, and a table says what each weight is called on the Hub. registry.py lists the families.
+A family is one file: a configuration that reads and writes the family's config.json and plans its heads, an encoder
+built from layers.py, and a table of the Hub's names of its weights. registry.py lists the families.
 
 Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary.
 """
@@ -21,7 +21,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.heads import HeadPlan, Pooler, auxiliary_heads
 from bertkit.models.layers import Activation
 from bertkit.models.recorder import Recorder
-from bertkit.models.weights import Layout, Names
+from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import Settings
 
 _SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
@@ -29,10 +29,10 @@ _SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
 
 
 class EncoderConfig(Settings, ABC):
-    """A family's settings; the vocabulary's size comes from the tokenizer.
+    """A family's settings; the size of the vocabulary comes from the tokenizer.
 
-    Fields have the same names in all families (`hidden_size`, `num_hidden_layers`, ...); `hub_keys` says where a
-    family's config.json calls them otherwise.
+    Fields have the same names in all families (`hidden_size`, `num_hidden_layers`, ...); `hub_keys` maps those that the
+    family's config.json names otherwise.
     """
 
     model_type: ClassVar[str]
@@ -79,7 +79,7 @@ class EncoderConfig(Settings, ABC):
 
     @property
     def reads_token_types(self) -> bool:
-        """Whether segments are told apart."""
+        """Whether segments are distinguished."""
         return bool(getattr(self, "type_vocab_size", 1) > 1)
 
     @abstractmethod
@@ -87,7 +87,7 @@ class EncoderConfig(Settings, ABC):
         """The family's heads, by their names in `bertkit.models.heads.HEAD_KINDS`."""
 
     def all_heads(self) -> dict[str, HeadPlan]:
-        """The family's heads, and behind them those that every family may have and it has none of its own for."""
+        """The family's heads, and those of every family that it does not override."""
         own = self.heads()
         shared = auxiliary_heads(pooled=self.pooler_hub_name is not None)
         return own | {name: plan for name, plan in shared.items() if name not in own}
@@ -111,14 +111,14 @@ class EncoderConfig(Settings, ABC):
 
     @abstractmethod
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Draw a weight anew, in place; biases and norms are set elsewhere."""
+        """Draw a weight in place; biases and norms are set elsewhere."""
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
         """The settings in a config.json.
 
         Raises:
-            ValueError: if a key says that it is a model that is not supported, or a value is faulty.
+            ValueError: an unsupported model, or an invalid value.
         """
         for key, wanted in cls.hub_fixed.items():
             if contents.get(key, wanted) != wanted:
@@ -175,8 +175,7 @@ class BertLikeConfig(TransformerConfig):
 
 
 class Encoder(nn.Module, ABC):
-    """A stack of layers over packed tokens. It holds parameters only: a table that is not learnt is computed in
-    forward."""
+    """A stack of layers over packed tokens. It holds parameters only: fixed tables are computed in `forward`."""
 
     hub_names: ClassVar[Names]
     """What each module is called on the Hub, by its name here; `{n}` stands for a layer's number."""
@@ -205,48 +204,46 @@ class Encoder(nn.Module, ABC):
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states, (T, D)."""
 
-    def at(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
-        """The last layer's hidden states of one token a sequence, (B, D), for a head that reads no others.
+    def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
+        """The last layer's hidden states of one token per sequence, (B, D), for a head that reads no other.
 
         Args:
-            token_B: where they stand among the packed tokens.
+            token_B: their positions among the packed tokens.
         """
         hidden_TD: Tensor = self(batch, recorder)
         return hidden_TD.index_select(0, token_B)
 
-    def rows(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
-        """The last layer's hidden states of these tokens, (M, D), for heads that read no others.
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+        """The last layer's hidden states of the tokens `index_M`, (M, D), for heads that read no others.
 
-        A family whose layers mix tokens in attention alone has the rest of its last layer computed for these alone.
-
-        Args:
-            index_M: where they stand among the packed tokens.
+        A family whose layers mix tokens in attention alone computes the rest of its last layer for these alone.
         """
         hidden_TD: Tensor = self(batch)
         return hidden_TD.index_select(0, index_M)
 
-    def narrowed(self) -> Iterable[nn.Module]:
-        """The parts that `rows` puts through the asked tokens alone."""
+    def selected_token_modules(self) -> Iterable[nn.Module]:
+        """The modules that `forward_tokens` runs on the selected tokens alone."""
         return ()
 
     @property
-    def spared_layer(self) -> nn.Module | None:
-        """The layer of which `at` computes keys and values of all tokens, and all else of the one token alone."""
+    def summary_token_layer(self) -> nn.Module | None:
+        """The layer of which `forward_summary_token` computes keys and values of all tokens, and all else of one token
+        alone."""
         return None
 
-    def path(self) -> Iterable[nn.Module]:
-        """The parts that tokens go through; a part that they go through several times comes as often."""
+    def executed_modules(self) -> Iterable[nn.Module]:
+        """The modules that tokens pass through, as often as they do."""
         return (self,)
 
-    def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
-        """The batch as these heads want it read: a family with global tokens says which ones they are."""
+    def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
+        """The batch with the global tokens that these heads need, for families that have any."""
         return batch
 
     def to_hub(self) -> dict[str, Any]:
         """Keys of config.json that are the encoder's own and none of its settings."""
         return {"vocab_size": self.vocab_size}
 
-    def layouts(self) -> Sequence[Layout]:
+    def tensor_layouts(self) -> Sequence[TensorLayout]:
         """Tensors that have another form on the Hub, by their names below the encoder there."""
         return ()
 
@@ -256,21 +253,15 @@ class Encoder(nn.Module, ABC):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """What a family does behind the draw of all weights."""
+        """What a family sets after all weights are drawn."""
         return
 
 
 def initialise(module: nn.Module, config: EncoderConfig, *, seed: int, only: Collection[str] | None = None) -> None:
     """Weights as the family draws them, zero biases, unit norms.
 
-    Each tensor draws from a generator of its own, keyed by the seed and its name, so that adding a head or a layer
-    leaves all others as they were.
-
-    Args:
-        module: what to initialise.
-        config: its family's settings.
-        seed: of the draws.
-        only: names of the parameters to initialise; all where None.
+    Each tensor has a generator of its own, keyed by the seed and its name, so that adding a head or a layer does not
+    change the others. `only` names the parameters to initialise; None: all.
     """
     norms = {name for name, part in module.named_modules() if isinstance(part, nn.LayerNorm)}
     with torch.no_grad():

@@ -26,7 +26,7 @@ from bertkit.models.weights import Names
 
 
 class ErnieConfig(BertLikeConfig):
-    """ERNIE; the released Chinese 1.0 has ReLU, 513 positions and 18,000 pieces."""
+    """ERNIE; the released Chinese 1.0 has ReLU, 513 positions and 18,000 tokens."""
 
     family: Literal["ernie"] = "ernie"
     use_task_id: bool = Field(False, description="Whether there is an embedding of the task (ERNIE 2.0).")

@@ -1,15 +1,14 @@
-"""A bidirectional LSTM that reads a frozen encoder: BERT as a source of features.
+"""A bidirectional LSTM on a frozen encoder: BERT as a source of features.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7: the states of one or several layers, without
-fine-tuning, go into a randomly initialised two-layer BiLSTM of width 768 before the classifier. A weighted sum of
-layers is that of ELMo (Peters et al. 2018, arXiv:1802.05365, equation 1), for the paper gives no formula of its own.
+fine-tuning, are the input of a randomly initialised two-layer BiLSTM of width 768 before the classifier. The weighted
+sum of layers is ELMo's (Peters et al. 2018, arXiv:1802.05365, equation 1), since the paper gives no formula.
 
-To the rest of bertkit this is a family like any other, except that it holds another family's encoder and that no recipe
-pretrains it: its config.json has that encoder's settings under `base`, its weight file that encoder's weights under
-`features.`. The Hub has no class for it.
+A family that holds another family's encoder and that no recipe pretrains: its config.json has that encoder's settings
+under `base`, its weight file that encoder's weights under `features.`. The Hub has no class for it.
 
-Quirks: dropout (before, inside and behind the LSTM) is ours, the paper names none; a whole sequence is judged by the
-mean of the LSTM's states.
+Quirks: dropout (before, inside and after the LSTM) is ours, the paper names none; sequence heads read the mean of the
+LSTM's states.
 
 Shapes: T packed tokens, B sequences, S longest sequence, D width of the encoder, N layers read, H width of the LSTM.
 """
@@ -25,13 +24,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.models.bilstm import packed_lstm
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
-from bertkit.models.packed_lstm import packed_lstm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.registry import FAMILIES
-from bertkit.models.weights import Layout, Names, prefixed
+from bertkit.models.weights import Names, TensorLayout, prefixed
 
 LayerChoice = Literal[
     "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four", "weighted-sum-all"
@@ -43,7 +42,7 @@ _BASE = "base"
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _LayerSelection:
     """Which states are read, counted from 0, the embeddings, to L, the last layer's, given L; and whether they are
     summed."""
 
@@ -51,19 +50,19 @@ class _Reading:
     summed: bool = False
 
 
-_READINGS: dict[LayerChoice, _Reading] = {
-    "embeddings": _Reading(lambda last: range(1)),
-    "second-to-last": _Reading(lambda last: range(last - 1, last)),
-    "last": _Reading(lambda last: range(last, last + 1)),
-    "weighted-sum-last-four": _Reading(lambda last: range(last + 1 - _LAST_FOUR, last + 1), summed=True),
-    "concat-last-four": _Reading(lambda last: range(last + 1 - _LAST_FOUR, last + 1)),
-    "weighted-sum-all": _Reading(lambda last: range(1, last + 1), summed=True),
+_LAYER_SELECTIONS: dict[LayerChoice, _LayerSelection] = {
+    "embeddings": _LayerSelection(lambda last: range(1)),
+    "second-to-last": _LayerSelection(lambda last: range(last - 1, last)),
+    "last": _LayerSelection(lambda last: range(last, last + 1)),
+    "weighted-sum-last-four": _LayerSelection(lambda last: range(last + 1 - _LAST_FOUR, last + 1), summed=True),
+    "concat-last-four": _LayerSelection(lambda last: range(last + 1 - _LAST_FOUR, last + 1)),
+    "weighted-sum-all": _LayerSelection(lambda last: range(1, last + 1), summed=True),
 }
-assert set(_READINGS) == set(get_args(LayerChoice))
+assert set(_LAYER_SELECTIONS) == set(get_args(LayerChoice))
 
 
 class FeatureSource(Protocol):
-    """Somewhere that features of sequences may be kept."""
+    """Precomputed features of sequences."""
 
     def get(self, batch: PackedBatch) -> Tensor | None:
         """Those of a batch, (T, N * D); None where they are not all there."""
@@ -99,12 +98,12 @@ class FeatureLstmConfig(EncoderConfig):
     @property
     def states(self) -> range:
         """The states that are read: 0 are the embeddings, L the last layer's."""
-        return _READINGS[self.layers].states(self.base_layers)
+        return _LAYER_SELECTIONS[self.layers].states(self.base_layers)
 
     @property
     def is_sum(self) -> bool:
         """Whether they are summed, not laid side by side."""
-        return _READINGS[self.layers].summed
+        return _LAYER_SELECTIONS[self.layers].summed
 
     @property
     def max_tokens(self) -> int:
@@ -170,11 +169,11 @@ class LayerMix(nn.Module):
 
 
 class FeatureLstm(Encoder):
-    """An encoder that is only read, and the LSTM that reads it.
+    """A frozen encoder and the LSTM that reads it.
 
     Attributes:
-        base: the encoder; never in training mode, so that it has no dropout.
-        store: where features may lie ready; None where they are computed each time.
+        base: the encoder; always in evaluation mode, so without dropout.
+        store: precomputed features; None: they are computed each time.
     """
 
     def __init__(self, config: FeatureLstmConfig, base: Encoder) -> None:
@@ -228,7 +227,7 @@ class FeatureLstm(Encoder):
     def features(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The states that are read, side by side, (T, N * D), in float32.
 
-        They carry a gradient only where somebody records: nothing of the encoder is trained.
+        They carry a gradient only under a recorder: the encoder is not trained.
         """
         kept = self.store.get(batch) if self.store is not None and recorder is None else None
         if kept is not None:
@@ -240,18 +239,18 @@ class FeatureLstm(Encoder):
             states = [relay.kept.get(_point(state), last_TD) for state in self.settings.states]
             return torch.cat(states, dim=-1).float()
 
-    def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
-        return self.base.marked(batch, heads)
+    def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
+        return self.base.with_global_tokens(batch, heads)
 
-    def path(self) -> Iterable[nn.Module]:
+    def executed_modules(self) -> Iterable[nn.Module]:
         """What is computed for a token in training, the LSTM: features are computed once."""
         return (self.lstm,)
 
     def to_hub(self) -> dict[str, Any]:
         return self.base.to_hub()
 
-    def layouts(self) -> Sequence[Layout]:
-        return [layout.below(f"{self._prefix}.") for layout in self.base.layouts()]
+    def tensor_layouts(self) -> Sequence[TensorLayout]:
+        return [layout.below(f"{self._prefix}.") for layout in self.base.tensor_layouts()]
 
     def hub_copies(self) -> Names:
         copies = self.base.hub_copies()
@@ -263,7 +262,7 @@ class FeatureLstm(Encoder):
 
 
 class _Relay(Recorder):
-    """Keeps some points for itself, and hands all of them to somebody else's recorder first."""
+    """Keeps some points, after another recorder has had all of them."""
 
     def __init__(self, wanted: Collection[str], outer: Recorder | None) -> None:
         super().__init__(wanted)

@@ -15,8 +15,7 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.models.headed import SCORING_RULE
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.pseudo_likelihood import EncoderLeftToRight, MaskedNextToken
 from bertkit.text.tokenizer import Tokenizer
 
@@ -25,7 +24,7 @@ _CPU = torch.device("cpu")
 
 @torch.no_grad()
 def fill_masks(
-    model: PretrainingModel,
+    model: HeadedModel,
     tokenizer: Tokenizer,
     texts: Sequence[str],
     *,

@@ -2,11 +2,11 @@
 
 Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", sections 3.1, 3.3 and 4.1; details
 as in openai/finetune-transformer-lm. There are no segment types and no pooler: a classifier reads the last token, the
-first one that has seen all others. Sibling gpt2.py has the norms before the sub-layers.
+only one that attends to all others. Sibling gpt2.py has the norms before the sub-layers.
 
-Quirk: config.json says `gelu` for what the released code computes, the tanh approximation (`gelu_new` elsewhere).
+Quirk: config.json writes `gelu` for what the released code computes, the tanh approximation (`gelu_new` elsewhere).
 
-Shapes: T packed tokens, M tokens asked for, D width, V vocabulary.
+Shapes: T packed tokens, M selected tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bertkit.models.heads import Classifier, HeadPlan
 from bertkit.models.layers import FeedForward, PostNormLayer
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
-from bertkit.models.weights import Layout, Names, stacked, transposed
+from bertkit.models.weights import Names, TensorLayout, stacked, transposed
 
 _FEED_FORWARD_FACTOR = 4
 LAYER_NAMES = {
@@ -121,7 +121,7 @@ class GptConfig(GptLikeConfig):
         if self.intermediate_size != _FEED_FORWARD_FACTOR * self.hidden_size:
             raise ValueError(
                 f"intermediate_size ({self.intermediate_size}) must be {_FEED_FORWARD_FACTOR} times hidden_size"
-                f" ({self.hidden_size}) in this family, whose config.json cannot say otherwise"
+                f" ({self.hidden_size}) in this family, whose config.json has no key for it"
             )
 
     @classmethod
@@ -163,14 +163,8 @@ class GptEmbeddings(WordEmbeddings):
 
 
 class CausalSelfAttention(SelfAttention):
-    """A token attends to itself and what stands before it.
-
-    Args:
-        width: D, a multiple of `heads`.
-        heads: N.
-        dropout_rate: on the attention probabilities.
-        scale: factor of the scores; one over the root of the head width where None.
-    """
+    """A token attends to itself and to those before it; `scale` is the factor of the scores (None: one over the root of
+    the head width)."""
 
     def __init__(self, width: int, heads: int, *, dropout_rate: float, scale: float | None = None) -> None:
         super().__init__(width, heads, dropout_rate=dropout_rate)
@@ -193,7 +187,7 @@ class CausalSelfAttention(SelfAttention):
 
 
 class GptStack(BertStack):
-    """Embeddings, dropout and layers with tensors in the form of GPT's files: queries, keys and values in one, all
+    """Embeddings, dropout and layers, with tensors in the form of GPT's files: queries, keys and values in one, all
     matrices as (inputs, outputs)."""
 
     def __init__(self, config: GptLikeConfig, vocab_size: int) -> None:
@@ -201,7 +195,7 @@ class GptStack(BertStack):
         self.embeddings = GptEmbeddings(config, vocab_size)
         self.dropout = Dropout(config.embedding_dropout_prob)
 
-    def layouts(self) -> Sequence[Layout]:
+    def tensor_layouts(self) -> Sequence[TensorLayout]:
         kinds = ("query", "key", "value")
         return [
             stacked("h.{n}.attn.c_attn.weight", [f"h.{{n}}.attn.{kind}.weight" for kind in kinds], inputs_first=True),

@@ -67,8 +67,8 @@ class Gpt2Config(GptLikeConfig):
         return Gpt2(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal; positions half as wide, and what is added to the residual stream narrower by the root of the number
-        of additions, so that the stream does not grow with depth (section 2.3)."""
+        """Normal; positions with half the deviation, and what is added to the residual stream with one smaller by the
+        root of the number of additions, so that the stream does not grow with depth (section 2.3)."""
         std = self.initializer_range
         if name.endswith("embeddings.position.weight"):
             std /= 2

@@ -1,12 +1,12 @@
 """An encoder with heads: the one model class, for pretraining and for tasks alike.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4. Which heads there can be, how they pool and what the Hub
-calls them is the family's to say; here they are put on the encoder and asked.
+Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4. The family's `HeadPlan`s define which heads there are, how
+they pool, and their names on the Hub.
 
 A companion is a second model that trains beside the first and may share parameters with it: the generator of ELECTRA
 (Clark et al. 2020, arXiv:2003.10555, section 3.2). Its parameters are the model's, its files are its own.
 
-Shapes: T packed tokens, B sequences, M tokens asked for, D width, V vocabulary, K labels.
+Shapes: T packed tokens, B sequences, M selected tokens, D width, V vocabulary, K labels.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, initialise
 from bertkit.models.heads import HEAD_KINDS, HeadShape, Summary
+from bertkit.models.int8 import QuantisedModule
 from bertkit.models.labels import Labels
-from bertkit.models.quantised_part import QuantisedPart
 from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import HubForm, prefixed, to_hub_names
 
 POOLER = "pooler"
 SCORING_RULE = "scoring_rule"
-"""Key of config.json: the rule of `bertkit.models.pseudo_likelihood` that asks the vocabulary head as it was trained,
-where that cannot be told from the heads. It is one of a model's `extras`."""
+"""Key of config.json: the rule of `bertkit.models.pseudo_likelihood` that uses the vocabulary head as it was trained,
+if the heads do not determine it. It is one of a model's `extras`."""
 _COMPANIONS = "companions."
 
 
@@ -39,17 +39,17 @@ class HeadedModel(nn.Module):
     """An encoder and its heads.
 
     Args:
-        encoder: any family's.
-        heads: names out of `bertkit.models.heads.HEAD_KINDS`; `pooler` for a pooler without a head.
+        encoder: of any family.
+        heads: names in `bertkit.models.heads.HEAD_KINDS`; `pooler` for a pooler without a head.
         labels: of the classification heads.
 
     Attributes:
         head_names: the heads, in the family's order.
-        extras: keys of the config.json that the model was read from and that nothing here interprets; saved again.
+        extras: keys of the config.json that are not interpreted here; they are saved again.
         companions: models that train beside this one, by name.
 
     Raises:
-        UsageError: if the family has no such head.
+        UsageError: the family has no such head.
     """
 
     def __init__(self, encoder: Encoder, heads: Collection[str] = (), *, labels: Labels | None = None) -> None:
@@ -66,7 +66,7 @@ class HeadedModel(nn.Module):
         self.encoder = encoder
         self.head_names = tuple(name for name in self.plans if name in heads)
         shape = HeadShape(encoder.width, encoder.embedding_width, encoder.vocab_size, self.labels.count)
-        # The pooler stands before the first head that reads it: the order of parameters is the order of their sums.
+        # The pooler comes before the first head that reads it: the order of parameters is the order of their sums.
         for name in self.head_names:
             if self.plans[name].pooled and not self.has_pooler:
                 self.add_module(POOLER, encoder.config.build_pooler(encoder.width))
@@ -98,19 +98,14 @@ class HeadedModel(nn.Module):
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(_COMPANIONS)}
 
     def initialise(self, seed: int, *, only: Collection[str] | None = None) -> None:
-        """Draw weights anew, by the family's initialisation.
-
-        Args:
-            seed: of the draws.
-            only: names of parameters; all of them where None.
-        """
+        """Draw weights by the family's rules; `only` names the parameters, None: all."""
         initialise(self, self.encoder.config, seed=seed, only=set(self.own_state()) if only is None else only)
         if only is None:
             self.encoder.finish_initialisation()
             self.initialise_companions(seed)
 
     def initialise_companions(self, seed: int) -> None:
-        """Draw anew what companions do not share with the model, each by its own family's rules."""
+        """Draw what companions do not share with the model, by their own families' rules."""
         for name, companion in self.named_companions().items():
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             companion.initialise(int.from_bytes(digest[:8], "little"), only=set(self.unshared(name)))
@@ -119,25 +114,26 @@ class HeadedModel(nn.Module):
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """Hidden states, (T, D)."""
-        hidden_TD: Tensor = self.encoder(self.encoder.marked(batch, self.head_names), recorder)
+        hidden_TD: Tensor = self.encoder(self.encoder.with_global_tokens(batch, self.head_names), recorder)
         return hidden_TD
 
     def states(self, head: str, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """The hidden states that a head reads: of all tokens, (T, D), or of one token a sequence, (B, D), where it
-        reads no other."""
+        """The hidden states that a head reads: of all tokens, (T, D), or of one token per sequence, (B, D)."""
         summary = self.plans[head].summary
         if summary == "mean" or not self.reads_one_token(head):
             hidden_TD: Tensor = self(batch, recorder)
             return hidden_TD
         token_B = summarised_token(summary, batch)
-        return self.encoder.at(self.encoder.marked(batch, self.head_names), token_B, recorder)
+        return self.encoder.forward_summary_token(
+            self.encoder.with_global_tokens(batch, self.head_names), token_B, recorder
+        )
 
     def reads_one_token(self, head: str) -> bool:
         """Whether a head reads one token of every sequence and no other."""
         return HEAD_KINDS[head] == "sequences" and self.plans[head].summary != "mean"
 
     def token_logits(self, head: str, hidden_MD: Tensor) -> Tensor:
-        """States of the tokens asked for, (M, D), to (M, V) of a vocabulary head or (M, K) of another token head."""
+        """States of selected tokens, (M, D), to (M, V) of a vocabulary head or (M, K) of another token head."""
         module = self.get_submodule(head)
         logits: Tensor = (
             module(hidden_MD, self.encoder.word_embedding.weight)
@@ -154,7 +150,7 @@ class HeadedModel(nn.Module):
         return logits_BK
 
     def summary(self, head: str, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """What a sequence head reads, (B, D): the state of the first or last token, the mean, or what the family makes
+        """The input of a sequence head, (B, D): the first or last token's state, the mean, or the family's own function
         of all states."""
         plan = self.plans[head]
         return summarise(plan.summary, hidden_TD, batch) if plan.read is None else plan.read(hidden_TD, batch)
@@ -194,7 +190,7 @@ class HeadedModel(nn.Module):
         return list(known.values()) or [config.base_architecture]
 
     def hub_form(self) -> HubForm:
-        """How the weights stand in a file of the Hub."""
+        """The form of the weights in a file of the Hub."""
         config, prefix = self.encoder.config, f"{self.encoder.config.hub_prefix}."
         names = prefixed(self.encoder.hub_names, "encoder.", prefix)
         if config.pooler_hub_name is not None:
@@ -202,9 +198,9 @@ class HeadedModel(nn.Module):
         for head in self.head_names:
             names |= prefixed(self.plans[head].hub_names, f"{head}.", "")
         copies = {prefix + copy: prefix + source for copy, source in self.encoder.hub_copies().items()}
-        if any(isinstance(part, QuantisedPart) for part in self.modules()):
+        if any(isinstance(part, QuantisedModule) for part in self.modules()):
             copies = {}  # what the Hub's class keeps twice, of a file that it does not read
-        layouts = [layout.below(prefix) for layout in self.encoder.layouts()]
+        layouts = [layout.below(prefix) for layout in self.encoder.tensor_layouts()]
         return HubForm(names, layouts, tied=self._tied(names), copies=copies)
 
     def _tied(self, names: dict[str, str]) -> dict[str, str]:
@@ -220,17 +216,16 @@ class HeadedModel(nn.Module):
             present = {kind: name for kind, name in sources.items() if name in self.state_dict()}
             hub = to_hub_names(present.values(), names)
             tied |= {f"{decoder}.{kind}": hub[name] for kind, name in present.items()}
-        # A head whose own bias stands in the decoder on the Hub is not a copy of anything.
+        # A head whose own bias is the decoder's on the Hub is no copy.
         return {name: source for name, source in tied.items() if name != source}
 
 
 def share_embeddings(encoder: Encoder, source: Encoder) -> None:
-    """Put the embeddings of one encoder in the place of another's: the part that holds the words, with all it has.
-
-    For BERT and its relations these are the tables of words, positions and segments with their norm.
+    """Replace an encoder's embedding module by another's: for BERT and its relations the tables of words, positions and
+    segments with their norm.
 
     Raises:
-        UsageError: if the two have other parameters or shapes.
+        UsageError: the two have other parameters or shapes.
     """
     name, part = _embedding_part(source)
     shapes, wanted = (
@@ -255,7 +250,7 @@ def _embedding_part(encoder: Encoder) -> tuple[str, nn.Module]:
 
 
 def summarised_token(kind: Literal["first", "last"], batch: PackedBatch) -> Tensor:
-    """Where each sequence's token stands, (B,)."""
+    """The position of each sequence's first or last token, (B,)."""
     return batch.first_token_B if kind == "first" else batch.sequences.cu_seqlens_B1[1:].long() - 1
 
 

@@ -1,10 +1,10 @@
-"""Heads: what is asked of the hidden states, and only where it is asked.
+"""Heads, which compute the outputs that are needed and no others.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4 and appendix A.2. A family puts its heads together from the
-modules here, with its own dropout and activation, and says in a `HeadPlan` what they are called on the Hub. The
-vocabulary projection is tied to the word embeddings and runs on the M predicted positions, never on all T tokens.
+Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4 and appendix A.2. A family builds its heads from the
+modules here, with its own dropout and activation, and gives their names on the Hub in a `HeadPlan`. The vocabulary
+projection is tied to the word embeddings and runs on the M predicted positions, never on all T tokens.
 
-Shapes: M tokens asked for, B sequences, D width, E width of the embeddings, V vocabulary, K outputs.
+Shapes: M selected tokens, B sequences, D width, E width of the embeddings, V vocabulary, K outputs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LABELLED = frozenset({"sequence_classification", "token_classification"})
 """Heads with as many outputs as there are labels."""
 
 SPAN_POSITIONS = 20
-"""Tokens of a span that the span-boundary head tells apart."""
+"""Tokens of a span that the span-boundary head distinguishes."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class HeadPlan:
     """One head of a family.
 
     Attributes:
-        architecture: the Hub's class with this head alone; None where the Hub has none.
-        build: the head's module.
+        architecture: the Hub's class with this head alone; None: the Hub has none.
+        build: makes the head's module.
         hub_names: the Hub's module for each module of the head, by its name below the head; "" is the head itself.
-        pooled: a sequence head that reads the pooler's output, not the state itself.
-        summary: where a sequence head, or its pooler, reads a sequence.
+        pooled: whether a sequence head reads the pooler's output.
+        summary: which state of a sequence a sequence head, or its pooler, reads.
         decoder: of a vocabulary head, the Hub's module that is tied to the word embeddings.
-        read: how a sequence head makes what it reads of all states, where it is none of the summaries; `summary` then
-            says mean, for no single token is enough.
+        read: how a sequence head computes its input from all states, if by none of the summaries (`summary` is then
+            mean).
     """
 
     architecture: str | None
@@ -108,8 +108,8 @@ class MaskedLMHead(VocabularyHead):
 
 
 class SpanBoundaryHead(VocabularyHead):
-    """The states on both sides of a span and the number of a token in it, to the token: two layers, each with its
-    norm, then the transposed word embedding and a bias.
+    """A token of a span from the states on both sides of the span and the token's number in it: two layers, each with
+    its norm, then the transposed word embedding and a bias.
 
     Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 3.2; widths and order as in the released pair_bert.py.
     """
@@ -126,8 +126,8 @@ class SpanBoundaryHead(VocabularyHead):
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
-        """The same state on both sides of the first token of a span: what can be asked of any token, as when two
-        copies of a model are compared."""
+        """With the same state on both sides and the first token of a span: defined for any token, as when two models
+        are compared."""
         offset_M = torch.zeros_like(hidden_MD[:, 0], dtype=torch.int64)
         return self.project_span(hidden_MD, hidden_MD, offset_M, word_embedding_VE)
 
@@ -167,15 +167,7 @@ class Classifier(nn.Module):
 
 
 class DenseClassifier(nn.Module):
-    """A dense layer with its activation before dropout and the linear map.
-
-    Args:
-        width: D.
-        outputs: K.
-        activation: behind the dense layer.
-        input_dropout_rate: before it.
-        dropout_rate: behind it.
-    """
+    """Dropout, a dense layer with its activation, dropout, and a linear map."""
 
     def __init__(
         self, width: int, outputs: int, *, activation: Activation, input_dropout_rate: float, dropout_rate: float
@@ -228,11 +220,8 @@ def add_head(name: str, reads: Reads, outputs: int) -> None:
 
 
 def auxiliary_heads(*, pooled: bool) -> dict[str, HeadPlan]:
-    """Heads of pretraining objectives that any family may have and that no class of the Hub knows.
-
-    Args:
-        pooled: whether the family's sequence heads read a pooler.
-    """
+    """Heads of pretraining objectives that every family has and no class of the Hub; `pooled`: sequence heads read a
+    pooler."""
     plans = {
         name: _auxiliary_plan(name, outputs, pooled=pooled and HEAD_KINDS[name] == "sequences")
         for name, outputs in _AUXILIARY_OUTPUTS.items()

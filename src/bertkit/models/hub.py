@@ -1,7 +1,7 @@
 """Model directories in the Hugging Face format: `AutoModel.from_pretrained` loads what is written here.
 
-File formats of `transformers` and `safetensors`; no class of theirs is needed. Sibling find.py looks models up by name,
-weight_files.py reads the files.
+File formats of `transformers` and `safetensors`; no class of `transformers` is needed. Sibling model_files.py finds
+models by name and reads their files.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ from bertkit.errors import DataError
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
-from bertkit.models.find import CONFIG_FILE, encoder_directory, find_model, is_model
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import LABELLED
+from bertkit.models.int8 import TRAINING_REFUSED
 from bertkit.models.labels import Labels
+from bertkit.models.model_files import (
+    CONFIG_FILE,
+    SAFETENSORS,
+    encoder_directory,
+    find_model,
+    find_weights,
+    is_model,
+    read_weights,
+)
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
-from bertkit.models.quantised_part import REFUSAL
 from bertkit.models.registry import FAMILIES
-from bertkit.models.weight_files import SAFETENSORS, find_weights, read_weights
 from bertkit.models.weights import WeightReport, load_weights
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import save_tokenizer
@@ -90,24 +97,24 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
         for name, tensor in form.to_hub(state).items()
     }
     save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
-    # safetensors lets nobody else read what it writes; the other files follow the user's umask.
+    # safetensors writes files that only the user can read; the other files follow the umask.
     (directory / WEIGHTS_FILE).chmod((directory / CONFIG_FILE).stat().st_mode)
     if tokenizer is not None:
         write_tokenizer(model, tokenizer, directory)
 
 
 def write_tokenizer(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -> None:
-    """Write the tokenizer's files, which say how long a text the model reads, and whether it tells segments apart."""
+    """Write the tokenizer's files, with the model's longest text and whether it distinguishes segments."""
     save_tokenizer(
         tokenizer, directory, max_tokens=model.encoder.max_tokens, token_types=model.encoder.config.reads_token_types
     )
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """The family's settings and the whole of config.json.
+    """The family's settings and all of config.json.
 
     Raises:
-        DataError: if the file is damaged, its model type unknown or a setting faulty.
+        DataError: the file is damaged, its model type unknown or a setting invalid.
     """
     path = directory / CONFIG_FILE
     try:
@@ -124,9 +131,9 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     try:
         return kind.from_hub(contents), contents
     except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"])) or "settings"
-        raise DataError(f"{path}: {key}: {fault['msg']} (found {fault['input']!r})") from error
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "settings"
+        raise DataError(f"{path}: {key}: {first['msg']} (found {first['input']!r})") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -134,19 +141,19 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
 def load_model(
     directory: Path, *, heads: Collection[str] | None = None, labels: Labels | None = None, new: Collection[str] = ()
 ) -> tuple[HeadedModel, WeightReport]:
-    """A model with its heads.
+    """A model with its heads, in evaluation mode.
 
     Args:
         directory: as found by `find_model`.
-        heads: which heads to build; the ones that the checkpoint has where None. A head that it lacks is drawn anew: a
-            warning names its weights, and they are in the report's `missing`.
-        labels: of the classification heads; the ones that config.json names where None. A classifier of the checkpoint
-            with another number of labels is drawn anew.
-        new: heads that are expected to be drawn anew, for which there is no warning.
+        heads: which heads to build; None: those of the checkpoint. One that it lacks is initialised: a warning names
+            its weights, and they are in the report's `missing`.
+        labels: of the classification heads; None: config.json's. A classifier with another number of labels is
+            initialised.
+        new: heads that are expected to be initialised, without a warning.
 
     Raises:
-        DataError: if a file is damaged, a weight of the encoder is missing, or a shape disagrees.
-        UsageError: if the family has no such head.
+        DataError: a file is damaged, a weight of the encoder is missing, or a shape disagrees.
+        UsageError: the family has no such head.
     """
     directory = encoder_directory(directory)
     config, contents = read_config(directory)
@@ -177,16 +184,16 @@ def load_model(
     lacking = [name for name in report.missing if name in set(backbone)]
     if lacking:
         raise DataError(f"{path}: the encoder lacks {len(lacking)} weights, such as {', '.join(lacking[:3])}")
-    anew = set(report.drawn_anew)
-    model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in anew})
-    unexpected = anew - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
+    initialised = set(report.drawn_anew)
+    model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
+    unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
     if unexpected:
         log.warning("%s: newly initialised: %s", path, ", ".join(sorted(unexpected)))
     return model.eval(), report
 
 
 def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[str]) -> Mapping[str, Any] | None:
-    """What config.json says of quantised weights; None where they are floats.
+    """The settings of quantised weights in config.json; None if the weights are floats.
 
     Raises:
         DataError: they are quantised by other software, or a head is to be trained on them.
@@ -207,32 +214,18 @@ def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[
 
 
 def refuse_quantised(directory: Path, contents: Mapping[str, Any]) -> None:
-    """Of a model that is to be trained.
-
-    Args:
-        directory: where it lies.
-        contents: of its config.json.
-
-    Raises:
-        DataError: its weights are quantised.
-    """
+    """Raise DataError if the model in this directory, of which `contents` is config.json, cannot be trained."""
     if QUANTISATION in contents:
-        raise DataError(f"{directory}: {REFUSAL}")
-
-
-load_pretraining_model = load_model
-"""The name by which pretraining knows it."""
+        raise DataError(f"{directory}: {TRAINING_REFUSED}")
 
 
 def load_companions(model: HeadedModel, directory: Path) -> None:
-    """Fill a model's companions with what an earlier run wrote: RUN/generator beside RUN/model.
+    """Fill a model's companions from an earlier run's directory: RUN/generator beside RUN/model.
 
-    Args:
-        model: what it shares with a companion stays as it is, and so does a companion that has no directory there.
-        directory: where the model was read from.
+    What a companion shares with the model is not changed, nor is a companion without a directory there.
 
     Raises:
-        DataError: if a companion there has other settings.
+        DataError: a companion there has other settings.
     """
     for name, companion in model.named_companions().items():
         beside = directory.parent / name
@@ -244,7 +237,7 @@ def load_companions(model: HeadedModel, directory: Path) -> None:
             differing = [
                 f"{key} is {found.get(key)}, wanted {wanted[key]}" for key in wanted if found.get(key) != wanted[key]
             ]
-            raise DataError(f"{beside}: not the {name} that the recipe asks for: {', '.join(differing)}")
+            raise DataError(f"{beside}: not the {name} of the recipe: {', '.join(differing)}")
         state = loaded.state_dict()
         with torch.no_grad():
             for key, parameter in model.unshared(name).items():
@@ -252,11 +245,8 @@ def load_companions(model: HeadedModel, directory: Path) -> None:
 
 
 def check_vocabulary(model: HeadedModel, tokenizer: Tokenizer, *, source: str) -> None:
-    """Compare a tokenizer with the embedding table.
-
-    Raises:
-        DataError: if the tokenizer has ids beyond the table. A table with rows to spare is common, and only logged.
-    """
+    """Raise DataError if the tokenizer has ids beyond the embedding table; a table with more rows is common, and
+    logged."""
     rows = model.encoder.vocab_size
     if tokenizer.vocab_size > rows:
         raise DataError(
@@ -268,10 +258,10 @@ def check_vocabulary(model: HeadedModel, tokenizer: Tokenizer, *, source: str) -
 
 
 def heads_in(config: EncoderConfig, contents: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The heads that a checkpoint has, `pooler` where it has that alone.
+    """The heads of a checkpoint; `pooler` if it has that alone.
 
-    Several heads can have the same names on the Hub (`classifier.weight`), and some have no weights of their own: which
-    one it is, `architectures` says.
+    Several heads can have the same names on the Hub (`classifier.weight`), and some have no weights of their own: then
+    `architectures` decides.
     """
     plans = config.all_heads()
     found_names = {head: _present(plan.hub_names.values(), tensors) for head, plan in plans.items()}
@@ -328,6 +318,5 @@ __all__ = [
     "find_model",
     "load_companions",
     "load_model",
-    "load_pretraining_model",
     "save_model",
 ]

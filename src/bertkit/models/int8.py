@@ -1,20 +1,19 @@
-"""Weights and activations in eight bits: linear maps and tables that compute in whole numbers.
+"""int8 linear maps and tables: weights and activations in eight bits, multiplied as integers.
 
-Two kinds. `QuantisedLinear` quantises its input as it comes, each row from its own smallest number to its largest, so
-that what a text gives does not depend on the texts beside it. `StaticLinear` has thresholds that training found, and is
-symmetric (Zafrir et al. 2019, Q8BERT, arXiv:1910.06188; training/methods/q8bert.py). Weights are symmetric in both:
-q = round(w L / threshold), L = 127. Sibling low_bit.py has weights of fewer bits, which are read back into floats.
+Two kinds. `QuantisedLinear` quantises each row of its input between the row's minimum and maximum, so that a text's
+output does not depend on the texts beside it. `StaticLinear` has thresholds found in training, and is symmetric (Zafrir
+et al. 2019, Q8BERT, arXiv:1910.06188; compression/q8bert.py). Weights are symmetric in both: q = round(w L /
+threshold), L = 127. Sibling low_bit.py has weights of fewer bits, which are dequantised to floats.
 
-The instruction that AVX2 has for bytes adds two products in 16 bits, which 2 * 255 * 127 would be cut off by. So a row
-has 200 steps in place of 255, with which a weight and its neighbour may have 163 together: most rows of weights have
-that by themselves, and the others a scale that is a little coarser. (255 steps and 128 for two weights, which makes
-most scales a third coarser, was up to one and a half times as far from the floats.) Where two weights have more than
-their activations allow, as in Q8BERT's matrices with one scale, the outputs concerned are computed in two parts. The
-whole numbers are then exact on every processor.
+AVX2's instruction for bytes adds two products in 16 bits, which 2 * 255 * 127 overflows. So a row has 200 steps, not
+255, with which two neighbouring weights may sum to 163: most rows of weights do by themselves, and the others get a
+slightly coarser scale. (255 steps and sums of 128, which makes most scales a third coarser, was up to one and a half
+times as far from the floats.) Outputs whose weights exceed the limit, as in Q8BERT's matrices with one scale, are
+computed in two parts. The integers are then exact on every processor.
 
-The products are those of FBGEMM, by torch's operators (measured against torch._int_mm, oneDNN and QNNPACK: the fastest
-on AVX2 by 1.1 to 50 times). Where torch has no FBGEMM, off the CPU, and where gradients are asked for, the same numbers
-are multiplied as floats.
+The products are FBGEMM's, by torch's operators (measured against torch._int_mm, oneDNN and QNNPACK: the fastest on AVX2
+by 1.1 to 50 times). Without FBGEMM, off the CPU, and where gradients are needed, the same numbers are multiplied as
+floats.
 
 Shapes: T rows, D inputs, F outputs, V rows of a table, E its width.
 """
@@ -22,15 +21,85 @@ Shapes: T rows, D inputs, F outputs, V rows of a table, E its width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertkit.models.attention import one_by_one
-from bertkit.models.quantised_part import Kept, QuantisedPart, levels_of, round_to
+from bertkit.errors import DataError
+from bertkit.models.attention import project_separately
+
+TRAINING_REFUSED = (
+    "the model is quantised and cannot be trained; train the model that it was made from (export.json beside it names"
+    " it), and quantise the result"
+)
+
+
+class WeightCache:
+    """What is derived from weights on first use; it is neither copied with its owner nor saved."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def get(self, what: Hashable, make: Callable[[], Any]) -> Any:
+        """What was made under this key."""
+        if what not in self._made:
+            # It outlives this pass, and a later one may need gradients of other tensors.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._made[what] = make()
+        return self._made[what]
+
+    def clear(self) -> None:
+        self._made.clear()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> WeightCache:
+        return WeightCache()
+
+    def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
+        return WeightCache, ()
+
+
+class QuantisedModule(nn.Module, ABC):
+    """A module with integer weights, which have no gradient.
+
+    Attributes:
+        cached: what was derived from them, until they move to another device.
+    """
+
+    cached: WeightCache
+
+    @property
+    @abstractmethod
+    def num_weights(self) -> int:
+        """The number of weights, without biases, which are floats."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Raises:
+        DataError: for training."""
+        if mode:
+            raise DataError(TRAINING_REFUSED)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As nn.Module, for moves to another device."""
+        self.cached.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+
+def levels_of(bits: int) -> int:
+    """L, the largest whole number of a symmetric quantisation."""
+    return int(2 ** (bits - 1) - 1)
+
+
+def round_to(values: Tensor, threshold: float | Tensor, levels: int) -> Tensor:
+    """`values` on the grid of the threshold: what quantising and reading back leaves of them."""
+    scale = levels / threshold
+    return values.mul(scale).round_().clamp_(-levels, levels).div_(scale)
+
 
 LEVELS = 127
 """L, the largest whole number of eight bits."""
@@ -38,7 +107,7 @@ WEIGHT = "weight_int8"
 SCALE = "weight_scale"
 INPUT_THRESHOLD = "input_threshold"
 OUTPUT_THRESHOLD = "output_threshold"
-"""What the tensors are called in a file, behind the map's own name."""
+"""Names of the tensors in a file, below the module's."""
 
 STEPS = 200
 """Steps between the smallest and the largest number of a row."""
@@ -47,7 +116,7 @@ _LARGEST_SUM = 2**15 - 1
 _SMALLEST_PEAK = 1e-30
 
 
-class _Int8(QuantisedPart):
+class _Int8(QuantisedModule):
     """What maps and tables of int8 have in common."""
 
     weight_int8: Tensor
@@ -59,20 +128,15 @@ class _Int8(QuantisedPart):
 
     @property
     def weight(self) -> Tensor:
-        """The weights as floats, (F, D) or (V, E); kept from the first time on: a vocabulary head compares with all of
-        a table."""
-        found: Tensor = self.kept.get("weight", lambda: self.weight_int8 * self.weight_scale[:, None])
+        """The weights as floats, (F, D) or (V, E), kept from the first use on: a vocabulary head multiplies by a whole
+        table."""
+        found: Tensor = self.cached.get("weight", lambda: self.weight_int8 * self.weight_scale[:, None])
         return found
 
 
 class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weight is a parameter, and here a copy in floats
-    """A linear map of int8 weights with a scale an output; its input is quantised row by row.
-
-    Args:
-        inputs, outputs: D and F.
-        bias: whether it has one; a float.
-        scales: F, or 1 where all outputs have the same.
-    """
+    """A linear map of int8 weights with a scale per output (or one for all: `scales` 1); its input is quantised row by
+    row."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, scales: int) -> None:
         nn.Module.__init__(self)
@@ -80,7 +144,7 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weig
         self.register_buffer(WEIGHT, torch.zeros(outputs, inputs, dtype=torch.int8))
         self.register_buffer(SCALE, torch.ones(scales))
         self.register_parameter("bias", nn.Parameter(torch.zeros(outputs)) if bias else None)
-        self.kept = Kept()
+        self.cached = WeightCache()
 
     @classmethod
     def of(cls, linear: nn.Linear, *, by_output: bool = True) -> QuantisedLinear:
@@ -111,18 +175,14 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weig
         if not is_fast(input):
             rounded = input + (_on_grid(input.detach()) - input).detach()
             return functional.linear(rounded, self.weight, self.bias)
-        product = self.kept.get("product", lambda: Product(self.weight_int8, self.weight_scale, None, largest=STEPS))
+        product = self.cached.get(
+            "product", lambda: Int8Matrix(self.weight_int8, self.weight_scale, None, largest=STEPS)
+        )
         return row_product(input.float(), product, self.bias)
 
 
 class StaticLinear(QuantisedLinear):
-    """A linear map whose input, and output where it has a threshold, are quantised by thresholds that stay.
-
-    Args:
-        inputs, outputs, bias, scales: as of `QuantisedLinear`.
-        bits: of input and output.
-        requantised: whether there is a threshold of the output.
-    """
+    """A linear map whose input, and output if it is requantised, are quantised by fixed thresholds of `bits` bits."""
 
     def __init__(
         self, inputs: int, outputs: int, *, bias: bool, scales: int, bits: int = 8, requantised: bool = False
@@ -137,9 +197,9 @@ class StaticLinear(QuantisedLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., F)."""
-        threshold, output_threshold = self.kept.get("thresholds", self._as_numbers)
+        threshold, output_threshold = self.cached.get("thresholds", self._as_numbers)
         if is_fast(input):
-            product = self.kept.get("product", self._product)
+            product = self.cached.get("product", self._product)
             scale = threshold / self.levels
             output: Tensor = product(input.float().clamp(-threshold, threshold), scale, zero=LEVELS + 1)
         else:
@@ -154,8 +214,8 @@ class StaticLinear(QuantisedLinear):
         whole, scale = quantise_rows(linear.weight.detach(), by_row=self.weight_scale.numel() > 1)
         self._set(whole, scale, linear)
 
-    def _product(self) -> Product:
-        return Product(self.weight_int8, self.weight_scale, self.bias, largest=_BYTE)
+    def _product(self) -> Int8Matrix:
+        return Int8Matrix(self.weight_int8, self.weight_scale, self.bias, largest=_BYTE)
 
     def _as_numbers(self) -> tuple[float, float | None]:
         output = self.output_threshold
@@ -163,12 +223,7 @@ class StaticLinear(QuantisedLinear):
 
 
 class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # likewise
-    """A table of int8 with a scale a row.
-
-    Args:
-        rows, width: V and E.
-        scales: V, or 1 where all rows have the same.
-    """
+    """A table of int8 with a scale per row (or one for all: `scales` 1)."""
 
     def __init__(self, rows: int, width: int, *, scales: int) -> None:
         nn.Module.__init__(self)
@@ -176,7 +231,7 @@ class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # like
         self.padding_idx = None
         self.register_buffer(WEIGHT, torch.zeros(rows, width, dtype=torch.int8))
         self.register_buffer(SCALE, torch.ones(scales))
-        self.kept = Kept()
+        self.cached = WeightCache()
 
     @classmethod
     def of(cls, table: nn.Embedding, *, by_row: bool = True) -> QuantisedEmbedding:
@@ -198,27 +253,27 @@ class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # like
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
-class Joint:
+class JointProjection:
     """Several maps of one input as one product: it is quantised once, and read once. A `Together` of attention.py."""
 
     def __init__(self) -> None:
-        self._kept = Kept()
+        self._cached = WeightCache()
 
     def __call__(self, maps: Sequence[nn.Module], input: Tensor) -> Sequence[Tensor]:
         """(T, D) to (T, F) of each map, all of which are `QuantisedLinear`, with a bias or all without."""
         if not is_fast(input):
-            return one_by_one(maps, input)
-        product, bias, sizes = self._kept.get(tuple(maps), lambda: _as_one(maps))
+            return project_separately(maps, input)
+        product, bias, sizes = self._cached.get(tuple(maps), lambda: _as_one(maps))
         return torch.split_with_sizes(row_product(input.float(), product, bias), sizes, dim=-1)
 
 
-def _as_one(maps: Sequence[nn.Module]) -> tuple[Product, Tensor | None, list[int]]:
+def _as_one(maps: Sequence[nn.Module]) -> tuple[Int8Matrix, Tensor | None, list[int]]:
     parts = [part for part in maps if isinstance(part, QuantisedLinear)]
     weight = torch.cat([part.weight_int8 for part in parts])
     scale = torch.cat([part.weight_scale.expand(part.out_features) for part in parts])
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     sizes = [part.out_features for part in parts]
-    return Product(weight, scale, None, largest=STEPS), torch.cat(biases) if biases else None, sizes
+    return Int8Matrix(weight, scale, None, largest=STEPS), torch.cat(biases) if biases else None, sizes
 
 
 def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> tuple[Tensor, Tensor]:
@@ -226,8 +281,8 @@ def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> t
 
     Args:
         weight_FD: any matrix.
-        by_row: whether each row has a scale of its own, or all have one.
-        paired: whether neighbours are kept to what `STEPS` allow them together.
+        by_row: whether each row has a scale of its own.
+        paired: whether sums of neighbours are limited to what `STEPS` allows.
     """
     limit_F = weight_FD.abs().amax(dim=1) / LEVELS
     if paired:
@@ -237,24 +292,24 @@ def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> t
 
 
 def pair_sums(weight_FD: Tensor) -> Tensor:
-    """The absolute values of neighbours together, (F, D / 2); one that has no neighbour stands alone."""
+    """Sums of the absolute values of neighbours, (F, D / 2); the last of an odd number stands alone."""
     even_FD = functional.pad(weight_FD.abs(), (0, weight_FD.shape[1] % 2))
     return even_FD.view(even_FD.shape[0], -1, 2).sum(dim=2)
 
 
 def pair_limit(largest: int) -> int:
-    """What two weights may have together whose activations are whole numbers up to `largest`: 128 for 255."""
+    """The largest sum of two weights for activations up to `largest`: 128 for 255."""
     return _LARGEST_SUM // largest
 
 
-class Product:
-    """A matrix of whole numbers as FBGEMM wants it.
+class Int8Matrix:
+    """A matrix packed for FBGEMM.
 
     Args:
         weight_int8: (F, D).
         scale: (F,) or (1,).
-        bias: (F,); none where None.
-        largest: whole number of an activation.
+        bias: (F,), or None.
+        largest: integer of an activation.
 
     Attributes:
         sum_F: of an output's weights.
@@ -282,7 +337,7 @@ class Product:
         return product[..., : self.outputs].index_add(-1, self.row_R, product[..., self.outputs :])
 
 
-def row_product(input: Tensor, product: Product, bias: Tensor | None) -> Tensor:
+def row_product(input: Tensor, product: Int8Matrix, bias: Tensor | None) -> Tensor:
     """Rows, each quantised from its own smallest number to its largest, times a matrix."""
     low, span = _ends(input)
     # A row of equal numbers is 0 / 0 here; whatever whole numbers that makes, the product is multiplied by 0.
@@ -307,7 +362,7 @@ def _on_grid(input: Tensor) -> Tensor:
 def _pack(weight_int8: Tensor, scale_F: Tensor, bias: Tensor | None) -> Any:
     engine = torch.backends.quantized.engine
     with warnings.catch_warnings():
-        # torch asks to go over to torchao, whose int8 products on a CPU are torch._int_mm's.
+        # torch recommends torchao, whose int8 products on a CPU are torch._int_mm's.
         warnings.simplefilter("ignore")
         torch.backends.quantized.engine = "fbgemm"
         try:
@@ -319,7 +374,7 @@ def _pack(weight_int8: Tensor, scale_F: Tensor, bias: Tensor | None) -> Any:
             torch.backends.quantized.engine = engine
 
 
-# The operator itself: what torch puts around it looks at each argument for objects that are none of ours, which at
+# The operator itself: torch's wrapper checks each argument for foreign objects, which at
 # one sentence takes one part in a hundred of the whole forward pass.
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
 """Floats, their scale, their zero point, packed weights: quantises into 8 unsigned bits, multiplies, gives floats."""

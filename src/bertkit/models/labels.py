@@ -1,4 +1,4 @@
-"""The labels that a classifier gives, in the order of its logits.
+"""The labels of a classifier, in the order of its logits.
 
 config.json of `transformers`: `id2label`, `label2id`, `num_labels`, `problem_type`. Orders differ between code bases
 (MNLI alone has three), so an order is only ever taken from names, never assumed.
@@ -23,8 +23,8 @@ class Labels:
     """Names of a classifier's outputs.
 
     Attributes:
-        names: one per logit, in their order; LABEL_0, LABEL_1, ... where nobody has named them.
-        problem_type: what the logits mean; None where the checkpoint does not say.
+        names: one per logit, in their order; LABEL_0, LABEL_1, ... if unnamed.
+        problem_type: what the logits mean; None if the checkpoint does not tell.
     """
 
     names: tuple[str, ...]
@@ -32,7 +32,7 @@ class Labels:
 
     @classmethod
     def unnamed(cls, count: int = _DEFAULT_COUNT, problem_type: ProblemType | None = None) -> Labels:
-        """As many labels, without names; two is what the Hub's classes have where nothing is said."""
+        """Labels without names; two is the default of the Hub's classes."""
         return cls(tuple(_UNNAMED.format(number) for number in range(count)), problem_type)
 
     @property
@@ -45,10 +45,10 @@ class Labels:
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Labels:
-        """The labels that a config.json names.
+        """The labels in a config.json.
 
         Raises:
-            ValueError: if they are not numbered from 0 without gaps, or the problem type is none that is known.
+            ValueError: they are not numbered from 0 without gaps, or the problem type is unknown.
         """
         problem_type = contents.get("problem_type")
         if problem_type is not None and problem_type not in get_args(ProblemType):
@@ -79,7 +79,7 @@ class Labels:
             source: the checkpoint, for messages.
 
         Raises:
-            DataError: if the checkpoint does not name its labels, or names others.
+            DataError: the checkpoint does not name its labels, or names others.
         """
         if not self.are_named:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Which of a teacher's layers each of a student's learns from, and which of them a student begins with.
+"""Which of a teacher's layers each of a student's learns from, and which of them initialise a student.
 
 Layers are counted from 1 where they are compared, 0 being the embeddings; those that are copied from 0, as in names of
 weights. The names:
@@ -6,14 +6,14 @@ weights. The names:
     of comparison, for a student of M layers and a teacher of N
         uniform   m from m N / M, the last from the last     TinyBERT, arXiv:1909.10351, section 4.2
         skip      uniform without the last                   PKD-Skip, arXiv:1908.09355, section 3.2
-        last      m from N - M + m, the last left out        PKD-Last
+        last      m from N - M + m, without the last         PKD-Last
         first     m from m
         top       the last from the last, no other           DistilBERT's cosine loss, arXiv:1910.01108
     of copying, M of N
         first     0, 1, ..., M - 1                           PKD; Theseus, arXiv:2002.02925
         last      N - M, ..., N - 1
-        uniform   M layers at equal distances, the first and the last among them: 0, 2, 4, 7, 9, 11 of 12, as
-                  DistilBERT's released extraction has it
+        uniform   M layers at equal distances, the first and the last among them: 0, 2, 4, 7, 9, 11 of 12, as in
+                  DistilBERT's released extraction
         skip      the last of each of M equal blocks
 """
 
@@ -37,11 +37,10 @@ def layer_map(wanted: MapName | Sequence[Sequence[int]], *, student: int, teache
 
     Args:
         wanted: a name, or the pairs themselves.
-        student: its layers, M.
-        teacher: its layers, N.
+        student, teacher: their layers, M and N.
 
     Raises:
-        UsageError: a pair that is out of range, a student deeper than its teacher, or a name that gives no pair.
+        UsageError: a pair out of range, a student deeper than its teacher, or a name that gives no pair.
     """
     if not isinstance(wanted, str):
         return _checked(wanted, student, teacher)
@@ -64,15 +63,15 @@ def layer_map(wanted: MapName | Sequence[Sequence[int]], *, student: int, teache
 
 
 def chosen_layers(wanted: ChoiceName | Sequence[int], *, of: int, keep: int | None = None) -> list[int]:
-    """The layers that a smaller model has of a larger one, counted from 0, in ascending order for names.
+    """The layers of a larger model that a smaller one keeps, counted from 0, in ascending order for names.
 
     Args:
         wanted: a name, or the layers themselves in the order in which they are stacked.
-        of: layers that there are.
-        keep: how many are kept; may be left out where `wanted` is a list.
+        of: the number of layers.
+        keep: how many are kept; optional if `wanted` is a list.
 
     Raises:
-        UsageError: a layer that is not there, or more of them than there are.
+        UsageError: no such layer, or too many.
     """
     if not isinstance(wanted, str):
         strange = [layer for layer in wanted if not 0 <= layer < of]

@@ -1,7 +1,7 @@
-"""The parts that every family is put together from: activations, feed-forward, and the two orders of norm and residual.
+"""Building blocks of the families: activations, feed-forward, and the two orders of norm and residual.
 
-Vaswani et al. 2017, arXiv:1706.03762, section 3 (norm after the residual sum, as BERT has it); Xiong et al. 2020,
-arXiv:2002.04745 (norm before the sub-layer, as Megatron's BERT has it).
+Vaswani et al. 2017, arXiv:1706.03762, section 3 (norm after the residual sum, BERT's); Xiong et al. 2020,
+arXiv:2002.04745 (norm before the sub-layer, Megatron's BERT).
 
 Shapes: T packed tokens, D width, F width of the feed-forward layer.
 """
@@ -101,8 +101,8 @@ class PostNorm(_Layer):
 
 
 class PreNorm(_Layer):
-    """x + sublayer(norm(x)): the residual stream is never normalised, which trains at higher rates without long
-    warm-up. What attention reads is the subclass's."""
+    """x + sublayer(norm(x)): the residual stream is never normalised, which trains at higher learning rates without
+    long warm-up. A subclass supplies the attention's input."""
 
     def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
@@ -119,7 +119,7 @@ class PreNorm(_Layer):
 
 
 class _PlainAttention(_Layer):
-    """A layer whose attention reads nothing but the states."""
+    """A layer whose attention has no input but the states."""
 
     def forward(
         self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
@@ -132,12 +132,12 @@ class _PlainAttention(_Layer):
 
         return self.around(hidden_TD, attention, scope, index_M)
 
-    def at(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
+    def forward_summary_token(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
         """What `forward` gives one token of every sequence, (B, D); see `SelfAttention.at`."""
         read_TD = self.read(hidden_TD)
 
         def attention(states_BD: Tensor) -> Tensor:
-            return self.attention.at(states_BD, read_TD, sequences, token_B)
+            return self.attention.forward_summary_token(states_BD, read_TD, sequences, token_B)
 
         return self.around(hidden_TD.index_select(0, token_B), attention, Scope(None, ""))
 

@@ -1,10 +1,10 @@
-"""Longformer: RoBERTa whose tokens see only near ones, but for global tokens, which see and are seen by all.
+"""Longformer: RoBERTa with windowed attention, but for global tokens, which attend to all and are attended to by all.
 
-Beltagy et al. 2020, arXiv:2004.05150, sections 3.1 and 5; details as in the Hub's class. Global tokens have projections
-of their own for what they see; what sees them goes through the ordinary ones. Which tokens are global is the task's to
-say: `PackedBatch.global_T`, or by the heads, as the Hub's classes have it: the first token for a sequence classifier,
-the question (what stands before the first separator) for a span, the choice (what stands behind the pair of
-separators) for multiple choice, and none for a language model.
+Beltagy et al. 2020, arXiv:2004.05150, sections 3.1 and 5; details as in the Hub's class. Global tokens have query, key
+and value maps of their own; tokens that attend to them use the ordinary ones. Global tokens are those of
+`PackedBatch.global_T`, or depend on the heads, as in the Hub's classes: the first token for a sequence classifier, the
+question (up to the first separator) for a span, the choice (after the pair of separators) for multiple choice, and none
+for a language model.
 
 Shapes: T packed tokens, D width, V vocabulary, N heads, H head width, G global tokens of a sequence.
 """
@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models.attention import SelfAttention, attend_openly, from_blocks, to_blocks
+from bertkit.models.attention import SelfAttention, attend_explicitly, from_blocks, to_blocks
 from bertkit.models.bert import LAYER_NAMES, POST_NORM_NAMES
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder
@@ -44,7 +44,7 @@ class LongformerConfig(RobertaLikeConfig):
         512, description="Window in tokens, half of it on either side: of all layers, or of each."
     )
     sep_token_id: int | None = Field(
-        2, description="The separator's id, by which questions and choices are told; null: there are none."
+        2, description="The separator's id, which bounds questions and choices; null: there are none."
     )
 
     model_type: ClassVar[str] = "longformer"
@@ -134,7 +134,7 @@ class LongformerAttention(SelfAttention):
             scores_bNGS = (marks.pick(query) * scale) @ key.transpose(-1, -2)
             without_padding = replace(block, mask_b11S=None)
             points = _Renamed(scope)
-            mixed = attend_openly(scores_bNGS, value, block.mask_b11S, without_padding, rate, points)
+            mixed = attend_explicitly(scores_bNGS, value, block.mask_b11S, without_padding, rate, points)
             seen.append(marks.put(near, mixed))
         return from_blocks(seen, sequences)
 
@@ -201,8 +201,8 @@ class Longformer(Encoder):
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id}
 
-    def marked(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
-        """Global tokens by the heads (all that any of them wants), unless the batch has its own."""
+    def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
+        """Global tokens of any of the heads, unless the batch has its own."""
         if batch.global_T is not None:
             return batch
         rules = {"sequence_classification": _first, "span": self._question, "multiple_choice": self._choice}
@@ -210,7 +210,7 @@ class Longformer(Encoder):
         return replace(batch, global_T=torch.stack(wanted).any(dim=0)) if wanted else batch
 
     def _separators_before(self, batch: PackedBatch) -> Tensor:
-        """How many separators stand before each token in its sequence, (T,)."""
+        """The number of separators before each token in its sequence, (T,)."""
         separator = -1 if self.config.sep_token_id is None else self.config.sep_token_id
         is_separator_T = (batch.ids_T == separator).long()
         before_T = is_separator_T.cumsum(0) - is_separator_T
@@ -239,7 +239,7 @@ class Longformer(Encoder):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """The padding's rows are zero, and global projections begin as the ordinary ones: section 5."""
+        """The padding's rows are zero, and global projections equal the ordinary ones: section 5."""
         for table in (self.embeddings.word, self.embeddings.position):
             table.weight[self.embeddings.pad_id].zero_()
         for layer in self.layers:

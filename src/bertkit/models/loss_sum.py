@@ -1,6 +1,6 @@
-"""A loss as a sum and a count, never a mean: the loop divides once, so how a batch is cut changes nothing.
+"""A loss as a sum and a count, never a mean: the training step divides once, so how a batch is cut changes nothing.
 
-Own design. Objectives, tasks and terms of distillation all give one; sibling vocabulary.py forms that of words.
+Own design; the result of objectives, tasks and terms of distillation. Sibling vocabulary.py computes the loss of words.
 
 Shapes: M predictions, K classes.
 """
@@ -22,9 +22,9 @@ class LossSum:
 
     Attributes:
         sum: summed loss in nats, a scalar that carries the gradient.
-        count: how many predictions it sums.
-        correct: how many of them were right, a scalar without gradient.
-        tallies: other numbers of predictions, by name, scalars without gradient; `Objective.figures` reads their sums.
+        count: number of predictions.
+        correct: number of correct predictions, a scalar without gradient.
+        counters: other numbers of predictions, by name, scalars without gradient; `Objective.figures` reads their sums.
     """
 
     sum: Tensor
@@ -40,10 +40,10 @@ class LossSum:
 
     @classmethod
     def cross_entropy(cls, logits_MK: Tensor, label_M: Tensor) -> LossSum:
-        """Of one class in K for each prediction, in nats, computed in float32; right is where the label's is largest.
+        """Of one class in K for each prediction, in nats, computed in float32; correct if the label's logit is largest.
 
         Args:
-            logits_MK: any floating-point type.
+            logits_MK: of any floating-point type.
             label_M: the class of each.
         """
         logits_MK = logits_MK.float()

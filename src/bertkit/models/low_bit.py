@@ -1,8 +1,8 @@
-"""Weights of two to eight bits, packed: files of a tenth of the size, floats when they are read.
+"""Weights of two to eight bits, packed: files of a tenth of the size, dequantised to floats when read.
 
 Shen et al. 2020, Q-BERT, arXiv:1909.05840: the rows of a matrix fall into groups, and each group has 2^k equal steps
-from its smallest weight to its largest. Sibling int8.py computes in whole numbers of eight bits; here nothing is
-faster, for no processor multiplies numbers of three bits, and what is saved is disk.
+from its smallest weight to its largest. Sibling int8.py computes in integers of eight bits; nothing is faster here,
+since no processor multiplies numbers of three bits, and what is saved is disk.
 
 Shapes: F outputs, D inputs, G groups of outputs, N numbers.
 """
@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.errors import DataError
-from bertkit.models.quantised_part import Kept, QuantisedPart, levels_of, round_to
+from bertkit.models.int8 import QuantisedModule, WeightCache, levels_of, round_to
 
 _SMALLEST_STEP = 1e-30
 
 
 def row_groups(outputs: int, groups: int, heads: int = 1) -> Tensor:
-    """The group of each output, (F,): as equal as they can be, none of them reaching from one head into the next.
+    """The group of each output, (F,): as equal as possible, none of them across two heads.
 
     Args:
         outputs: F, a multiple of `heads`.
-        groups: how many; one head at least, and one output at least, is a group of its own.
+        groups: how many, at least one per head and at most one per output.
         heads: whose outputs lie end to end.
     """
     each = outputs // heads
@@ -72,8 +72,8 @@ def packed_bytes(outputs: int, inputs: int, bits: int) -> int:
     return -(-outputs * inputs * bits // 8)
 
 
-class LowBitLinear(QuantisedPart, nn.Linear):
-    """A linear map whose weights are packed; its input is quantised by a threshold that training found.
+class LowBitLinear(QuantisedModule, nn.Linear):
+    """A linear map with packed weights; its input is quantised by a threshold found in training.
 
     Args:
         inputs, outputs: D and F.
@@ -98,7 +98,7 @@ class LowBitLinear(QuantisedPart, nn.Linear):
         self.register_buffer("weight_group", torch.zeros(outputs, dtype=torch.int16))
         self.register_buffer("input_threshold", torch.ones(()))
         self.register_parameter("bias", nn.Parameter(torch.zeros(outputs)) if bias else None)
-        self.kept = Kept()
+        self.cached = WeightCache()
 
     weight_packed: Tensor
     weight_low: Tensor
@@ -110,10 +110,10 @@ class LowBitLinear(QuantisedPart, nn.Linear):
     def like(
         cls, linear: nn.Linear, tensors: Mapping[str, Tensor], bits: int | None, *, activation_bits: int
     ) -> LowBitLinear:
-        """Of the shape of a linear map, with room for the tensors of a file.
+        """In the shape of a linear map, for the tensors of a file.
 
         Raises:
-            DataError: if nothing says how many bits a weight has, or another number than the file has.
+            DataError: the bits per weight are not given, or differ from the file's.
         """
         wanted = None if bits is None else packed_bytes(linear.out_features, linear.in_features, bits)
         found = tensors[cls.PACKED].numel()
@@ -161,8 +161,8 @@ class LowBitLinear(QuantisedPart, nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]  # a float copy of what is kept, where nn.Linear has a parameter
-        """The weights as floats, (F, D); kept from the first time on."""
-        found: Tensor = self.kept.get("weight", self._unpacked)
+        """The weights as floats, (F, D), kept from the first use on."""
+        found: Tensor = self.cached.get("weight", self._unpacked)
         return found
 
     def _unpacked(self) -> Tensor:

@@ -1,16 +1,16 @@
-"""MobileBERT, and the teacher it learns from: thin layers behind bottlenecks.
+"""MobileBERT and its teacher: thin layers between bottlenecks.
 
-Sun et al. 2020, arXiv:2004.02984, sections 3.1 to 3.3 and table 1; details as in google-research/mobilebert. A layer
-of width F between two maps from and to width D has several feed-forward networks, queries and keys read a map of their
-own, and norms are a scale and a shift. With `layer_norm` and a wide inside it is IB-BERT, the teacher.
+Sun et al. 2020, arXiv:2004.02984, sections 3.1 to 3.3 and table 1; details as in google-research/mobilebert. A layer of
+width F between two maps from and to width D has several feed-forward networks, queries and keys have an input map of
+their own, and norms are a scale and a shift. With `layer_norm` and a wide inside it is IB-BERT, the teacher.
 
-Quirks: embeddings come from a token and its two neighbours; beyond the ends of a sequence there are zeros, while the
-Hub's class sees the padding's embedding behind a padded sequence (zero, unless it was trained). The norms of the
-embeddings and behind the last feed-forward network do not heed `layer_norm_eps`. The bare IB-BERT of the paper, whose
-queries and keys read width D, has no class on the Hub unless D equals F.
+Quirks: embeddings combine a token and its two neighbours; beyond the ends of a sequence there are zeros, while the
+Hub's class has the padding's embedding after a padded sequence (zero, unless it was trained). The norms of the
+embeddings and after the last feed-forward network ignore `layer_norm_eps`. The paper's plain IB-BERT, whose queries and
+keys read width D, has no class on the Hub unless D equals F.
 
-Shapes: T packed tokens, M tokens asked for, D width between layers, F width inside a layer, E width of the embeddings,
-V vocabulary.
+Shapes: T packed tokens, M selected tokens, D width between layers, F width inside a layer, E width of the embeddings, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -133,8 +133,7 @@ class WideMaskedLMHead(MaskedLMHead):
 
 
 class NoNorm(nn.LayerNorm):
-    """Scale and shift, nothing else: section 3.3. A layer norm by type, so that it is initialised and decayed as
-    one."""
+    """A scale and a shift: section 3.3. A layer norm by type, so that it is initialised and decayed as one."""
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
         return hidden_TD * self.weight + self.bias
@@ -217,8 +216,8 @@ class BottleneckAttention(SelfAttention):
         key_TNH = scope.tap("hook_k", self.key(shared).view(heads_TNH))
         value_TNH = scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
         mixed_TNH = scope.tap("hook_z", self.mix(query_TNH, key_TNH, value_TNH, sequences, scope))
-        asked = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
-        output: Tensor = self.output(asked.flatten(1))
+        selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
+        output: Tensor = self.output(selected_TNH.flatten(1))
         return output
 
 
@@ -308,5 +307,5 @@ class MobileBert(BertStack):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """The padding's row is zero, for the Hub's class reads it behind a padded sequence's end."""
+        """The padding's row is zero, since the Hub's class reads it after the end of a padded sequence."""
         self.embeddings.word.weight[self.pad_id].zero_()

@@ -2,11 +2,11 @@
 
 Warner et al. 2024, arXiv:2412.13663, section 2.1 and table 4 (appendix A); rotary positions of Su et al. 2021,
 arXiv:2104.09864, section 3.2.2; GeGLU of Shazeer 2020, arXiv:2002.05202. There are no segment types, no position table,
-no biases but the decoder's, and no norm before the first attention, for the embeddings are normalised already.
+no biases but the decoder's, and no norm before the first attention, since the embeddings are normalised already.
 
-Quirk: local layers turn positions at another rate than global ones, whose rate was raised for long sequences.
+Quirk: local layers rotate positions with another base than global ones, whose base was raised for long sequences.
 
-Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, M tokens asked for, B
+Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, M selected tokens, B
 sequences, V vocabulary, K outputs.
 """
 
@@ -29,7 +29,7 @@ from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
-from bertkit.models.weights import Layout, Names, stacked
+from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.windows import attend_near
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -141,11 +141,11 @@ class ModernBertConfig(TransformerConfig):
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> ModernBertConfig:
-        """Both generations of config.json: rates and kinds of layers as numbers, or spelt out in `rope_parameters` and
+        """Both generations of config.json: rotary bases and kinds of layers as numbers, or in `rope_parameters` and
         `layer_types`.
 
         Raises:
-            ValueError: if a key says that it is a model that is not supported, or a value is faulty.
+            ValueError: an unsupported model, or an invalid value.
         """
         rates: dict[str, Any] = {}
         for kind, name in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
@@ -174,7 +174,7 @@ class ModernBertConfig(TransformerConfig):
 
 
 class ModernBertTransform(nn.Module):
-    """What all heads begin with: dense, activation, norm."""
+    """The first part of all heads: dense, activation, norm."""
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class ModernBert(Encoder):
     def word_embedding(self) -> nn.Embedding:
         return self.word
 
-    def layouts(self) -> list[Layout]:
+    def tensor_layouts(self) -> list[TensorLayout]:
         """Queries, keys and values are one matrix on the Hub."""
         return [
             stacked(f"{_LAYER}attn.Wqkv.{leaf}", [f"{_LAYER}attn.{part}.{leaf}" for part in ("query", "key", "value")])
@@ -349,10 +349,10 @@ class ModernBert(Encoder):
         """(T, D). Points: `hook_embed`, `blocks.N.` with each layer's, and `ln_final.hook_normalized`."""
         return self._states(batch, Scope(recorder, ""), None)
 
-    def rows(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
         return self._states(batch, Scope(None, ""), index_M)
 
-    def narrowed(self) -> Iterable[nn.Module]:
+    def selected_token_modules(self) -> Iterable[nn.Module]:
         last = self.layers[-1]
         assert isinstance(last, ModernBertLayer)
         return (last.attention.output, last.feed_forward)

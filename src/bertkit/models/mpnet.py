@@ -3,8 +3,8 @@
 Song et al. 2020, arXiv:2004.09297, section 3; details as in fairseq and the Hub's class. Distances fall into Raffel et
 al.'s buckets (2020, arXiv:1910.10683, section 2.1); positions are counted as RoBERTa's; there are no segment types.
 
-Quirks: the padding's id is 1 and there are 32 buckets, whatever config.json says, for the Hub's class has both built
-in; further rows of the table are never read.
+Quirks: the padding's id is 1 and there are 32 buckets, regardless of config.json, since the Hub's class hard-codes
+both; further rows of the table are never read.
 
 Shapes: T packed tokens, D width, V vocabulary, N heads, S longest sequence of a block.
 """
@@ -96,8 +96,8 @@ class MPNetConfig(TransformerConfig):
 def distance_buckets(length: int, device: torch.device) -> Tensor:
     """The bucket of each pair of positions, (S, S), queries first.
 
-    One half of the buckets is for keys at or before the query, the other for keys behind it. Of each half, one half
-    holds one distance a bucket, the other grows with the logarithm; distances of 128 and more share the last bucket.
+    One half of the buckets is for keys up to the query, the other for keys after it. Half of each holds one distance a
+    bucket, the rest grows logarithmically; distances of 128 and more share the last bucket.
     """
     position_S = torch.arange(length, device=device)
     behind_SS = position_S[None, :] - position_S[:, None]

@@ -1,14 +1,14 @@
-"""Pruning: attention heads and whole layers taken out of a model, and the smallest weights of its linear maps set to 0.
+"""Pruning: attention heads and whole layers removed from a model, and the smallest weights of its linear maps set to 0.
 
-Heads: Michel, Levy and Neubig 2019, arXiv:1905.10650, section 2.3. A head whose gate is 0 adds nothing to what its
-layer's output map reads, so its rows of query, key and value and its columns of the output map can go; the map's bias
-stays. Which heads are worth least is probes/heads.py's to say. Weights: by magnitude (of BERT: Gordon, Duh and Andrews
-2020, arXiv:2002.08307), each matrix on its own, along the cubic schedule of Zhu and Gupta 2017, arXiv:1710.01878,
-equation 1. Sibling growth.py makes a model deeper.
+Heads: Michel, Levy and Neubig 2019, arXiv:1905.10650, section 2.3. A head whose gate is 0 adds nothing to the input of
+the output map, so its rows of query, key and value and its columns of the output map can go; the map's bias stays.
+probing/heads measures which heads matter least. Weights: by magnitude (of BERT: Gordon, Duh and Andrews 2020,
+arXiv:2002.08307), each matrix on its own, along the cubic schedule of Zhu and Gupta 2017, arXiv:1710.01878, equation 1.
+Sibling conversion.py makes a model deeper.
 
-Heads that are gone stand in config.json as `pruned_heads`, {layer: [heads]}, by their numbers in the whole model, as
-`transformers` 4 wrote them. Version 5 knows no such key, and its classes have heads of hidden_size /
-num_attention_heads in every layer: it loads the dense form, in which the heads are zeros (`dense`).
+Pruned heads are in config.json as `pruned_heads`, {layer: [heads]}, by their numbers in the whole model, as
+`transformers` 4 wrote them. Version 5 has no such key, and its classes have heads of hidden_size / num_attention_heads
+in every layer: it loads the dense form, in which the heads are zeros (`dense`).
 
 Shapes: N heads of a layer, H head width.
 """
@@ -41,11 +41,7 @@ _OTHERWISE = "method.magnitude sets single weights of any family to 0"
 
 
 def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
-    """The attention of every layer.
-
-    Raises:
-        UsageError: heads of the family cannot be taken out.
-    """
+    """The attention of every layer; UsageError if the family's heads cannot be pruned."""
     layers = _layers(encoder)
     attentions = [getattr(layer, "attention", None) for layer in layers]
     found = [attention for attention in attentions if isinstance(attention, SelfAttention)]
@@ -65,22 +61,22 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
 
 
 def pruned_heads(encoder: Encoder) -> dict[int, tuple[int, ...]]:
-    """The heads that are gone, by layer; layers that have all of theirs are left out."""
+    """The pruned heads, by layer; unpruned layers are left out."""
     gone = {number: _gone(getattr(layer, "attention", None)) for number, layer in enumerate(_layers(encoder))}
     return {number: heads for number, heads in gone.items() if heads}
 
 
 def pruned_to_hub(encoder: Encoder) -> dict[str, Any]:
-    """What config.json says of heads that are gone: nothing where there are none."""
+    """The entry of pruned heads in config.json; empty if there are none."""
     gone = {str(layer): list(heads) for layer, heads in pruned_heads(encoder).items()}
     return {PRUNED_HEADS: gone} if gone else {}
 
 
 def shrink_as_saved(encoder: Encoder, contents: Mapping[str, Any], *, source: str) -> None:
-    """Give an encoder whose weights are not read yet the shapes that its config.json tells of.
+    """Give an encoder without weights yet the shapes of its config.json's pruned heads.
 
     Args:
-        encoder: whole.
+        encoder: unpruned.
         contents: of config.json.
         source: the file, for messages.
 
@@ -97,14 +93,14 @@ def shrink_as_saved(encoder: Encoder, contents: Mapping[str, Any], *, source: st
 
 
 def prune_heads(model: HeadedModel, chosen: HeadChoice) -> None:
-    """Take heads out of a model, in place.
+    """Remove heads from a model, in place.
 
     Args:
-        model: may lack heads already.
-        chosen: the heads to take out.
+        model: may be pruned already.
+        chosen: the heads to remove.
 
     Raises:
-        UsageError: the family's heads cannot be taken out, there is no such head, it is gone already, or a layer would
+        UsageError: the family's heads cannot be pruned, there is no such head, it is pruned already, or a layer would
             have none left.
     """
     attentions = prunable_attentions(model.encoder)
@@ -115,9 +111,9 @@ def prune_heads(model: HeadedModel, chosen: HeadChoice) -> None:
 
 
 def restore_heads(model: HeadedModel) -> dict[int, tuple[int, ...]]:
-    """Put zeros where heads were taken out, in place; the outputs stay. Returns the heads.
+    """Put zeros in the place of pruned heads, in place; the outputs stay the same. Returns the heads.
 
-    All of a head's weights are 0, so that no gradient reaches them: they are 0 after further training, too.
+    All weights of such a head are 0, so no gradient reaches them: they are 0 after further training, too.
     """
     gone = pruned_heads(model.encoder)
     for layer in gone:
@@ -136,14 +132,14 @@ def dense(model: HeadedModel) -> HeadedModel:
 
 @torch.no_grad()
 def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
-    """A model of some layers of another; embeddings, norms behind the last layer and heads are kept.
+    """A model of some layers of another; embeddings, norms after the last layer and heads are copied.
 
     Args:
-        model: stays as it is.
+        model: it is not changed.
         kept: numbers of the layers, from 0, ascending.
 
     Raises:
-        UsageError: no such layer, an order that does not ascend, or a family that cannot do without the others.
+        UsageError: no such layer, an order that does not ascend, or a family whose layers cannot be removed.
     """
     encoder, config = model.encoder, model.encoder.config
     depth = len(_layers(encoder))
@@ -174,7 +170,7 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
 
 
 def prunable_maps(model: HeadedModel) -> dict[str, nn.Linear]:
-    """The linear maps whose weights magnitude decides on: all of the encoder, by name; embeddings and heads are kept.
+    """The linear maps that are pruned by magnitude: all of the encoder, by name; embeddings and heads are not.
 
     Raises:
         UsageError: there are none.
@@ -195,7 +191,7 @@ def sparsity(model: HeadedModel) -> tuple[int, int]:
 def smallest_to_zero(weight: Tensor, share: float) -> None:
     """Set a matrix's smallest weights by absolute value to 0, in place: `share` of all, to the nearest weight.
 
-    Weights that are 0 count, so that a larger share goes on from a smaller one.
+    Weights that are 0 already count, so that a larger share extends a smaller one.
     """
     size = weight.abs().flatten().cpu().numpy()
     count = round(share * size.size)
@@ -206,15 +202,13 @@ def smallest_to_zero(weight: Tensor, share: float) -> None:
 
 
 def cubic_share(final: float, step: int, *, ramp_steps: int, every_steps: int = 1) -> float:
-    """The share of weights that are 0 behind so many updates: s_f (1 - (1 - t / r)^3).
-
-    Zhu and Gupta 2017, equation 1, from a share of 0 at the first update.
+    """The share of zero weights after so many updates: s_f (1 - (1 - t / r)^3), Zhu and Gupta 2017, equation 1.
 
     Args:
         final: s_f.
         step: updates done.
         ramp_steps: r, updates over which the share grows; 0: it is final from the start.
-        every_steps: t is `step` rounded down to a multiple of this; behind the ramp the share is final at any step.
+        every_steps: t is `step` rounded down to a multiple of this; after the ramp the share is final at any step.
     """
     if step >= ramp_steps:
         return final
@@ -248,7 +242,7 @@ def _take_out(attentions: Sequence[SelfAttention], chosen: HeadChoice) -> None:
         if strange:
             raise ValueError(f"layer {layer} has no head {strange[0]}; its heads are counted from 0 to {every - 1}")
         if gone & set(heads):
-            raise ValueError(f"layer {layer}: head {min(gone & set(heads))} is gone already")
+            raise ValueError(f"layer {layer}: head {min(gone & set(heads))} is pruned already")
         if len(gone) + len(set(heads)) == every:
             raise ValueError(
                 f"layer {layer} would have none of its {every} heads left; keep one, or take out the whole layer"
@@ -296,8 +290,8 @@ def _put_back(attention: SelfAttention) -> None:
 
 
 def _maps_by_head(attention: SelfAttention) -> Iterator[nn.Linear]:
-    """The linear maps whose outputs belong to heads: all that are the attention's own but the last. Besides queries,
-    keys and values they are those of global tokens, or of positions."""
+    """The linear maps whose outputs belong to heads: all of the attention's but the last, also those of global tokens
+    or of positions."""
     for name, part in attention.named_children():
         if isinstance(part, nn.Linear) and name != "output":
             yield part
@@ -313,10 +307,10 @@ def _set(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
-    """The settings of a model of these layers; what is set layer by layer goes with them.
+    """The settings of a model of these layers, with the entries of these layers where a setting has one per layer.
 
     Raises:
-        UsageError: a layer computes by its place in the stack.
+        UsageError: a layer depends on its number.
     """
     settings = config.model_dump()
     update: dict[str, Any] = {"num_hidden_layers": len(kept)}

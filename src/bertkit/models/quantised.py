@@ -1,10 +1,10 @@
-"""A model's linear maps and tables in numbers of fewer bits: putting them in, and reading a directory that has them.
+"""Quantised linear maps and tables in a model: putting them in, and reading a directory that has them.
 
-Nothing here follows a paper. What such a part computes is int8.py's and low_bit.py's to say; quantise() makes those of
-eight bits of any model at once, training/methods/q8bert.py and qbert.py make theirs of what they trained.
+Nothing here follows a paper. int8.py and low_bit.py compute; `quantise` converts any model to eight bits,
+compression/q8bert.py and qbert.py convert what they trained.
 
-config.json says how they are quantised under `quantization_config`; the tensors of a part stand behind its own name in
-the file, in the place of `weight`.
+config.json describes the quantisation under `quantization_config`; the tensors of a quantised module replace its
+`weight` in the file.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
-from bertkit.models.attention import SelfAttention, one_by_one
+from bertkit.models.attention import SelfAttention, project_separately
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import (
     INPUT_THRESHOLD,
     OUTPUT_THRESHOLD,
     SCALE,
     WEIGHT,
-    Joint,
+    JointProjection,
     QuantisedEmbedding,
     QuantisedLinear,
+    QuantisedModule,
     StaticLinear,
 )
 from bertkit.models.low_bit import LowBitLinear
-from bertkit.models.quantised_part import QuantisedPart
 from bertkit.models.weights import Names, to_hub_names
 
 QUANTISATION = "quantization_config"
 """Key of config.json, one of a model's `extras`: that and how its weights are quantised."""
 METHOD = "bertkit"
-"""What it says under `quant_method`."""
+"""Its `quant_method`."""
 _LEAVES = (WEIGHT, SCALE, INPUT_THRESHOLD, OUTPUT_THRESHOLD, *LowBitLinear.LEAVES)
 
 
@@ -57,14 +57,11 @@ def _quantised(part: nn.Module) -> nn.Module | None:
 
 
 def replace_parts(model: nn.Module, replacement: Callable[[str, nn.Module], nn.Module | None]) -> list[str]:
-    """Put other modules in the place of some; one that stands in several places is asked for once.
+    """Replace modules by others, shared ones once; returns the names of those that were replaced.
 
     Args:
-        model: whose parts they are.
-        replacement: by name and module, what takes its place; None where it stays.
-
-    Returns:
-        The names of what was replaced.
+        model: whose modules they are.
+        replacement: from name and module to what replaces it; None: it stays.
     """
     found = {name: replacement(name, part) for name, part in model.named_modules() if name}
     changed = {model.get_submodule(name): new for name, new in found.items() if new is not None}
@@ -77,37 +74,38 @@ def replace_parts(model: nn.Module, replacement: Callable[[str, nn.Module], nn.M
 
 
 def join_maps(model: nn.Module) -> None:
-    """Have attentions whose maps are quantised by rows compute queries, keys and values together; all others do not."""
+    """Have attentions with maps quantised by rows compute queries, keys and values in one product, all others
+    separately."""
     for part in model.modules():
         if isinstance(part, SelfAttention):
             maps = [each for each in (part.query, part.key, part.value) if type(each) is QuantisedLinear]
             alike = len(maps) == 3 and len({each.bias is None for each in maps}) == 1
-            part.together = Joint() if alike else one_by_one
+            part.projection = JointProjection() if alike else project_separately
 
 
 def is_quantised(model: nn.Module) -> bool:
     """Whether any part is."""
-    return any(isinstance(part, QuantisedPart) for part in model.modules())
+    return any(isinstance(part, QuantisedModule) for part in model.modules())
 
 
 def restructure(model: nn.Module, tensors: Mapping[str, Tensor], names: Names, settings: Mapping[str, Any]) -> None:
-    """Give a model the parts that a quantised file has tensors of; their numbers are loaded afterwards.
+    """Give a model the modules of a quantised file; their numbers are loaded afterwards.
 
     Args:
         model: as its family builds it, on any device.
         tensors: of the file.
-        names: what the file calls the model's modules.
+        names: from the model's modules to the file's.
         settings: QUANTISATION of config.json.
 
     Raises:
-        DataError: the file has a part that the settings say nothing about, or they are damaged.
+        DataError: the settings are damaged, or do not match the tensors.
     """
     in_file = module_names(model, names)
     bits, bits_by_map = settings.get("activation_bits", 8), settings.get("bits", {})
     if bits not in range(2, 9) or not isinstance(bits_by_map, Mapping):
         raise DataError(
             f"{QUANTISATION}: activation_bits is {bits!r} and bits {bits_by_map!r}; expected a number from 2 to 8, and"
-            " numbers by the names of linear maps; write the model anew"
+            " numbers by the names of linear maps; export the model again"
         )
 
     def made(name: str, part: nn.Module) -> nn.Module | None:

@@ -1,13 +1,13 @@
-"""Attention that knows how far apart two tokens are, and whether they stand in one segment: Transformer-XL's, XLNet's.
+"""Attention by content, relative distance and segment: Transformer-XL's, XLNet's.
 
 Dai et al. 2019, Transformer-XL, arXiv:1901.02860, section 3.3 and appendix B; Yang et al. 2019, XLNet,
-arXiv:1906.08237, sections 2.3 to 2.5. Differs from attention.py in that queries may stand for tokens whose content they
-do not know, that keys may come from a memory of earlier tokens, and that scores have three parts:
+arXiv:1906.08237, sections 2.3 to 2.5. Differs from attention.py in that queries may represent tokens without their
+content, that keys may come from a memory of earlier tokens, and that scores have three parts:
 
     (q_i + r_w) k_j  +  (q_i + r_r) W R_(i-j)  +  (q_i + r_s) s_(same segment or not)
 
-Shapes: T packed tokens, M queries, D width, N heads, H head width; b sequences of one block, S its longest; K =
-keys of a sequence, memory and S; P = distances, K + S; C directions of reading.
+Shapes: T packed tokens, M queries, D width, N heads, H head width; b sequences of one block, S its longest; K = keys of
+a sequence, memory and S; P = distances, K + S; C directions of reading.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _LONGEST_WAVE = 10_000.0
 
 @dataclass(frozen=True)
 class PairBlock:
-    """What is known of the pairs of one block's tokens.
+    """The pairs of one block's tokens.
 
     Attributes:
         block: the rectangle.
-        members_b: which sequences of the batch it holds.
-        other_segment_b1SK: whether a key's segment is another than the query's.
-        visible_b1SK: which keys a query sees; all where None.
+        members_b: its sequences' numbers in the batch.
+        other_segment_b1SK: whether key and query are in different segments.
+        visible_b1SK: which keys a query attends to; None: all.
     """
 
     block: AttentionBlock
@@ -47,15 +47,15 @@ class PairBlock:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What is known of all pairs of tokens before the first layer, and the same for every layer.
+    """The pairs of a batch's tokens, the same for every layer.
 
     Attributes:
         num_tokens: T.
-        sequences: where sequences begin and end.
+        sequences: of the batch.
         blocks: one for each of theirs.
-        waves_CPD: an embedding of every distance from the farthest key before a token to the farthest behind it; in
-            each direction of reading where there are two.
-        direction_B: which of the directions each sequence has; None where there is one.
+        waves_CPD: an embedding of every distance from the farthest key before a token to the farthest after it; in each
+            direction of reading if there are two.
+        direction_B: the direction of each sequence; None if there is one.
         memory_length: keys before the first token.
     """
 
@@ -67,8 +67,8 @@ class Pairs:
     memory_length: int
 
     def distances(self, relative_CPNH: Tensor, block: PairBlock) -> Tensor:
-        """Of a table over all distances the rows that a block's tokens have, for each of its sequences or for all
-        alike: (b or 1, P, N, H)."""
+        """The rows of a table over all distances that a block needs, for each of its sequences or for all alike: (b or
+        1, P, N, H)."""
         length = block.block.length
         first = self.sequences.max_length - length
         near_CPNH = relative_CPNH[:, first : first + self.memory_length + 2 * length]
@@ -77,11 +77,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class PermutationOrder:
-    """The order in which tokens become known, as two ranks a token: i sees j where query_rank[i] > key_rank[j].
+    """The order in which tokens are predicted, as two ranks per token: i attends to j if query_rank[i] > key_rank[j].
 
-    A token that all see has key rank -1. A target has its place in the order, from 0, as either rank, so that it sees
-    the targets before it and not itself. What is neither (a separator that no one predicts) sees itself with a query
-    rank one above its key rank. The content stream sees its own token in any case.
+    A token visible to all has key rank -1. A target has its place in the order, from 0, as either rank, so that it
+    attends to the targets before it and not to itself. Any other token (a separator that is not predicted) attends to
+    itself, with a query rank one above its key rank. The content stream always attends to its own token.
 
     Attributes:
         key_rank_T, query_rank_T: int64, compared within a sequence.
@@ -99,14 +99,14 @@ def pair_blocks(
     memory_length: int,
     sees_itself: bool,
 ) -> tuple[PairBlock, ...]:
-    """What is known of each block's pairs.
+    """The pairs of each block.
 
     Args:
         sequences: of the batch.
         token_types_T: segments; the memory is in segment 0.
-        order: which keys are visible; all of the sequence where None.
+        order: which keys are visible; None: all of the sequence.
         memory_length: keys before the first token, visible to all.
-        sees_itself: whether a token sees itself whatever the order says.
+        sees_itself: whether a token attends to itself regardless of the order.
     """
     numbers_T = torch.repeat_interleave(sequences.cu_seqlens_B1.diff().long(), output_size=token_types_T.numel())
     rows = [numbers_T, token_types_T]
@@ -142,8 +142,8 @@ def waves(width: int, *, keys: int, queries: int, clamp: int, directions: int, d
         width: D, even.
         keys: K, memory and tokens.
         queries: S.
-        clamp: distances beyond it count as this one; none where 0 or less.
-        directions: C; 2 for the same distances with the other sign, too.
+        clamp: larger distances count as this one; none if 0 or less.
+        directions: C; 2 for both signs of the distances.
         device: of the result.
     """
     distance_P = torch.arange(keys, -queries, -1, device=device).float()
@@ -158,8 +158,8 @@ def waves(width: int, *, keys: int, queries: int, clamp: int, directions: int, d
 def aligned(scores_bNSP: Tensor, keys: int) -> Tensor:
     """Scores by distance to scores by key: (b, N, S, K).
 
-    Query i has key j at distance K - S + i - j, which stands in column j + S - i. Read without the first S numbers and
-    in rows one shorter, the same numbers have it in row i, column j: nothing is copied.
+    Query i has key j at distance K - S + i - j, in column j + S - i. Without the first S numbers and in rows one
+    shorter, the same memory has it in row i, column j: nothing is copied.
     """
     queries, distances = scores_bNSP.shape[-2:]
     shifted = scores_bNSP.flatten(2)[..., queries:]
@@ -176,13 +176,7 @@ class Keys:
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention by content, distance and segment.
-
-    Args:
-        width: D, a multiple of `heads`.
-        heads: N.
-        dropout_rate: on the attention probabilities.
-    """
+    """Multi-head attention by content, distance and segment; arguments as of `SelfAttention`."""
 
     position_maps: ClassVar[tuple[str, ...]] = ("relative",)
     products_per_pair: ClassVar[int] = 4
@@ -205,10 +199,10 @@ class RelativeAttention(nn.Module):
         self.seg_embed = nn.Parameter(torch.zeros(2, *per_head))
 
     def keys(self, known_TD: Tensor, pairs: Pairs, memory_BKD: Tensor | None, scope: Scope) -> Keys:
-        """What queries meet.
+        """Keys and values.
 
         Args:
-            known_TD: what keys and values are made of.
+            known_TD: the input of keys and values.
             pairs: which keys there are, and how far away.
             memory_BKD: states before each sequence's first token.
             scope: points, each (T, N, H): `hook_k`, `hook_v`.
@@ -232,15 +226,15 @@ class RelativeAttention(nn.Module):
     def forward(
         self, asking_MD: Tensor, keys: Keys, pairs: Pairs, scope: Scope, *, tokens_M: Tensor | None = None
     ) -> Tensor:
-        """What each query gathers, (M, D); zeros, before the output projection, where it sees no key.
+        """The output of each query, (M, D), from zeros if no key is visible to it.
 
         Args:
-            asking_MD: what queries are made of.
-            keys: what they meet.
+            asking_MD: the input of the queries.
+            keys: as of `keys`.
             pairs: which of the keys are visible.
-            scope: points: `hook_q` and `hook_z`, each (M, N, H); `hook_attn_scores` and `hook_pattern`, each
-                (B, N, S, K).
-            tokens_M: the token each query stands for; all tokens in their order where None.
+            scope: points: `hook_q` and `hook_z`, each (M, N, H); `hook_attn_scores` and `hook_pattern`, each (B, N, S,
+                K).
+            tokens_M: the token of each query; None: all tokens in their order.
         """
         query_TNH = scope.tap("hook_q", self._by_heads(self.query(asking_MD)))
         if tokens_M is not None:

@@ -1,4 +1,4 @@
-"""RoBERTa, and who kept its shape: XLM-R, CamemBERT, DistilRoBERTa.
+"""RoBERTa and models of its shape: XLM-R, CamemBERT, DistilRoBERTa.
 
 Liu et al. 2019, arXiv:1907.11692, section 3.1 and table 9; details as in fairseq and the Hub's class. The layers are
 BERT's; positions are counted from the padding's id plus one, there is one segment type, the language-model head's GELU
@@ -106,7 +106,7 @@ class RobertaConfig(RobertaLikeConfig):
 
 
 class XLMRobertaConfig(RobertaLikeConfig):
-    """XLM-R: RoBERTa over a hundred languages and 250,002 pieces."""
+    """XLM-R: RoBERTa over a hundred languages and 250,002 tokens."""
 
     family: Literal["xlm-roberta"] = "xlm-roberta"
 
@@ -126,7 +126,7 @@ class CamembertConfig(RobertaLikeConfig):
 
 
 class RobertaEmbeddings(NormedEmbeddings):
-    """Word, position and segment-type embeddings, normalised; positions begin behind the padding's id."""
+    """Word, position and segment-type embeddings, normalised; positions are counted from the padding's id."""
 
     def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
         super().__init__(config, vocab_size)

@@ -1,7 +1,7 @@
-"""Rotary positions: queries and keys are turned by their position, so that scores depend on distance alone.
+"""Rotary positions: queries and keys are rotated by their position, so that scores depend on distance alone.
 
-Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.2.2. Differs from the paper in which dimensions make a pair: i and
-i + H/2, as GPT-NeoX has it, in place of neighbours.
+Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.2.2. Differs from the paper in the pairs of dimensions: i and i +
+H/2, as in GPT-NeoX, not neighbours.
 
 Shapes: T packed tokens, N heads, H head width.
 """
@@ -15,8 +15,8 @@ from torch import Tensor
 
 
 class _Turn(torch.autograd.Function):
-    """Backward turns the gradient the other way: a turn keeps lengths, so its transpose is its inverse. autograd would
-    go through every copy and half of the forward pass again."""
+    """Backward rotates the gradient the other way: a rotation's transpose is its inverse. autograd would repeat every
+    copy and half of the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:

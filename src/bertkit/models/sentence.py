@@ -1,8 +1,8 @@
-"""Sentence encoders: an encoder, a pooling of its states, and what stands behind it.
+"""Sentence encoders: an encoder, a pooling of its states, and modules after it.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. Directories are those of `sentence-transformers`:
-modules.json lists the steps, the encoder lies in the root or in 0_Transformer. Differs from a pooler in headed.py: all
-states can take part, and nothing here is trained for a task.
+modules.json lists the modules, the encoder lies in the root or in 0_Transformer. Differs from a pooler in headed.py:
+all states can take part, and nothing here is trained for a task.
 
 Shapes: T packed tokens, B sequences, D width, E width of the vectors.
 """
@@ -21,10 +21,9 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.models.find import CONFIG_FILE, MODULES_FILE
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.hub import load_model
-from bertkit.models.weight_files import find_weights, read_weights
+from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -47,10 +46,10 @@ _DENSE_ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def pool(mode: PoolingMode, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-    """One vector a sequence out of its states, (B, D).
+    """One vector per sequence from its states, (B, D).
 
-    `mean_sqrt_len_tokens` divides the sum by the root of the length, `weightedmean` weighs a token by its position from
-    1.
+    `mean_sqrt_len_tokens` divides the sum by the root of the length, `weightedmean` weights a token by its position
+    from 1.
     """
     if mode in ("cls", "lasttoken", "mean"):
         return summarise({"cls": "first", "lasttoken": "last", "mean": "mean"}[mode], hidden_TD, batch)  # type: ignore[arg-type]  # values of a dict lose their Literal
@@ -75,7 +74,7 @@ class Normalise(nn.Module):
 
 
 class Dense(nn.Module):
-    """A linear map and an activation behind the pooling."""
+    """A linear map and an activation after the pooling."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, activation: nn.Module) -> None:
         super().__init__()
@@ -92,17 +91,17 @@ class SentenceModel(nn.Module):
 
     Args:
         model: the encoder.
-        pooling: modes, whose vectors are joined end to end.
-        behind: what is applied to the pooled vectors, in order.
-        max_tokens: texts are cut to this length before they get here; the encoder's own limit where None.
-        lowercases: whether texts are lower-cased before the tokenizer sees them.
+        pooling: modes, whose vectors are concatenated.
+        modules: what is applied to the pooled vectors, in order.
+        max_tokens: the caller truncates texts to this length; None: the encoder's limit.
+        lowercases: whether texts are lower-cased before they are tokenised.
     """
 
     def __init__(
         self,
         model: HeadedModel,
         pooling: Sequence[PoolingMode] = ("mean",),
-        behind: Sequence[nn.Module] = (),
+        modules: Sequence[nn.Module] = (),
         *,
         max_tokens: int | None = None,
         lowercases: bool = False,
@@ -110,7 +109,7 @@ class SentenceModel(nn.Module):
         super().__init__()
         self.model = model
         self.pooling = tuple(pooling)
-        self.behind = nn.Sequential(*behind)
+        self.after_pooling = nn.Sequential(*modules)
         limit = model.encoder.max_tokens
         self.max_tokens = limit if max_tokens is None else min(max_tokens, limit)
         self.lowercases = lowercases
@@ -119,18 +118,15 @@ class SentenceModel(nn.Module):
         """(B, E)."""
         hidden_TD = self.model(batch)
         pooled_BE = torch.cat([pool(mode, hidden_TD, batch) for mode in self.pooling], dim=-1)
-        vectors_BE: Tensor = self.behind(pooled_BE)
+        vectors_BE: Tensor = self.after_pooling(pooled_BE)
         return vectors_BE
 
 
 def load_sentence_model(directory: Path) -> SentenceModel:
     """Read a directory of `sentence-transformers`; any other model directory is pooled by the mean.
 
-    Args:
-        directory: as found by `find_model`.
-
     Raises:
-        DataError: if a file is damaged, or a step is none that is known.
+        DataError: a file is damaged, or a module is unknown.
     """
     if not (directory / MODULES_FILE).is_file():
         model, _ = load_model(directory, heads=())
@@ -141,13 +137,13 @@ def load_sentence_model(directory: Path) -> SentenceModel:
             f"{directory / MODULES_FILE}: expected a Transformer and a Pooling first, found"
             f" {', '.join(kind for kind, _ in steps) or 'nothing'}"
         )
-    (_, root), (_, pooling), *behind = steps
+    (_, root), (_, pooling), *modules = steps
     model, _ = load_model(root, heads=())
     settings = _optional(root / "sentence_bert_config.json")
     return SentenceModel(
         model,
         _pooling_modes(pooling / CONFIG_FILE),
-        [_step(kind, path) for kind, path in behind],
+        [_step(kind, path) for kind, path in modules],
         max_tokens=settings.get("max_seq_length"),
         lowercases=bool(settings.get("do_lower_case", False)),
     ).eval()

@@ -1,13 +1,12 @@
 """The projection onto the vocabulary, and losses of its logits without keeping them.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1: a state is compared with the embedding of every word. With
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1: a state is multiplied with the embedding of every word. With
 30,522 words the logits of a batch are the largest tensors of a step; log-softmax, its gradient and theirs are as large
-again. Here rows are taken a few at a time: their logits become loss and gradient at once and are let go, so that what
-is kept has the size of the states and of the embedding. Where a student is compared with a teacher (Sanh et al. 2019,
-DistilBERT, arXiv:1910.01108), the teacher's logits are formed in the same parts. Only the order of the float sums
-differs from the plain form.
+again. Here rows are processed a few at a time: their logits become loss and gradient at once and are freed, so that
+what is kept has the size of the states and of the embedding. The logits of a teacher (Sanh et al. 2019, DistilBERT,
+arXiv:1910.01108) are computed in the same parts. Only the order of the float sums differs from the plain form.
 
-Shapes: M tokens asked for, D width, E width of the embeddings, V vocabulary; m tokens of one part.
+Shapes: M selected tokens, D width, E width of the embeddings, V vocabulary; m tokens of one part.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class WordLogits(ABC):
         """Some of the rows."""
 
     def in_precision(self) -> WordLogits:
-        """The same in the precision that autocast asks for, to be formed with autocast off."""
+        """The same in autocast's precision, to be computed with autocast off."""
         return self
 
 
@@ -52,9 +51,8 @@ class VocabularyProjection(WordLogits):
     """Logits that are not computed yet: states times the words' weights, and a bias.
 
     Attributes:
-        states_ME: what is compared with every word.
-        weight_VE: each word's weights.
-        bias_V: each word's bias; 0 where None.
+        states_ME: the input.
+        weight_VE, bias_V: of each word; no bias if None.
     """
 
     states_ME: Tensor
@@ -72,24 +70,24 @@ class VocabularyProjection(WordLogits):
         return VocabularyProjection(self.states_ME.index_select(0, index_M), self.weight_VE, self.bias_V)
 
     def cross_entropy(self, id_M: Tensor, *, logit_bytes: int = LOGIT_BYTES) -> tuple[Tensor, Tensor]:
-        """Summed cross-entropy in nats, and how many rows have their largest logit at their word.
+        """Summed cross-entropy in nats, and the number of rows whose largest logit is their word's.
 
-        Computed in float32 from logits of the precision that autocast asks for.
+        Computed in float32 from logits in autocast's precision.
 
         Args:
             id_M: the word of each row.
-            logit_bytes: how many bytes of float32 logits may exist at once; a row at least.
+            logit_bytes: of float32 logits that exist at once; one row at least.
         """
         return self._by_parts(_CrossEntropy(id_M), logit_bytes)
 
     def divergence(
         self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int = LOGIT_BYTES
     ) -> tuple[Tensor, Tensor]:
-        """Summed T^2 KL(softmax(teacher / T) || softmax(self / T)) in nats, and how many rows have their largest logit
-        at the teacher's: `bertkit.distillation.losses.soft_targets` of all rows.
+        """Summed T^2 KL(softmax(teacher / T) || softmax(self / T)) in nats, and the number of rows whose largest logit
+        is the teacher's.
 
         Args:
-            teacher: the same number of rows, over the same vocabulary; it gets no gradient.
+            teacher: the same number of rows over the same vocabulary; it gets no gradient.
             temperature: T.
             logit_bytes: as in `cross_entropy`, of both models together.
         """
@@ -98,7 +96,7 @@ class VocabularyProjection(WordLogits):
     def compared(
         self, teacher: WordLogits, rows_loss: RowsLoss, *, logit_bytes: int = LOGIT_BYTES
     ) -> tuple[Tensor, Tensor]:
-        """As `divergence`, with another loss of the rows, whose gradient autograd finds part by part."""
+        """As `divergence`, with another loss of the rows, whose gradient autograd computes part by part."""
         return self._by_parts(_Compared(teacher.in_precision(), rows_loss), logit_bytes // 2)
 
     def in_precision(self) -> VocabularyProjection:
@@ -138,18 +136,18 @@ class _PartLoss(ABC):
 
     @abstractmethod
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The summed loss of these rows, how many of them are right, and the sum's gradient where it is learnt from.
+        """The summed loss of these rows, the number of correct ones, and the sum's gradient if it is needed.
 
         Args:
-            logits_mV: float32; may be written to.
+            logits_mV: float32; may be overwritten.
             part: which of the M rows they are.
-            learning: whether the gradient is wanted.
+            learning: whether the gradient is needed.
         """
 
 
 @dataclass(frozen=True)
 class _CrossEntropy(_PartLoss):
-    """Of one word for each row."""
+    """Against one word for each row."""
 
     id_M: Tensor
 

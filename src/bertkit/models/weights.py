@@ -1,8 +1,8 @@
-"""Weights between their names here and their names on the Hub.
+"""The mapping between a model's weights and those of the Hub's files.
 
-A family gives a table from module names to Hub names, in which `{n}`, or any other name in braces, stands for a number;
-where the Hub fuses, splits or turns tensors round, it gives layouts, too. This file applies both in either direction,
-and says which weights are missing, unexpected, tied, of another shape or newly drawn.
+A family gives a table from module names to Hub names, in which `{n}`, or any other name in braces, stands for a number,
+and `TensorLayout`s where the Hub fuses, splits or transposes tensors. This file applies both in either direction, and
+reports which weights are missing, unexpected, tied, of another shape or newly initialised.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def prefixed(names: Names, here: str, hub: str) -> dict[str, str]:
 
 
 def to_hub_names(parameters: Iterable[str], names: Names) -> dict[str, str]:
-    """The Hub's name of every parameter, by its name here; the longest matching module name decides.
+    """The Hub's name of every parameter; the longest matching module name decides.
 
     Raises:
-        KeyError: if a parameter is in no module of the table.
+        KeyError: a parameter is in no module of the table.
     """
     rules = [(re.compile(_pattern(here) + r"\.(?P<leaf>\w+)"), hub) for here, hub in _longest_first(names)]
     found: dict[str, str] = {}
@@ -54,13 +54,13 @@ def _pattern(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """One tensor of the Hub that is one or several parameters here, in another form.
 
     Attributes:
         hub: the tensor's name on the Hub, with placeholders: `h.{n}.attn.c_attn.weight`.
-        parts: the names that the table of names gives to the parameters here; they exist nowhere but in this package.
-        split: the Hub's tensor to the parts, in their order.
+        parts: the names of the parameters in the table of names; they exist in this package alone.
+        split: from the Hub's tensor to the parts, in their order.
         join: its inverse.
     """
 
@@ -69,17 +69,17 @@ class Layout:
     split: Callable[[Tensor], Sequence[Tensor]]
     join: Callable[[Sequence[Tensor]], Tensor]
 
-    def below(self, prefix: str) -> Layout:
+    def below(self, prefix: str) -> TensorLayout:
         return replace(self, hub=prefix + self.hub, parts=tuple(prefix + part for part in self.parts))
 
 
-def transposed(hub: str) -> Layout:
+def transposed(hub: str) -> TensorLayout:
     """The Hub keeps a matrix as (inputs, outputs); a linear layer here is (outputs, inputs)."""
-    return Layout(hub, (hub,), lambda whole: (whole.t(),), lambda parts: parts[0].t())
+    return TensorLayout(hub, (hub,), lambda whole: (whole.t(),), lambda parts: parts[0].t())
 
 
-def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> Layout:
-    """Equal parts end to end along the outputs: query, key and value in one.
+def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> TensorLayout:
+    """Equal parts end to end along the outputs, such as query, key and value.
 
     Args:
         hub: the whole tensor's name.
@@ -94,23 +94,23 @@ def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> La
         whole = torch.cat(list(tensors))
         return whole.t() if inputs_first else whole
 
-    return Layout(hub, tuple(parts), split, join)
+    return TensorLayout(hub, tuple(parts), split, join)
 
 
 @dataclass(frozen=True)
 class HubForm:
-    """How a model's parameters stand in a file of the Hub.
+    """The form of a model's parameters in a file of the Hub.
 
     Attributes:
         names: from module names here to module names there.
-        layouts: tensors that have another form there.
-        tied: tensors that a file may hold though they are another one's copy, by name, with the name of that other
-            one; loading checks them, saving leaves them out.
-        copies: likewise, but saving writes them, for the Hub's class does not tie them.
+        layouts: tensors in another form there.
+        tied: tensors that a file may hold as copies of another, by name, with the other's name; loading checks them,
+            saving omits them.
+        copies: likewise, but saving writes them, since the Hub's class does not tie them.
     """
 
     names: Names
-    layouts: Sequence[Layout] = ()
+    layouts: Sequence[TensorLayout] = ()
     tied: Names = field(default_factory=dict)
     copies: Names = field(default_factory=dict)
 
@@ -138,7 +138,7 @@ class HubForm:
                 parts.update(zip(layout.parts, layout.split(tensors[layout.hub]), strict=True))
         return {name: parts[hub_name] for name, hub_name in plain.items() if hub_name in parts}
 
-    def _bound(self, plain_names: Iterable[str]) -> list[Layout]:
+    def _bound(self, plain_names: Iterable[str]) -> list[TensorLayout]:
         """The layouts with numbers in place of the placeholders, as often as the parameters have them."""
         plain_names = list(plain_names)
         bound = []
@@ -153,14 +153,14 @@ class HubForm:
 
 @dataclass
 class WeightReport:
-    """What became of the weights when a model was loaded, by their Hub names.
+    """The weights of a loaded model by what happened to them, by their Hub names.
 
     Attributes:
         loaded: taken from the file.
-        missing: the model has it, the file does not; drawn anew where it belongs to a head.
-        unexpected: the file has it, the model does not.
-        tied: the file has it as a copy of another tensor.
-        reinitialised: the file has it in a shape for other labels; drawn anew.
+        missing: in the model, not in the file; initialised if they belong to a head.
+        unexpected: in the file, not in the model.
+        tied: in the file as a copy of another tensor.
+        reinitialised: in the file in a shape for other labels; initialised.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -185,14 +185,14 @@ def load_weights(
     """Copy tensors under Hub names into the module.
 
     Args:
-        module: what to fill; parameters that the file lacks stay as they are and are reported as missing.
+        module: what to fill; parameters that the file lacks are not changed and are reported as missing.
         tensors: by Hub name.
-        form: how the module stands in a file; a table of names will do where nothing has another form.
+        form: of the module in a file, or a table of names if nothing has another form.
         source: the file, for messages.
-        may_differ: parameters of the module (names here) that stay as they are where the file's shape is another.
+        may_differ: parameters of the module (names here) that are not changed if the file's shape differs.
 
     Raises:
-        DataError: if a tensor has another shape than its parameter (names all of them), or a copy of a tied tensor
+        DataError: tensors of another shape than their parameters (all are named), or a copy of a tied tensor that
             differs from it.
     """
     if not isinstance(form, HubForm):
@@ -209,7 +209,7 @@ def load_weights(
     report = WeightReport(tied=_checked_copies(tensors, form, source))
     report.unexpected = sorted(set(tensors) - set(shapes) - set(report.tied))
     open_names = {hub_names[name] for name in may_differ}
-    faults = []
+    errors = []
     for hub_name in dict.fromkeys(hub_names.values()):
         if hub_name not in tensors:
             report.missing.append(hub_name)
@@ -219,9 +219,9 @@ def load_weights(
             report.reinitialised.append(hub_name)
         else:
             shape, wanted = tuple(tensors[hub_name].shape), tuple(shapes[hub_name])
-            faults.append(f"{hub_name} has shape {shape}, the configuration wants {wanted}")
-    if faults:
-        raise DataError(f"{source}: " + "; ".join(faults))
+            errors.append(f"{hub_name} has shape {shape}, the configuration wants {wanted}")
+    if errors:
+        raise DataError(f"{source}: " + "; ".join(errors))
     fitting = {name: tensors[name] for name in report.loaded}
     for name, tensor in form.from_hub(fitting, state).items():
         state[name].copy_(tensor)

@@ -1,8 +1,8 @@
-"""Attention among near tokens, in time and memory that grow with the length and not with its square.
+"""Windowed attention, in time and memory linear in the length.
 
-Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 3.1, the sliding window and global tokens. Queries go in
-chunks as long as one side of the window, each against the keys of its own chunk and of the two beside it. Sequences
-no longer than a window go through whole, and so does all that is recorded.
+Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 3.1: the sliding window and global tokens. Queries are
+processed in chunks as long as one side of the window, each against the keys of its own chunk and of its two neighbours.
+Sequences no longer than a window are processed whole, and so is everything that is recorded.
 
 Shapes: T packed tokens, N heads, H head width; b sequences of one block, S its longest, C chunks of w queries, K keys
 of a chunk, G global tokens of a sequence.
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention import attend_openly, from_blocks, plain_attention, scaled_scores, to_blocks
+from bertkit.models.attention import attend_explicitly, from_blocks, fused_attention, scaled_scores, to_blocks
 from bertkit.models.recorder import Scope
 
 
@@ -53,7 +53,7 @@ class GlobalTokens:
 
     Args:
         is_global_T: bool.
-        sequences: the batch's; their global tokens are found once.
+        sequences: the batch's, whose blocks are indexed once.
     """
 
     def __init__(self, is_global_T: Tensor, sequences: PackedSequences) -> None:
@@ -82,7 +82,7 @@ def _globals_of(is_global_bS: Tensor, block: AttentionBlock) -> BlockGlobals:
 
 
 def recorded(scope: Scope) -> bool:
-    """Whether someone wants to see scores or probabilities."""
+    """Whether scores or probabilities are recorded."""
     return scope.needs("hook_attn_scores") or scope.needs("hook_pattern") or scope.needs("hook_global_pattern")
 
 
@@ -101,9 +101,9 @@ def attend_near(
 
     Args:
         each_side: tokens on either side.
-        dropout_rate: rate of dropout on the attention probabilities; 0 outside training.
+        dropout_rate: of the attention probabilities; 0 outside training.
         scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`.
-        tokens: global tokens, which all see; none where None.
+        tokens: global tokens, visible to all.
     """
     if recorded(scope):
         sequences = sequences.as_one_block()
@@ -129,8 +129,8 @@ def _mix(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, block: AttentionBlock, rate: float, scope: Scope
 ) -> Tensor:
     if not recorded(scope) and rate == 0:
-        return plain_attention(query, key, value, mask)
-    return attend_openly(scaled_scores(query, key), value, mask, block, rate, scope)
+        return fused_attention(query, key, value, mask)
+    return attend_explicitly(scaled_scores(query, key), value, mask, block, rate, scope)
 
 
 def _real(block: AttentionBlock, device: torch.device) -> Tensor:
@@ -162,7 +162,7 @@ def _in_chunks(
     side: int,
     rate: float,
 ) -> Tensor:
-    """Chunk c of queries sees keys of the chunks c - 1 to c + 1; global keys are put behind those."""
+    """Chunk c of queries attends to keys of the chunks c - 1 to c + 1, and to the global keys, which are appended."""
     length, chunks = block.length, -(-block.length // side)
     missing = chunks * side - length
 
@@ -186,7 +186,7 @@ def _in_chunks(
 
 
 def _chunk_mask(block: AttentionBlock, marks: BlockGlobals | None, side: int, device: torch.device) -> Tensor:
-    """(b * C, 1, w, K). Global keys are seen behind the near ones, and therefore not among them."""
+    """(b * C, 1, w, K). Global keys are visible in the appended part, and therefore not among the near ones."""
     chunks = -(-block.length // side)
     missing = chunks * side - block.length
     real_bS = _real(block, device)

@@ -1,11 +1,11 @@
 """XLNet: pretrained to predict tokens in a random order, each from those before it in that order.
 
 Yang et al. 2019, arXiv:1906.08237, sections 2 and 3 and table 7; details as in zihangdai/xlnet. Two streams run through
-the same layers: the content stream knows each token, the query stream knows where a target stands but not what it is. A
-memory keeps states of earlier text. On a task there is the content stream alone, and a classifier reads the last token.
+the same layers: the content stream contains each token, the query stream a target's position but not its content. A
+memory keeps states of earlier text. Tasks use the content stream alone, and a classifier reads the last token.
 
 Quirks: the Hub's class has one dropout rate for all, where the released code has another for the probabilities; and
-`bi_data` is here not the configuration's to say but the batch's, for it is about pretraining data.
+`bi_data` is a property of the batch here, not of the configuration, since it describes pretraining data.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary, K keys of a sequence.
 """
@@ -35,7 +35,7 @@ from bertkit.models.relative_attention import (
     waves,
 )
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
-from bertkit.models.weights import Layout, Names
+from bertkit.models.weights import Names, TensorLayout
 
 _ATTENTION = "layer.{n}.rel_attn"
 _MAPS = ("hook_attn_scores", "hook_pattern")
@@ -172,12 +172,12 @@ class BiasedDecoder(VocabularyHead):
 
 @dataclass(frozen=True)
 class Streams:
-    """What comes out of the last layer, and what went into each.
+    """The output of the last layer, and the inputs of all.
 
     Attributes:
-        content_TD: states that know their own token.
-        query_MD: states of the batch's targets that do not; None where no order was given.
-        inputs_TD: of the content stream, one a layer, for `Xlnet.remember`.
+        content_TD: states that include their own token.
+        query_MD: states of the batch's targets that do not; None without an order.
+        inputs_TD: of the content stream, one per layer, for `Xlnet.remember`.
     """
 
     content_TD: Tensor
@@ -199,7 +199,8 @@ class DroppedFeedForward(FeedForward):
 
 
 class XlnetLayer(nn.Module):
-    """Relative attention and a feed-forward layer, the norm behind each; both streams go through the same weights."""
+    """Relative attention and a feed-forward layer, each followed by a norm; both streams go through the same
+    weights."""
 
     def __init__(self, config: XlnetConfig) -> None:
         super().__init__()
@@ -213,7 +214,7 @@ class XlnetLayer(nn.Module):
     def forward(
         self, content_TD: Tensor, query_MD: Tensor | None, views: Views, memory_BKD: Tensor | None, scope: Scope
     ) -> tuple[Tensor, Tensor | None]:
-        """Both streams, one layer on. Points as in BERT's layers; the query stream's stand below `query_stream.`."""
+        """Both streams, one layer on. Points as in BERT's layers; the query stream's are below `query_stream.`."""
         content_TD = scope.tap("hook_resid_pre", content_TD)
         within = scope.within("attn.")
         keys = self.attention.keys(content_TD, views.content, memory_BKD, within)
@@ -228,7 +229,7 @@ class XlnetLayer(nn.Module):
         return self.finish(content_TD, attended_TD, scope), query_MD
 
     def finish(self, hidden_MD: Tensor, attended_MD: Tensor, scope: Scope) -> Tensor:
-        """The layer behind its attention, (M, D) to (M, D)."""
+        """The layer after its attention, (M, D) to (M, D)."""
         attended_MD = scope.tap("hook_attn_out", attended_MD)
         hidden_MD = scope.tap("hook_resid_mid", self.attention_norm(hidden_MD + self.dropout(attended_MD)))
         fed_MD = scope.tap("hook_mlp_out", self.feed_forward(hidden_MD, scope.within("mlp.")))
@@ -237,7 +238,7 @@ class XlnetLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Views:
-    """What each stream may see, and where the query stream's targets stand."""
+    """What each stream attends to, and the positions of the query stream's targets."""
 
     content: Pairs
     query: Pairs | None
@@ -286,16 +287,16 @@ class Xlnet(Encoder):
         """Both streams.
 
         Args:
-            batch: with targets, where there is an order.
-            order: what each token sees; without one it sees all, and there is no query stream.
-            memory: for each layer, states before each sequence's first token, (B, memory, D); see `remember`. They
-                count as of segment 0.
-            direction_B: int64, 1 for sequences whose tokens come from right to left, so that distances have the other
-                sign; all from left to right where None.
+            batch: with targets, if there is an order.
+            order: what each token attends to; without one all attend to all, and there is no query stream.
+            memory: for each layer, states before each sequence's first token, (B, memory, D), in segment 0; see
+                `remember`.
+            direction_B: int64, 1 for sequences read from right to left, whose distances have the other sign; None:
+                none.
             recorder: of the points.
 
         Raises:
-            ValueError: if there is a memory and sequences differ in length, or in number from the memory's.
+            ValueError: a memory, and sequences that differ in length or in number from the memory's.
         """
         if memory is not None:
             _check_memory(memory, batch)
@@ -315,7 +316,7 @@ class Xlnet(Encoder):
         return Streams(self.dropout(content_TD), query_MD, tuple(inputs))
 
     def remember(self, streams: Streams, batch: PackedBatch, previous: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """The memory for the text that follows each sequence: a tensor (B, memory, D) a layer, without gradient.
+        """The memory for the text that follows each sequence: a tensor (B, memory, D) per layer, without gradient.
 
         Args:
             streams: of the batch, computed with `previous`.
@@ -323,7 +324,7 @@ class Xlnet(Encoder):
             previous: the memory before it.
 
         Raises:
-            ValueError: if sequences differ in length.
+            ValueError: sequences differ in length.
         """
         _check_memory(previous or (), batch)
         reused, kept = self.settings.reuse_len or None, self.settings.mem_len or 0
@@ -366,16 +367,16 @@ class Xlnet(Encoder):
         return Views(pairs(sees_itself=True), query, target_index_M)
 
     def _is_watched(self, scope: Scope) -> bool:
-        """Whether someone wants to see the attention maps, and so all sequences in one block."""
+        """Whether attention maps are recorded, and so all sequences are in one block."""
         points = [f"{stream}attn.{kind}" for stream in ("", "query_stream.") for kind in _MAPS]
         layers = range(self.settings.num_hidden_layers)
         return any(scope.needs(f"blocks.{layer}.{point}") for layer in layers for point in points)
 
-    def layouts(self) -> Sequence[Layout]:
+    def tensor_layouts(self) -> Sequence[TensorLayout]:
         """The Hub's projections are (D, N, H), from the states to the heads, the output's, too."""
         shape = (self.width, self.settings.num_attention_heads, -1)
         return [
-            Layout(
+            TensorLayout(
                 f"{_ATTENTION}.{hub}",
                 (f"{_ATTENTION}.{hub}.weight",),
                 (lambda whole: (whole.flatten(1),)) if here == "output" else (lambda whole: (whole.flatten(1).t(),)),
@@ -388,11 +389,7 @@ class Xlnet(Encoder):
 
 
 def _check_memory(memory: Sequence[Tensor], batch: PackedBatch) -> None:
-    """A memory goes with sequences of one length: what follows must stand right behind it.
-
-    Raises:
-        ValueError: if they differ, or there are more or fewer than the memory is of.
-    """
+    """A memory needs sequences of one length, as many as it has; ValueError otherwise."""
     if batch.num_sequences * batch.sequences.max_length != batch.num_tokens:
         raise ValueError("a memory needs sequences of one length in a batch")
     if memory and memory[0].shape[0] != batch.num_sequences:

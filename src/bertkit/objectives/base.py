@@ -25,9 +25,8 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.headed import summarised_token
+from bertkit.models.headed import HeadedModel, summarised_token
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.objectives.schedule import LinearRate
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
@@ -144,7 +143,7 @@ class Objective(Settings, ABC):
             return batch.targets[self.term].count
         return batch.num_tokens if self.states == "tokens" else batch.num_sequences
 
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         """The tokens whose states its loss reads, in any order, repeated or not; None where it reads them all."""
         if self.states == "targets":
             return batch.targets[self.term].index_M
@@ -152,7 +151,7 @@ class Objective(Settings, ABC):
         return None if summary == "mean" else summarised_token(summary, batch)
 
     @abstractmethod
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """The term over one micro-batch."""
 
     def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
@@ -188,7 +187,7 @@ class TokenPrediction(Objective):
         """The masked LM's head, which objectives of this kind share."""
         return ("masked_lm",)
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy at the targets, in nats; the vocabulary projection runs on these alone."""
         targets = batch.targets[self.term]
         (head,) = self.heads
@@ -205,7 +204,7 @@ class SequenceClassification(Objective):
     def expected_count(self, length: int) -> float:
         return 1.0
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy over the batch's sequences, in nats."""
         (head,) = self.heads
         return LossSum.cross_entropy(model.logits(head, hidden_TD, batch), batch.labels[self.term])
@@ -221,7 +220,7 @@ class TokenDetection(Objective):
         """Whether each token that it reads has the mark, bool."""
         return batch.targets[self.term].id_M > 0
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed binary cross-entropy, in nats; a positive logit predicts the mark.
 
         Counters: tokens that are `marked`, that are `predicted` to be, and that are `both`.
@@ -268,7 +267,7 @@ class CompanionObjective(Objective):
         return False
 
     @abstractmethod
-    def build_companion(self, model: PretrainingModel, *, pad_id: int = 0) -> PretrainingModel:
+    def build_companion(self, model: HeadedModel, *, pad_id: int = 0) -> HeadedModel:
         """The companion of a model, with uninitialised weights but for those that it shares with the model.
 
         Raises:
@@ -276,5 +275,5 @@ class CompanionObjective(Objective):
         """
 
     @abstractmethod
-    def filled(self, companion: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
+    def filled(self, companion: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
         """The batch that the model reads, from the companion's states of the batch."""

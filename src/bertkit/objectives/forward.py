@@ -16,8 +16,8 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
@@ -30,7 +30,7 @@ _HEADS_TELL = MaskedLM().scoring_rule
 class EncoderOutput:
     """What one model made of one batch: the states that an objective's loss is computed from."""
 
-    model: PretrainingModel
+    model: HeadedModel
     hidden_TD: Tensor
     batch: PackedBatch
 
@@ -41,7 +41,7 @@ class EncoderOutput:
 
 def pretraining_model(
     config: EncoderConfig, objectives: Sequence[Objective], vocab_size: int, *, pad_id: int = 0
-) -> PretrainingModel:
+) -> HeadedModel:
     """The model that these objectives train, with its companions, with uninitialised weights.
 
     Args:
@@ -53,12 +53,12 @@ def pretraining_model(
     Raises:
         UsageError: if the family lacks a head, or a companion cannot be built.
     """
-    model = PretrainingModel(config.build(vocab_size, pad_id=pad_id), heads_of(objectives))
+    model = HeadedModel(config.build(vocab_size, pad_id=pad_id), heads_of(objectives))
     add_companions(model, objectives, pad_id=pad_id)
     return model
 
 
-def add_companions(model: PretrainingModel, objectives: Sequence[Objective], *, pad_id: int = 0) -> None:
+def add_companions(model: HeadedModel, objectives: Sequence[Objective], *, pad_id: int = 0) -> None:
     """Put the companions that these objectives need beside the model, with uninitialised weights.
 
     Raises:
@@ -83,17 +83,17 @@ def heads_of(objectives: Sequence[Objective]) -> list[str]:
     return list(dict.fromkeys(head for objective in own for head in objective.heads))
 
 
-def masked_lm_of(model: PretrainingModel) -> PretrainingModel:
+def masked_lm_of(model: HeadedModel) -> HeadedModel:
     """The model that learns the masked LM: its companion where it has one for it."""
     return _learner(model, MaskedLM())
 
 
-def _learner(model: PretrainingModel, objective: Objective) -> PretrainingModel:
+def _learner(model: HeadedModel, objective: Objective) -> HeadedModel:
     return (model.companion(objective.learnt_by) if objective.learnt_by else None) or model
 
 
 def encode(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
+    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
 ) -> Mapping[str, EncoderOutput]:
     """For each objective's term, what its loss is computed from.
 
@@ -115,7 +115,7 @@ def encode(
     return outputs
 
 
-def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tuple[PretrainingModel, list[Objective]]]:
+def readers(model: HeadedModel, objectives: Sequence[Objective]) -> list[tuple[HeadedModel, list[Objective]]]:
     """Which model reads for which objectives, in the order in which they read: companions first."""
     models = [*model.named_companions().values(), model]
     learnt = [(each, [own for own in objectives if _learner(model, own) is each]) for each in models]
@@ -123,7 +123,7 @@ def readers(model: PretrainingModel, objectives: Sequence[Objective]) -> list[tu
 
 
 def states(
-    model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
+    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
 ) -> Tensor:
     """The states that these objectives read, (T, D); rows that none of them reads may be zero.
 
@@ -134,11 +134,11 @@ def states(
     if index_M is None or recorder is not None:
         hidden_TD: Tensor = model(batch, recorder)
         return hidden_TD
-    rows_MD = model.encoder.rows(model.encoder.marked(batch, model.head_names), index_M)
+    rows_MD = model.encoder.forward_tokens(model.encoder.with_global_tokens(batch, model.head_names), index_M)
     return rows_MD.new_zeros(batch.num_tokens, rows_MD.shape[1]).index_copy(0, index_M, rows_MD)
 
 
-def read_rows(model: PretrainingModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor | None:
+def read_rows(model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor | None:
     """The tokens whose states these objectives read of this model, each once, in order; None for all of them."""
     asked = [objective.reads(model, batch) for objective in objectives]
     some = [index_M for index_M in asked if index_M is not None]
@@ -151,14 +151,14 @@ def takes_over(objectives: Sequence[Objective]) -> CompanionObjective | None:
 
 
 @torch.no_grad()
-def take_over(model: PretrainingModel, leader: CompanionObjective) -> None:
+def take_over(model: HeadedModel, leader: CompanionObjective) -> None:
     """Give the model's encoder the weights of its companion's, to the bit; its heads stay as they are."""
     companion = model.companion(leader.companion)
     assert companion is not None, "add_companions built it"
     model.encoder.load_state_dict(companion.encoder.state_dict())
 
 
-def set_trained(model: PretrainingModel, objectives: Sequence[Objective]) -> None:
+def set_trained(model: HeadedModel, objectives: Sequence[Objective]) -> None:
     """Let gradients reach what these objectives train: all of the model, and a companion unless it stays as it is.
 
     What has no gradient is not decayed either: optimisers pass it over.

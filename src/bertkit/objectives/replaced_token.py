@@ -38,8 +38,7 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.headed import share_embeddings
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import HeadedModel, share_embeddings
 from bertkit.objectives.base import CompanionObjective, Objective, States, TokenDetection
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.text.tokenizer import Tokenizer
@@ -109,7 +108,7 @@ class ReplacedToken(CompanionObjective, TokenDetection):
     def takes_over(self) -> bool:
         return self.training == "two-stage"
 
-    def build_companion(self, model: PretrainingModel, *, pad_id: int = 0) -> PretrainingModel:
+    def build_companion(self, model: HeadedModel, *, pad_id: int = 0) -> HeadedModel:
         """The generator of a model: a masked LM with uninitialised weights, but for those that are the model's.
 
         Raises:
@@ -120,7 +119,7 @@ class ReplacedToken(CompanionObjective, TokenDetection):
             encoder = encoder.config.generator(self.generator_size).build(encoder.vocab_size, pad_id=pad_id)
         if self.tie == "embeddings":
             share_embeddings(encoder, model.encoder)
-        return PretrainingModel(encoder, [MaskedLM.term])
+        return HeadedModel(encoder, [MaskedLM.term])
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Give every masked token the uniform number by which the generator will draw; nothing is replaced yet.
@@ -141,7 +140,7 @@ class ReplacedToken(CompanionObjective, TokenDetection):
         return samples.with_targets(self.term, Targets(masked.index_M, masked.id_M, columns={"uniform": uniform_M}))
 
     @torch.no_grad()
-    def filled(self, companion: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
+    def filled(self, companion: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
         """The batch with its masked tokens drawn from the generator's predictions.
 
         Args:

@@ -27,9 +27,9 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
+from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import SPAN_POSITIONS, SpanBoundaryHead
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pretraining import PretrainingModel
 from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.objectives.base import Objective, States, Target
 from bertkit.objectives.masked_lm import MaskedLM
@@ -92,16 +92,16 @@ class SpanBoundary(Objective):
         """At SpanBERT's rate, if no span were at an edge."""
         return _TYPICAL_RATE * length
 
-    def reads(self, model: PretrainingModel, batch: PackedBatch) -> Tensor | None:
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         places = batch.targets[self.term].places
         return torch.cat([places["left"], places["right"]])
 
-    def loss(self, model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy of the spans' tokens over the whole vocabulary."""
         return LossSum.of_words(span_boundary_projection(model, hidden_TD, batch), batch.targets[self.term].id_M)
 
 
-def span_boundary_projection(model: PretrainingModel, hidden_TD: Tensor, batch: PackedBatch) -> VocabularyProjection:
+def span_boundary_projection(model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> VocabularyProjection:
     """The logits of the batch's targets, which are computed when they are read."""
     targets = batch.targets[SpanBoundary.term]
     left_MD = hidden_TD.index_select(0, targets.places["left"])

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.files import sha256_of
-from bertkit.models.continuing import continuing_config
+from bertkit.models.conversion import converted_config
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import find_model, read_config, refuse_quantised
+from bertkit.models.model_files import weights_hash
 from bertkit.models.registry import AnyEncoderConfig
-from bertkit.models.weight_files import weights_hash
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretrainer
@@ -205,7 +205,7 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     given, model = tree.child("init"), tree.child("model")
     any_model = given is not None and given.value == INIT_TO_BE_GIVEN
     if not any_model and model is not None:
-        config = continuing_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
+        config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
     overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
     changed = any(override.key.partition(".")[0] == "tokenizer" for override in arguments.overrides)

@@ -19,7 +19,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.stream import SampleStream, corrupted
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import HeadedModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.loss_terms import ObjectiveTerms
@@ -67,7 +67,7 @@ class HeldOut:
 
     def figures(
         self,
-        model: PretrainingModel,
+        model: HeadedModel,
         terms: ObjectiveTerms,
         engine: Engine,
         *,
@@ -96,7 +96,7 @@ class HeldOut:
 
     def pseudo_perplexity(
         self,
-        model: PretrainingModel,
+        model: HeadedModel,
         vocabulary: Vocabulary,
         engine: Engine,
         *,

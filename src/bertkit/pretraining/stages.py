@@ -1,7 +1,7 @@
 """The stages of a run: the same recipe with some settings changed for a share of the steps.
 
 Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. A stage may
-change the data, the objectives, the batch, the number of layers (see models/growth.py) and the schedule, which then
+change the data, the objectives, the batch, the number of layers (see models/conversion.py) and the schedule, which then
 counts the stage's own steps. Each stage is checked like a recipe of its own before the first step is taken.
 """
 

@@ -18,13 +18,11 @@ from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
 from bertkit.errors import DataError, UsageError
-from bertkit.models.continuing import continued, with_vocabulary
+from bertkit.models.conversion import converted, stack_layers, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.fill_mask import fill_masks
-from bertkit.models.growth import stacked
-from bertkit.models.headed import SCORING_RULE
-from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_pretraining_model, save_model
-from bertkit.models.pretraining import PretrainingModel
+from bertkit.models.headed import SCORING_RULE, HeadedModel
+from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, save_model
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
     add_companions,
@@ -123,7 +121,7 @@ class Pretrainer(Trainer[PackedBatch]):
 
     remedy = "lower optimisation.schedule.peak, or lengthen warmup_steps"
     recipe: Recipe
-    model: PretrainingModel
+    model: HeadedModel
 
     def __init__(self, recipe: Recipe, shards: TokenShards, run: RunDirectory, *, cache: Path) -> None:
         super().__init__(run, resolve_engine(recipe.engine))
@@ -178,7 +176,7 @@ class Pretrainer(Trainer[PackedBatch]):
     def learning_rate(self, step: int) -> float:
         return self.current.stage.learning_rate(step)
 
-    def _use(self, model: PretrainingModel) -> None:
+    def _use(self, model: HeadedModel) -> None:
         """Train this model from now on, with a new optimiser."""
         optimizer = self.recipe.optimisation.optimizer
         self.model = model.to(self.engine.device)
@@ -190,7 +188,7 @@ class Pretrainer(Trainer[PackedBatch]):
         before = self.stages[stage.number - 1] if stage.number else None
         if stage.first_step == self.step:
             if before is not None and stage.recipe.model != before.stage.recipe.model:
-                self._use(stacked(self.model, stage.recipe.model))
+                self._use(stack_layers(self.model, stage.recipe.model))
                 depth = stage.recipe.model.model_dump()["num_hidden_layers"]
                 log.info("step %d: the model grows to %d layers", self.step, depth)
             leader = takes_over(stage_run.objectives)
@@ -269,20 +267,20 @@ class Pretrainer(Trainer[PackedBatch]):
             self._use(self._new_model(reached.recipe.model))
         super().restore(checkpoint)
 
-    def _new_model(self, config: EncoderConfig) -> PretrainingModel:
+    def _new_model(self, config: EncoderConfig) -> HeadedModel:
         """The model that all stages need, with its first weights."""
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         init = self.recipe.init
         if init is not None:
             directory, first = find_model(init), self.stages[0].stage.recipe.model
-            loaded, _ = load_pretraining_model(directory, heads=heads_of(objectives))
+            loaded, _ = load_model(directory, heads=heads_of(objectives))
             tokenizer = load_tokenizer(directory)
             check_vocabulary(loaded, tokenizer, source=str(directory))
             model, remade = with_vocabulary(
-                continued(loaded, first),
+                converted(loaded, first),
                 tokenizer,
                 self.tokenizer,
-                new_pieces=self.recipe.new_pieces,
+                new_tokens=self.recipe.new_pieces,
                 seed=self.recipe.seed,
             )
             if remade is not None:
@@ -291,7 +289,7 @@ class Pretrainer(Trainer[PackedBatch]):
             model.initialise_companions(self.recipe.seed)
             if remade is None:  # a companion's embeddings are of the old vocabulary, too
                 load_companions(model, directory)
-            return model if config == first else stacked(model, config)
+            return model if config == first else stack_layers(model, config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model.initialise(self.recipe.seed)
         return model

@@ -14,7 +14,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.hook_points import survey
+from bertkit.models.recorder import recordable_points
 from bertkit.probing.run import ProbeRequest, ProbeResult
 from bertkit.probing.sentences import Sentence, TextEncoder, packed
 
@@ -43,7 +43,7 @@ def list_points(request: ProbeRequest, sentence: str) -> ProbeResult:
     example = next(encoder.encode([Sentence("sentence", sentence)]), None)
     if example is None:
         raise DataError(f"--sentence {sentence[:60]!r}: has no words, or more tokens than the model reads")
-    sizes = survey(subject.model, packed([example]))
+    sizes = recordable_points(subject.model, packed([example]))
     symbols = point_symbols(subject)
     points = [
         {"name": name, "shape": list(symbols.get(name, map(str, shape))), "example": list(shape)}
@@ -61,7 +61,7 @@ def point_symbols(subject: LoadedModel) -> dict[str, tuple[str, ...]]:
     shapes, sizes = [], []
     for lengths in _LENGTHS:
         batch = PackedBatch.from_ids([[subject.tokenizer.vocab_size - 1] * length for length in lengths])
-        shapes.append(survey(subject.model, batch))
+        shapes.append(recordable_points(subject.model, batch))
         sizes.append({"T": sum(lengths), "B": len(lengths), "S": max(lengths)})
     fixed = _sizes_of(subject)
     return {name: _symbols(name, shapes[0][name], shapes[1][name], sizes, fixed) for name in shapes[0]}

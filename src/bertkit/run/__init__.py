@@ -1,4 +1,4 @@
 """The run directory: what a run writes, and how it is read back and checked."""
 
 NEWEST = "newest"
-"""In place of a run's name: the newest unfinished run of what was asked for; a bare `--resume`."""
+"""In place of a run's name: the newest unfinished run of the recipe; a bare `--resume`."""

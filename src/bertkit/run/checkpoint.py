@@ -1,4 +1,4 @@
-"""Checkpoints on disk: atomic, exact, and found damaged by their hashes before they are used.
+"""Checkpoints on disk: atomic, exact, and verified by their hashes before they are used.
 
 Own design (contract: the run directory); each `step-00001000/` holds safetensors files, `state.json` and a manifest.
 Unlike files.py it replaces whole directories: a kill at any moment leaves the previous checkpoint valid and named.
@@ -9,7 +9,7 @@ Unlike files.py it replaces whole directories: a kill at any moment leaves the p
         manifest.json              {"format": 1, "step": 2000, "files": {NAME: {"bytes": n, "sha256": H}}}
         state.json                 everything that is not a tensor
         model.safetensors, ...     one file per group of tensors
-      .writing-step-00003000/      a writer that was killed; never read, removed by the next save
+      .writing-step-00003000/      of a killed writer; never read, removed by the next save
 
 Equal tensors and an equal state give equal bytes: no clock, no path and no host name is stored.
 """
@@ -56,8 +56,8 @@ class Checkpoint:
     Attributes:
         path: the directory that it was read from.
         step: optimiser steps done when it was written.
-        tensors: file stem -> name -> tensor, on the CPU, each in memory of its own.
-        state: what `save_checkpoint` was given, with tuples read back as lists.
+        tensors: file stem -> name -> tensor, on the CPU, without shared memory.
+        state: as given to `save_checkpoint`, with tuples as lists.
     """
 
     path: Path
@@ -72,16 +72,16 @@ def checkpoint_name(step: int) -> str:
 
 
 def save_checkpoint(directory: Path, step: int, tensors: Tensors, state: Mapping[str, Any], keep: int) -> Path:
-    """Write `directory/step-XXXXXXXX` whole, point `latest` at it, then remove what lies beyond the newest `keep`.
+    """Write `directory/step-XXXXXXXX` whole, point `latest` at it, then remove all but the newest `keep`.
 
-    Checkpoints of a later step are removed too: they belong to a future that this run went back on. Writing a step
-    that stands there already with the same bytes changes nothing.
+    Checkpoints of a later step are removed too, since the run went back before them. Writing a step again with the same
+    bytes changes nothing.
 
     Args:
         directory: the run's `checkpoints` directory; made if missing.
         step: optimiser steps done.
         tensors: file stem -> name -> tensor, of any layout and device; names may share memory (tied weights).
-        state: JSON values only, with text keys, so that it is read back as it was.
+        state: JSON values only, with text keys, so that it is read back unchanged.
         keep: how many checkpoints stay, at least 1.
 
     Returns:
@@ -89,7 +89,7 @@ def save_checkpoint(directory: Path, step: int, tensors: Tensors, state: Mapping
 
     Raises:
         DataError: the disk is full or failing; the message names the checkpoint that stays valid.
-        TypeError: `state` holds what JSON cannot give back.
+        TypeError: `state` holds what JSON cannot represent.
         ValueError: `keep` below 1, a negative step, or a stem that is no plain file name.
     """
     if keep < 1:
@@ -120,11 +120,7 @@ def save_checkpoint(directory: Path, step: int, tensors: Tensors, state: Mapping
 
 
 def load_checkpoint(directory: Path) -> Checkpoint:
-    """Read one checkpoint after checking every file against its manifest.
-
-    Raises:
-        DataError: a file is missing, truncated or altered; the message names each.
-    """
+    """Read one checkpoint after checking every file against its manifest; DataError names files that are damaged."""
     verify_checkpoint(directory)
     return _read(directory)
 
@@ -136,17 +132,13 @@ def load_newest_checkpoint(directory: Path) -> Checkpoint | None:
 
 
 def verify_checkpoint(directory: Path) -> None:
-    """Check a checkpoint's files against its manifest, by size and sha256.
-
-    Raises:
-        DataError: names every file at fault.
-    """
-    faults = checkpoint_faults(directory)
-    if faults:
-        raise DataError(f"checkpoint {directory} is damaged: " + "; ".join(faults))
+    """Check a checkpoint's files against its manifest, by size and sha256; DataError names every damaged one."""
+    errors = checkpoint_errors(directory)
+    if errors:
+        raise DataError(f"checkpoint {directory} is damaged: " + "; ".join(errors))
 
 
-def checkpoint_faults(directory: Path) -> list[str]:
+def checkpoint_errors(directory: Path) -> list[str]:
     """What is wrong with a checkpoint, one line per file; empty when it is whole."""
     try:
         manifest = read_json(directory / MANIFEST)
@@ -161,32 +153,32 @@ def checkpoint_faults(directory: Path) -> list[str]:
     strange = [name for name in files if Path(name).name != name]
     if strange:
         return [f"{directory / MANIFEST}: names files outside of the checkpoint: {', '.join(strange)}"]
-    return [fault for name, entry in sorted(files.items()) if (fault := _file_fault(directory / name, entry))]
+    return [problem for name, entry in sorted(files.items()) if (problem := _file_problem(directory / name, entry))]
 
 
 def newest_valid_checkpoint(directory: Path) -> Path | None:
-    """The checkpoint to resume from: the one that `latest` names or, where it is damaged, the next older valid one.
+    """The checkpoint to resume from: the one named by `latest` or, if it is damaged, the next older valid one.
 
     Every fallback is logged as a warning that names the damaged file.
 
     Returns:
-        The checkpoint's directory; None where none was ever finished.
+        The checkpoint's directory; None if none was ever finished.
 
     Raises:
         DataError: there are checkpoints and all of them are damaged.
     """
     _restore_replaced(directory)
-    faults: list[str] = []
+    errors: list[str] = []
     for path in _candidates(directory):
-        found = checkpoint_faults(path)
+        found = checkpoint_errors(path)
         if not found:
-            if faults:
-                log.warning("resuming from the older checkpoint %s, because %s", path, "; ".join(faults))
+            if errors:
+                log.warning("resuming from the older checkpoint %s, because %s", path, "; ".join(errors))
             return path
-        faults.extend(found)
-    if faults:
+        errors.extend(found)
+    if errors:
         raise DataError(
-            f"no checkpoint in {directory} can be used: {'; '.join(faults)}. Restore the files from a copy, "
+            f"no checkpoint in {directory} can be used: {'; '.join(errors)}. Restore the files from a copy, "
             "or start a new run without --resume"
         )
     return None
@@ -218,7 +210,7 @@ def _candidates(directory: Path) -> list[Path]:
     return [path for path in paths if _step_of(path) <= step] + [path for path in paths if _step_of(path) > step]
 
 
-def _file_fault(path: Path, entry: Any) -> str | None:
+def _file_problem(path: Path, entry: Any) -> str | None:
     """Compare one file with its line of the manifest; the size first, since it costs nothing."""
     try:
         size = path.stat().st_size
@@ -282,7 +274,7 @@ def _independent(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _put_in_place(writing: Path, final: Path) -> None:
     """Rename the finished directory; one of that name steps aside first, and is restored if we are killed between."""
     if final.exists():
-        if (writing / MANIFEST).read_bytes() == _bytes_or_none(final / MANIFEST) and not checkpoint_faults(final):
+        if (writing / MANIFEST).read_bytes() == _bytes_or_none(final / MANIFEST) and not checkpoint_errors(final):
             return
         replaced = final.with_name(f"{_REPLACED}{final.name}")
         os.rename(final, replaced)
@@ -313,7 +305,7 @@ def _restore_replaced(directory: Path) -> None:
 
 
 def _clean(directory: Path) -> None:
-    """Remove what killed writers left behind."""
+    """Remove leftovers of killed writers."""
     _restore_replaced(directory)
     for leftover in directory.glob(f"{_WRITING}*"):
         log.warning("removing %s, which a killed writer left unfinished", leftover)
@@ -337,7 +329,7 @@ def _prune(directory: Path, step: int, keep: int) -> None:
 
 
 def _write_failure(directory: Path, final: Path, error: Exception) -> str:
-    valid = [path for path in list_checkpoints(directory)[::-1] if path != final and not checkpoint_faults(path)]
+    valid = [path for path in list_checkpoints(directory)[::-1] if path != final and not checkpoint_errors(path)]
     previous = f"the previous checkpoint {valid[0]} stays valid" if valid else "no earlier checkpoint exists"
     try:
         free = f"{shutil.disk_usage(directory).free // 2**20} MiB are free there; "
@@ -347,11 +339,7 @@ def _write_failure(directory: Path, final: Path, error: Exception) -> str:
 
 
 def _check_json(value: Any, key: str) -> None:
-    """Refuse what JSON would change silently (a number as a key) or cannot hold.
-
-    Raises:
-        TypeError: names the key.
-    """
+    """Raise TypeError, with the key, for what JSON would change silently (a number as a key) or cannot hold."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if not isinstance(name, str):

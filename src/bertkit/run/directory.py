@@ -1,4 +1,4 @@
-"""The run directory: what a command was asked, what happened, and the proof of what it made.
+"""The run directory: a command and its settings, its progress, and hashes of what it wrote.
 
 Own design (contract: the run directory). `run.json` is the record; metrics.py and checkpoint.py write the streams
 beside it. Imports neither torch, pydantic nor yaml, so that listing runs is quick.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +22,6 @@ from typing import Any
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import read_json, sha256_of, write_json, write_text
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
-from bertkit.run.log import LogFile
 from bertkit.run.metrics import METRICS_FILE, last_metrics
 
 RECORD = "run.json"
@@ -34,14 +35,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run is, before anything has happened.
+    """What defines a run before it starts.
 
     Attributes:
         kind: `pretrain`, `finetune`, ...
         recipe: the recipe's name.
         recipe_yaml: the resolved recipe; rerunning it reproduces the run.
         what_hash: hash of the result-deciding half of the recipe; names the directory.
-        seed: the seed of all randomness.
+        seed: of all randomness.
         command: the command line, word by word.
         fingerprints: of `data`, `tokenizer` and starting `model`, as far as there are any.
     """
@@ -66,8 +67,8 @@ class RunIdentity:
         command: Sequence[str],
         fingerprints: Mapping[str, str | None],
     ) -> RunIdentity:
-        """Of a run that measures and has no recipe file: `recipe` says what was asked, `deciding` all that decides
-        the result, which is hashed."""
+        """Of a run that measures and has no recipe file: `recipe` holds the arguments, `deciding` all that decides the
+        result, which is hashed."""
         import yaml  # here, for listing runs need not wait for it
 
         canonical = json.dumps(deciding, sort_keys=True)
@@ -99,7 +100,7 @@ class RunDirectory:
     def create(cls, root: Path, identity: RunIdentity, path: Path | None = None) -> RunDirectory:
         """Make a new run `root/<recipe>-<what_hash[:8]>`, with `-2`, `-3` for repeats; or exactly `path`.
 
-        This process holds the new run's lock from here on; `recording` gives it back.
+        This process holds the new run's lock until the end of `recording`.
 
         Raises:
             UsageError: `path` holds a run or other files already.
@@ -128,9 +129,9 @@ class RunDirectory:
         if not (path / RECORD).is_file():
             raise DataError(f"{path}: not a run directory ({'it has no ' + RECORD if path.is_dir() else 'missing'})")
         record = read_json(path / RECORD)
-        faults = record_faults(record)
-        if faults:
-            raise DataError(f"{path / RECORD}: {'; '.join(faults)}; the file is damaged or of a newer version")
+        errors = record_errors(record)
+        if errors:
+            raise DataError(f"{path / RECORD}: {'; '.join(errors)}; the file is damaged or of a newer version")
         return cls(path, record)
 
     @property
@@ -226,7 +227,7 @@ class RunDirectory:
 
     @contextmanager
     def recording(self, command: Sequence[str] | None = None) -> Iterator[None]:
-        """Hold the lock, log to log.txt and keep the status while the body runs; what the body raises is passed on.
+        """Hold the lock, log to log.txt and keep the status while the body runs; exceptions are passed on.
 
         The status ends as done, as stopped after StoppedError or an interrupt, else as failed, each with its reason.
         `command` is the command line of a resumed attempt.
@@ -279,7 +280,7 @@ class RunDirectory:
             log.warning("the end of the run could not be recorded in %s (%s)", self.path / RECORD, refused)
 
 
-def record_faults(record: Mapping[str, Any]) -> list[str]:
+def record_errors(record: Mapping[str, Any]) -> list[str]:
     """What keeps a run.json from being understood, one line per field."""
     if record.get("format") != FORMAT:
         return [f"format is {record.get('format')!r}, expected {FORMAT}"]
@@ -340,3 +341,44 @@ def _first_record(path: Path, identity: RunIdentity) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class LogFile(logging.FileHandler):
+    """A handler of the package's logger, attached from construction until `detach`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8")
+        formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+        formatter.converter = time.gmtime
+        self.setFormatter(formatter)
+        self._complained = False
+        self._logger = logging.getLogger("bertkit")
+        self._level_before = self._logger.level
+        if self._logger.level == logging.NOTSET:
+            self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
+
+    def detach(self) -> None:
+        """Stop logging to the file and close it."""
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level_before)
+        try:
+            self.close()
+        except OSError as error:
+            self._complain(error)
+
+    def note(self, level: int, text: str) -> None:
+        """A line for this file alone."""
+        self.handle(self._logger.makeRecord(__name__, level, __file__, 0, text, (), None))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self._complain(error)
+        else:
+            super().handleError(record)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            print(f"warning: {self.baseFilename} cannot be written ({error}); lines are lost", file=sys.stderr)

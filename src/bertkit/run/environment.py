@@ -1,7 +1,7 @@
-"""What a run ran on: versions, hardware, threads, the state of the working directory's git repository.
+"""The environment of a run: versions, hardware, threads, the state of the working directory's git repository.
 
-Nothing here follows a paper (contract: environment.json). It names what can change a result or a speed, and keeps
-secrets out: no token, no password, no credentials within a URL.
+Nothing here follows a paper (contract: environment.json). It holds what can change a result or a speed, and no secrets:
+no token, no password, no credentials within a URL.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
-    """What git says; None where it refuses (no repository, no commit yet) or takes too long."""
+    """The command's output; None if it fails (no repository, no commit yet) or takes too long."""
     command = ["git", "-C", str(directory), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, stdin=subprocess.DEVNULL)
@@ -98,7 +98,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The processor's name; Linux keeps it in /proc/cpuinfo, elsewhere platform knows."""
+    """The processor's name; Linux keeps it in /proc/cpuinfo, elsewhere it is platform's."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -20,7 +20,7 @@ def draw_curves(metrics: Path, directory: Path, *, title: str, baseline: float |
 
     Args:
         metrics: the run's metrics.jsonl.
-        directory: where the files go; made if missing.
+        directory: of the files; made if missing.
         title: of the figure.
         baseline: accuracy of the unigram baseline, drawn as a dotted line.
     """
@@ -37,7 +37,7 @@ def draw_curves(metrics: Path, directory: Path, *, title: str, baseline: float |
 
 
 def _merged(metrics: Path) -> list[dict[str, Any]]:
-    """One row a step; a step's figures may stand in several lines."""
+    """One row per step; a step's figures may be on several lines."""
     steps: dict[int, dict[str, Any]] = {}
     for line in read_metrics(metrics):
         steps.setdefault(line["step"], {}).update(line)

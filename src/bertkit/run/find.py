@@ -1,4 +1,4 @@
-"""Which runs there are: all of a folder, the one of a name, the one that `--resume` goes on with.
+"""Finding runs: all in a folder, one by name, the one that `--resume` continues.
 
 Own design (contract: the run directory). Sibling directory.py is one run. Imports neither torch, pydantic nor yaml, so
 that listing runs is quick.
@@ -18,7 +18,7 @@ from bertkit.run.directory import RECORD, RunDirectory
 log = logging.getLogger(__name__)
 
 Choice = Callable[[Sequence[RunDirectory]], Iterable[RunDirectory]]
-"""Which of some runs may be gone on with."""
+"""Which of some runs may be continued."""
 
 
 def find_runs(root: Path) -> list[RunDirectory]:
@@ -37,8 +37,8 @@ def find_run(name: str, root: Path, *, kind: str | None = None) -> RunDirectory:
 
     Args:
         name: path or id.
-        root: where runs lie.
-        kind: the command that it must be a run of; any where None.
+        root: directory of the runs.
+        kind: the command that it must be a run of; None: any.
 
     Raises:
         DataError: there is none; the message offers the nearest id.
@@ -71,13 +71,13 @@ def newest_unfinished(runs: Iterable[RunDirectory]) -> RunDirectory | None:
 def run_to_resume(
     name: str, root: Path, kind: str, *, run_dir: Path | None = None, fitting: Choice = lambda runs: runs
 ) -> RunDirectory:
-    """The run that is named, or the newest unfinished one.
+    """The run of this name, or the newest unfinished one.
 
     Args:
         name: path or id of a run, or NEWEST.
-        root: where runs lie.
-        kind: the command whose runs are meant.
-        run_dir: the run that NEWEST means, where the user said where it lies.
+        root: directory of the runs.
+        kind: the command whose runs count.
+        run_dir: the run that NEWEST means, if the user gave its path.
         fitting: which of them NEWEST may mean; the newest is first.
 
     Raises:

@@ -1,8 +1,8 @@
-"""One writer per run: a lock that the operating system gives back when its holder dies, however it dies.
+"""One writer per run: a lock that the operating system releases when its holder dies, however it dies.
 
-Source: POSIX record locks, fcntl(2). Unlike flock(2) they are not inherited by forked data workers, which may outlive
-a killed trainer, and they work on NFS. They fall when the holder closes *any* descriptor of the file, so this process
-remembers what it holds and never opens such a file again. Imports nothing heavy.
+Source: POSIX record locks, fcntl(2). Unlike flock(2) they are not inherited by forked data workers, which may outlive a
+killed trainer, and they work on NFS. They are lost when the holder closes *any* descriptor of the file, so this process
+remembers its locks and never opens such a file again. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RunLock:
 
 
 def is_locked(run: Path) -> bool:
-    """Whether a living process is writing the run; True where that cannot be known."""
+    """Whether a living process is writing the run; True if that is unknown."""
     key = os.path.realpath(run / LOCK_FILE)
     if _held.get(key) == os.getpid():
         return True

@@ -1,8 +1,7 @@
 """The metrics stream: one JSON object per logged step in metrics.jsonl, and the same as TensorBoard events.
 
 Own design (contract: the run directory). A killed run leaves at most one torn line, which is dropped; a resumed run
-first drops what lies after its checkpoint, so that no step's figure appears twice. Imports no torch until events are
-wanted.
+first drops all lines after its checkpoint, so that no step's figure appears twice. torch is imported for events only.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ log = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl, and to TensorBoard event files where `tensorboard` names their directory.
+    """Appends to metrics.jsonl, and to TensorBoard event files in the directory `tensorboard`.
 
     Each line reaches the operating system before `log` returns, so a kill loses none.
 
     Args:
         path: the metrics.jsonl; made if missing.
-        tensorboard: directory of the event files; None for none.
-        start_step: the step resumed from; lines of later steps are dropped. 0 for a start from nothing: all are.
+        tensorboard: directory of the event files; None: none.
+        start_step: the step resumed from; lines of later steps are dropped. 0 for a new run: all are.
     """
 
     def __init__(self, path: Path, tensorboard: Path | None = None, *, start_step: int = 0) -> None:
@@ -57,7 +56,7 @@ class MetricsLog:
                     self._events.add_scalar(name, value, step)
 
     def sync(self) -> None:
-        """Force the lines onto the disk; called before a checkpoint, it keeps all figures of the steps behind it."""
+        """Force the lines onto the disk; called before a checkpoint, so that no figure of an earlier step is lost."""
         os.fsync(self._file)
         if self._events is not None:
             self._events.flush()
@@ -81,7 +80,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The logged objects in order; none where the file is missing. A torn last line is passed over.
+    """The logged objects in order; none if the file is missing. A torn last line is skipped.
 
     Raises:
         DataError: a line other than a torn last one is not an object with a step; names file and line.
@@ -108,23 +107,23 @@ def last_metrics(path: Path) -> dict[str, Any] | None:
     return next((value for line in reversed(lines) if (value := _parse(line)) is not None), None)
 
 
-def metrics_faults(path: Path) -> list[str]:
+def metrics_errors(path: Path) -> list[str]:
     """What is wrong with a metrics.jsonl: an unreadable line, a step that goes down, a figure logged twice."""
-    faults: list[str] = []
+    errors: list[str] = []
     newest, logged = 0, set[str]()
     for number, line, value in _lines(path):
         if value is None:
             if line.endswith(b"\n"):
-                faults.append(f"{path}, line {number}: not a JSON object with an integer `step`")
+                errors.append(f"{path}, line {number}: not a JSON object with an integer `step`")
             continue
         step, names = value["step"], value.keys() - {"step", "tokens"}
         if step < newest:
-            faults.append(f"{path}, line {number}: step {step} after step {newest}")
+            errors.append(f"{path}, line {number}: step {step} after step {newest}")
         elif step == newest and (twice := names & logged):
-            faults.append(f"{path}, line {number}: step {step} logs {', '.join(sorted(twice))} a second time")
+            errors.append(f"{path}, line {number}: step {step} logs {', '.join(sorted(twice))} a second time")
         logged = names | (logged if step == newest else set())
         newest = max(newest, step)
-    return faults
+    return errors
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:

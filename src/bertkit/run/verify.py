@@ -1,7 +1,7 @@
-"""Does a run directory still hold what the run wrote? Every file is compared with the hash recorded for it.
+"""Verifying a run directory: every file is compared with the hash recorded for it.
 
-Own design (contract: `bertkit runs verify`). checkpoint.py and metrics.py know their own faults; this file puts them
-together with the recipe, the results, the model and the token shards.
+Own design (contract: `bertkit runs verify`). checkpoint.py and metrics.py check their own files; this file adds the
+recipe, the results, the model and the token shards.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Literal
 from bertkit.errors import BertkitError, CheckError, DataError
 from bertkit.files import read_json, sha256_of
 from bertkit.run.directory import ENVIRONMENT, RECIPE, RESULTS, RunDirectory
-from bertkit.run.metrics import metrics_faults
+from bertkit.run.metrics import metrics_errors
 
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one part of a run; `detail` names the files at fault, or why nothing was checked."""
+    """The verdict on one part of a run; `detail` names the damaged files, or why nothing was checked."""
 
     name: str
     verdict: Literal["ok", "fault", "not checked"]
@@ -34,18 +34,14 @@ class RunReport:
     checks: tuple[Check, ...]
 
     @property
-    def faults(self) -> list[str]:
-        """Details of the parts at fault."""
+    def errors(self) -> list[str]:
+        """Details of the damaged parts."""
         return [check.detail for check in self.checks if check.verdict == "fault"]
 
-    def raise_for_faults(self) -> None:
-        """End with a fault where a part is at fault.
-
-        Raises:
-            CheckError: names every file at fault.
-        """
-        if self.faults:
-            raise CheckError(f"{self.path}: not as the run wrote it: " + "; ".join(self.faults))
+    def raise_for_errors(self) -> None:
+        """Raise CheckError, with every damaged file, if there is one."""
+        if self.errors:
+            raise CheckError(f"{self.path}: not as the run wrote it: " + "; ".join(self.errors))
 
 
 def verify_run(path: Path) -> RunReport:
@@ -58,7 +54,7 @@ def verify_run(path: Path) -> RunReport:
     parts: dict[str, Callable[[RunDirectory], Iterator[str]]] = {
         "recipe": _recipe,
         "environment": _environment,
-        "metrics": lambda run: iter(metrics_faults(run.metrics)),
+        "metrics": lambda run: iter(metrics_errors(run.metrics)),
         "checkpoints": _checkpoints,
         "results": _results,
         "model": _model,
@@ -73,14 +69,14 @@ class _NotChecked(Exception):  # noqa: N818 (no error: it says why there is noth
 
 def _check(name: str, part: Callable[[RunDirectory], Iterator[str]], run: RunDirectory) -> Check:
     try:
-        faults = list(part(run))
+        errors = list(part(run))
     except _NotChecked as reason:
         return Check(name, "not checked", str(reason))
-    return Check(name, "fault", "; ".join(faults)) if faults else Check(name, "ok", "")
+    return Check(name, "fault", "; ".join(errors)) if errors else Check(name, "ok", "")
 
 
 def _recipe(run: RunDirectory) -> Iterator[str]:
-    yield from _hash_faults(run.path / RECIPE, run.record.get("recipe_sha256"))
+    yield from _hash_errors(run.path / RECIPE, run.record.get("recipe_sha256"))
 
 
 def _environment(run: RunDirectory) -> Iterator[str]:
@@ -94,15 +90,15 @@ def _environment(run: RunDirectory) -> Iterator[str]:
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[str]:
-    from bertkit.run.checkpoint import LATEST, checkpoint_faults, list_checkpoints
+    from bertkit.run.checkpoint import LATEST, checkpoint_errors, list_checkpoints
 
     paths = list_checkpoints(run.checkpoints)
     if not paths:
         raise _NotChecked("there are none")
     for path in paths:
-        faults = checkpoint_faults(path)
+        errors = checkpoint_errors(path)
         if path.is_dir():  # else the run, still going, has removed it by now
-            yield from faults
+            yield from errors
     latest = run.checkpoints / LATEST
     named = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.exists() else ""
     if not named or not (run.checkpoints / named).is_dir():
@@ -114,7 +110,7 @@ def _results(run: RunDirectory) -> Iterator[str]:
         raise _NotChecked(f"the run is {run.status}")
     if "results_sha256" not in run.record:
         raise _NotChecked("the run recorded none")
-    yield from _hash_faults(run.path / RESULTS, run.record["results_sha256"])
+    yield from _hash_errors(run.path / RESULTS, run.record["results_sha256"])
 
 
 def _model(run: RunDirectory) -> Iterator[str]:
@@ -122,7 +118,7 @@ def _model(run: RunDirectory) -> Iterator[str]:
     if not isinstance(recorded, dict):
         raise _NotChecked("the run recorded none")
     for name, digest in sorted(recorded.items()):
-        yield from _hash_faults(run.model / name, digest)
+        yield from _hash_errors(run.model / name, digest)
 
 
 def _shards(run: RunDirectory) -> Iterator[str]:
@@ -142,7 +138,7 @@ def _shards(run: RunDirectory) -> Iterator[str]:
             yield f"{where}: its fingerprint is {found}, the run read {fingerprint}"
 
 
-def _hash_faults(path: Path, recorded: Any) -> Iterator[str]:
+def _hash_errors(path: Path, recorded: Any) -> Iterator[str]:
     try:
         if sha256_of(path) != recorded:
             yield f"{path}: its sha256 is not the recorded one (altered)"

@@ -18,7 +18,7 @@ from typing import Any
 import tokenizers
 
 from bertkit.errors import DataError, UsageError
-from bertkit.text.masked import MaskedText, parts_of
+from bertkit.tasks.examples import MaskedText, parts_between_masks
 from bertkit.text.tokenizer import Tokenizer
 
 Ids = list[int]
@@ -123,7 +123,7 @@ class SequenceEncoder:
             DataError: a text has a mask, and the tokenizer none.
         """
         if any(isinstance(text, MaskedText) for text in texts):
-            return self._with_masks([parts_of(text) for text in texts])
+            return self._with_masks([parts_between_masks(text) for text in texts])
         ids_T, lengths = self.tokenizer.encode_plain(texts)
         every, found, start = ids_T.tolist(), [], 0
         for length in lengths.tolist():

@@ -7,7 +7,9 @@ elsewhere with another order is read rightly. A label, tags or answers that the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +92,31 @@ class Split:
     notes: dict[str, int] = field(default_factory=dict)
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)
     source: str = ""
+
+
+MASK = "[MASK]"
+"""How a masked word is shown; the tokenizer's own mask is what a model reads."""
+
+
+class MaskedText(str):
+    """A text with masks, shown with `[MASK]` for each.
+
+    Attributes:
+        parts: the text before the first mask, between masks, and behind the last; at least two.
+    """
+
+    parts: tuple[str, ...]
+
+    def __new__(cls, parts: Iterable[str]) -> MaskedText:
+        parts = tuple(parts)
+        text = super().__new__(cls, MASK.join(parts))
+        text.parts = parts
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MaskedText, (self.parts,)
+
+
+def parts_between_masks(text: str) -> tuple[str, ...]:
+    """A text's parts between masks; itself alone where it has none."""
+    return text.parts if isinstance(text, MaskedText) else (text,)

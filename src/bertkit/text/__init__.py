@@ -1,1 +1,1 @@
-"""Text: where it comes from, and the tokenizers that turn it into ids."""
+"""Text: its sources, and the tokenizers that turn it into ids."""

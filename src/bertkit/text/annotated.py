@@ -1,9 +1,9 @@
-"""Lines of text that carry the spans annotated in them, from the record that had them to the tokens.
+"""Lines of text with annotated spans, from the record to the tokens.
 
 Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, masks phrases and entities that a chunker and a tagger found
-beforehand; where a corpus brings such annotations along, they stand beside its text as [start, end] in characters, the
-end not included. Own design: a line is cut out of its document, then a sentence out of the line, then tokens out of the
-sentence, and at each step a span goes along with what it stands in. Sibling lexicon.py finds phrases by a list.
+beforehand; a corpus with such annotations has them beside its text as [start, end] in characters, the end not included.
+Own design: lines are cut out of a document, sentences out of a line, tokens out of a sentence, and at each step spans
+move along with their text. Sibling lexicon.py finds phrases by a list.
 
 Shapes: T tokens of a text, F fields with spans.
 """
@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from bertkit.errors import DataError
 
 Span = tuple[int, int]
-"""The first character and the one behind the last."""
+"""The first character, and the end, not included."""
 
 MOST_FIELDS = 4
 """Two bits of a byte mark the spans of one field."""
 
-FATES = ("kept", "without_token", "across_segments", "overlapping")
-"""What becomes of an annotated span: it is kept; no token stands in it; it reaches out of its segment; a longer one, or
-one further left, stands in its way."""
-_KEPT, _WITHOUT_TOKEN, _ACROSS, _OVERLAPPING = range(len(FATES))
+OUTCOMES = ("kept", "without_token", "across_segments", "overlapping")
+"""Outcomes of an annotated span: it is kept; it has no token; it reaches out of its segment; it overlaps a longer one,
+or one further left."""
+_KEPT, _WITHOUT_TOKEN, _ACROSS, _OVERLAPPING = range(len(OUTCOMES))
 BEGINS, INSIDE = 1, 2
 """Marks of a token: the first of a span; one of its tokens, the first included."""
 
@@ -41,7 +41,7 @@ class AnnotatedLine(str):
     """A line of text and the spans that begin in it.
 
     Attributes:
-        spans: for each field its spans, in characters of the line; one that reaches into the next line ends behind this
+        spans: for each field its spans, in characters of the line; one that continues in the next line ends beyond this
             one's end, and one of blanks alone is empty.
     """
 
@@ -57,7 +57,7 @@ class AnnotatedLine(str):
 
 
 def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> list[Span]:
-    """The spans in a field of a record; null is none.
+    """The spans in a field of a record; null means none.
 
     Args:
         record: of the corpus.
@@ -93,19 +93,15 @@ def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> 
 
 
 def annotated_lines(text: str, spans: Sequence[Sequence[Span]]) -> list[str]:
-    """The lines of a text that are not blank, each with the spans that begin in it.
-
-    Args:
-        text: of a document.
-        spans: of each field, in characters of the text; blanks at their ends do not count.
-    """
+    """The non-blank lines of a document, each with the spans that begin in it; `spans` by field, blanks at their ends
+    ignored."""
     places = [match for match in _LINE.finditer(text) if not match[0].isspace()]
     starts = np.array([match.start() for match in places])
     own: list[list[list[Span]]] = [[[] for _ in spans] for _ in places]
     for field, listed in enumerate(spans):
         for start, end in listed:
             start, end = _without_blanks(text, start, end)
-            # What is empty may stand between two lines, or before the first.
+            # An empty span may be between two lines, or before the first.
             number = max(0, int(np.searchsorted(starts, start, side="right")) - 1)
             if places:
                 offset = places[number].start()
@@ -124,7 +120,7 @@ class AnnotatedSegment:
     """A segment and the spans that begin in it, as in `AnnotatedLine`.
 
     Attributes:
-        number: of the segment, among those of its line.
+        number: among the segments of its line.
         text: the segment.
         spans: for each field, in characters of the segment.
     """
@@ -135,12 +131,7 @@ class AnnotatedSegment:
 
 
 def annotated_segments(line: AnnotatedLine, segments: Sequence[str]) -> Iterator[AnnotatedSegment]:
-    """Those segments of a line in which spans begin.
-
-    Args:
-        line: the whole.
-        segments: its parts in order, nothing but blanks between them.
-    """
+    """Those segments of a line in which spans begin; `segments` are its parts in order, separated by blanks alone."""
     starts, at = [], 0
     for segment in segments:
         at = line.index(segment, at)
@@ -157,32 +148,28 @@ def annotated_segments(line: AnnotatedLine, segments: Sequence[str]) -> Iterator
 
 
 def marked(segment: AnnotatedSegment, offset_T2: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Marks of a segment's tokens, two bits a field, and the number of its spans by field and fate.
+    """Marks of a segment's tokens, two bits a field, and the number of its spans by field and outcome.
 
-    A span has all tokens that overlap it. Spans of one field do not overlap: longer ones come first, then those further
-    left.
-
-    Args:
-        segment: with its spans.
-        offset_T2: where each token begins and ends in the segment, in characters.
+    A span covers all tokens that overlap it. Spans of one field do not overlap: longer ones take precedence, then those
+    further left. `offset_T2`: the characters of each token in the segment.
     """
     marks_T = np.zeros(len(offset_T2), dtype=np.uint8)
-    fates_FC = np.zeros((len(segment.spans), len(FATES)), dtype=np.int64)
+    outcomes_FC = np.zeros((len(segment.spans), len(OUTCOMES)), dtype=np.int64)
     for field, spans in enumerate(segment.spans):
         ranges = []
         for start, end in spans:
             overlapping = np.flatnonzero((offset_T2[:, 0] < end) & (offset_T2[:, 1] > start))
             if start == end or (end <= len(segment.text) and not overlapping.size):
-                fates_FC[field, _WITHOUT_TOKEN] += 1
+                outcomes_FC[field, _WITHOUT_TOKEN] += 1
             elif end > len(segment.text):
-                fates_FC[field, _ACROSS] += 1
+                outcomes_FC[field, _ACROSS] += 1
             else:
                 ranges.append((int(overlapping[0]), int(overlapping[-1]) + 1))
         for first, last in sorted(ranges, key=lambda each: (each[0] - each[1], each[0])):
             if (marks_T[first:last] >> 2 * field & INSIDE).any():
-                fates_FC[field, _OVERLAPPING] += 1
+                outcomes_FC[field, _OVERLAPPING] += 1
                 continue
             marks_T[first:last] |= INSIDE << 2 * field
             marks_T[first] |= BEGINS << 2 * field
-            fates_FC[field, _KEPT] += 1
-    return marks_T, fates_FC
+            outcomes_FC[field, _KEPT] += 1
+    return marks_T, outcomes_FC

@@ -1,7 +1,7 @@
 """From a documentation string to plain English paragraphs.
 
-The conventions are those of PEP 257, reStructuredText, numpydoc, Google style and Sphinx fields. What is not prose
-goes: signatures, doctests, code, formulae, tables, directives, lists of types. Sibling pydocs.py finds the strings.
+The conventions are those of PEP 257, reStructuredText, numpydoc, Google style and Sphinx fields. Everything else is
+removed: signatures, doctests, code, formulae, tables, directives, lists of types. Sibling pydocs.py finds the strings.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Phrases in token ids: read from a file, and found in text, whole words only, the longest first.
 
 Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, masks phrases and entities that chunkers and dictionaries
-found; a list of phrases is all that is asked for here. Own design: a phrase is known by hashes of its beginnings, so
+found; here a list of phrases is enough. Own design: a phrase is identified by hashes of its prefixes, so
 that a batch is searched without a loop over its tokens; every find is compared token by token, so no hash decides.
 
 Shapes: T tokens, E entries, N phrases (forms of entries), L their greatest length, W whole phrases of one length, C
-places that are looked at, P finds.
+candidate places, P matches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Integers = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 LONGEST_PHRASE = 64
-"""Tokens of the longest phrase that is looked for; a longer line is a text."""
+"""Tokens of the longest phrase; a longer line is a text."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
@@ -61,11 +61,11 @@ class Finds:
 
 
 class PhraseTable:
-    """Phrases to look for. Plain data, so it travels to workers.
+    """Phrases to search for. Plain data, so it is sent to workers.
 
     Args:
         phrases: token ids; none empty.
-        entries: which entry of a list each one stands for, where an entry has several forms; left out, its own number.
+        entries: the entry of a list that each one is a form of; None: its own number.
         found_as_E: as the attribute; left out, every phrase is found as itself.
 
     Attributes:

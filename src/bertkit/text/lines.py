@@ -1,7 +1,7 @@
-"""Lines of a text file of any size, plain or compressed, with every fault located.
+"""Lines of a text file of any size, plain or compressed, with every error located.
 
 No paper. The formats are those of gzip, xz, bzip2 and Zstandard; UTF-8 is RFC 3629. Python's own text mode would read
-the same lines, yet it cannot say at which byte of which file the text stops being UTF-8.
+the same lines, but does not locate the byte at which the text stops being UTF-8.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def read_bytes(path: Path) -> Iterator[bytes]:
         with opener(path, "rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
-    except FileNotFoundError as fault:
-        raise DataError(f"{path}: no such file") from fault
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as fault:
-        raise DataError(f"{path}: damaged or truncated {path.suffix} file: {fault}") from fault
-    except OSError as fault:
-        raise DataError(f"{path}: cannot be read: {fault.strerror or fault}") from fault
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: damaged or truncated {path.suffix} file: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 OPENERS: dict[str, Callable[..., BinaryIO | Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -100,8 +100,8 @@ def _read_zstandard(path: Path) -> Iterator[bytes]:
             while compressed:
                 try:
                     content = decompressor.decompress(compressed)
-                except zstandard.ZstdError as fault:
-                    raise DataError(f"{path}: damaged .zst file: {fault}") from fault
+                except zstandard.ZstdError as error:
+                    raise DataError(f"{path}: damaged .zst file: {error}") from error
                 if content:
                     yield content
                 unfinished = not decompressor.eof
@@ -125,10 +125,10 @@ def _decoded(path: Path, content: bytes, offset: int) -> list[str]:
         raise DataError(f"{path}: a binary file, not text: NUL byte at offset {offset + nul:,}")
     try:
         text = content.decode("utf-8")
-    except UnicodeDecodeError as fault:
+    except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: not valid UTF-8 at byte offset {offset + fault.start:,} "
-            f"(byte 0x{content[fault.start]:02x}: {fault.reason}); convert the file to UTF-8"
-        ) from fault
+            f"{path}: not valid UTF-8 at byte offset {offset + error.start:,} "
+            f"(byte 0x{content[error.start]:02x}: {error.reason}); convert the file to UTF-8"
+        ) from error
     lines = (text[:-1] if text.endswith("\n") else text).split("\n")
     return [line[:-1] if line.endswith("\r") else line for line in lines] if "\r" in text else lines

@@ -8,8 +8,6 @@ one of its lines.
 from __future__ import annotations
 
 import ast
-import hashlib
-import json
 import logging
 import multiprocessing
 import os
@@ -22,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
+from bertkit.cache import cache_file
 from bertkit.errors import DataError
 from bertkit.files import write_text
 from bertkit.text.docstrings import prose
@@ -45,8 +44,8 @@ def harvest(cache: Path) -> Path:
     """
     distributions = required_distributions(_DISTRIBUTION)
     versions = sorted((name, found.version) for name, found in distributions.items())
-    record = json.dumps([VERSION, platform.python_implementation(), platform.python_version(), versions])
-    path = cache / "pydocs" / f"{hashlib.sha256(record.encode()).hexdigest()[:16]}.txt"
+    identity = [VERSION, platform.python_implementation(), platform.python_version(), versions]
+    path = cache_file(cache, "pydocs", identity, ".txt")
     if path.is_file():
         return path
     log.info("harvesting the documentation strings of Python and %s packages; this is done once", len(versions))
@@ -54,7 +53,6 @@ def harvest(cache: Path) -> Path:
     documents = list(distinct_documents(_harvested(files)))
     if not documents:
         raise DataError("builtin:pydocs: this Python installation has no source files with documentation strings")
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "\n\n".join("\n".join(document) for document in documents) + "\n")
     return path
 

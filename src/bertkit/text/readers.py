@@ -1,10 +1,10 @@
 """Readers: one class for each kind of source, all giving documents as lines of text.
 
-No paper. Text and JSON Lines are read here, so that a fault is located to the byte or line; CSV, Parquet and the Hub
-are read by `datasets`. Which reader a SOURCE gets is decided in sources.py.
+No paper. Text and JSON Lines are read here, to locate an error to the byte or line; CSV, Parquet and the Hub are read
+by `datasets`. sources.py chooses the reader of a SOURCE.
 
-A document comes as one part, or as several where it is large: (begins, lines), where only the first part begins. Where
-records have annotated spans, their lines carry them (annotated.py).
+A document is one part, or several if it is large: (begins, lines), where only the first part begins. Lines of records
+with annotated spans carry them (annotated.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, first_line
-from bertkit.hub import asking_nobody, hub_faults
+from bertkit.hub import hub_errors, without_network
 from bertkit.text.annotated import annotated_lines, spans_of
 from bertkit.text.lines import read_lines
 
@@ -33,7 +33,7 @@ class Reader(ABC):
     """One file or stream of documents.
 
     Attributes:
-        name: how messages and manifests call it.
+        name: in messages and manifests.
         kind: the way of reading, part of the corpus's fingerprint.
     """
 
@@ -42,7 +42,7 @@ class Reader(ABC):
 
     @abstractmethod
     def parts(self) -> Iterator[Part]:
-        """Documents in order; no line is blank, and every call begins anew."""
+        """Documents in order, without blank lines; every call starts from the beginning."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class JsonLinesReader(Reader):
     def _record(self, line: str, where: str) -> dict[str, Any]:
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as fault:
-            raise DataError(f"{where}, column {fault.colno}: not valid JSON: {fault.msg}") from fault
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where}, column {error.colno}: not valid JSON: {error.msg}") from error
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
         return record
@@ -126,7 +126,7 @@ class TableReader(Reader):
     def parts(self) -> Iterator[Part]:
         import datasets
 
-        # Only the columns asked for are read, where the format allows it.
+        # Only these columns are read, if the format allows it.
         columns = [self.text_field, *self.span_fields]
         options = {"columns": columns} if self.kind == "parquet" else {"keep_default_na": False}
         self._check_columns()
@@ -146,8 +146,8 @@ class TableReader(Reader):
 
             try:
                 columns = pyarrow.parquet.read_schema(self.path).names
-            except (pyarrow.ArrowException, OSError) as fault:
-                raise DataError(f"{self.name}: not a readable Parquet file: {first_line(fault)}") from fault
+            except (pyarrow.ArrowException, OSError) as error:
+                raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
         else:
             import csv
 
@@ -163,7 +163,7 @@ class HubReader(Reader):
     """A data set of the Hub, streamed at one commit; offline, the copy that `datasets` has cached.
 
     Attributes:
-        repository: `ORG/NAME`, or `ORG/NAME@REVISION` where one is asked for.
+        repository: `ORG/NAME` or `ORG/NAME@REVISION`.
         commit: of that revision.
     """
 
@@ -198,20 +198,16 @@ class HubReader(Reader):
         return dataset_parts(rows, self.text_field, self.span_fields, self.name)
 
     def _cached(self) -> Any:
-        """The copy that `datasets` has.
-
-        Raises:
-            DataError: it has none of this commit.
-        """
+        """The cached copy of `datasets`; DataError if it has none of this commit."""
         import datasets
 
-        with asking_nobody():
+        with without_network():
             try:
                 builder = datasets.load_dataset_builder(self.dataset, self.config)
                 if builder.hash == self.commit:
                     return datasets.load_dataset(self.dataset, self.config, split=self.split)
-            except (datasets.exceptions.DatasetsError, OSError, ValueError) as fault:
-                raise DataError(self._out_of_reach) from fault
+            except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+                raise DataError(self._out_of_reach) from error
         raise DataError(self._out_of_reach)
 
     @property
@@ -223,23 +219,23 @@ class HubReader(Reader):
 
 
 def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: str) -> Iterator[Part]:
-    """Parts of the records that `rows()` opens; the faults of `datasets` and the libraries under it are named.
+    """Parts of the records that `rows()` opens; errors of `datasets` and the libraries under it become DataError.
 
     Raises:
-        DataError: the data cannot be opened or read, or a record lacks a field or has a faulty one.
+        DataError: the data cannot be opened or read, or a record lacks a field or has an invalid one.
     """
     import datasets.exceptions
     import pyarrow
     from pandas.errors import ParserError  # type: ignore[import-untyped]  # no stubs among the dependencies
 
-    faults = (
+    errors = (
         datasets.exceptions.DatasetsError,
         pyarrow.ArrowException,
         ParserError,
         UnicodeDecodeError,
         EOFError,
         ValueError,
-        *hub_faults(),
+        *hub_errors(),
     )
     number = 0
     try:
@@ -250,12 +246,12 @@ def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: 
                 return
             number += 1
             yield from record_parts(record, text_field, span_fields, f"{name}, record {number}")
-    except faults as fault:
-        raise DataError(f"{name}: cannot be read after record {number}: {first_line(fault)}") from fault
+    except errors as error:
+        raise DataError(f"{name}: cannot be read after record {number}: {first_line(error)}") from error
 
 
 def text_of(record: dict[str, Any], field: str, where: str) -> str:
-    """The record's text; a record whose field is null has none.
+    """The record's text, empty if the field is null.
 
     Raises:
         DataError: no such field (the nearest ones are named), not a string, or not encodable.
@@ -272,8 +268,8 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
         raise DataError(f"{where}: field {field!r} is {type(text).__name__}, expected a string")
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as fault:
-        raise DataError(f"{where}: field {field!r} has half a surrogate pair at character {fault.start}") from fault
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: field {field!r} has half a surrogate pair at character {error.start}") from error
     return text
 
 

@@ -1,18 +1,19 @@
-"""SentencePiece models: `spiece.model` and its like, read without the sentencepiece package.
+"""SentencePiece models (`spiece.model` and the like) as tokenizers of `tokenizers`.
 
-Kudo and Richardson 2018, arXiv:1808.06226; the file is a protobuf message (sentencepiece_model.proto), of which three
-fields are needed, so a reader of its wire format stands here. What a family does around SentencePiece is in `Style`:
-Lan et al. 2020 (ALBERT) and Yang et al. 2019 (XLNet) rewrite quotes and strip accents, fairseq's models have other ids.
+Kudo and Richardson 2018, arXiv:1808.06226; the file is a message of sentencepiece_model.proto, read by `protobuf`. What
+a family does around SentencePiece is in `Style`: Lan et al. 2020 (ALBERT) and Yang et al. 2019 (XLNet) rewrite quotes
+and strip accents, fairseq's models have other ids.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]  # no stubs
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # among the dependencies
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
@@ -25,14 +26,24 @@ SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "
 _UNIGRAM = 1
 _UNKNOWN, _BYTE = 2, 6
 _MARK = "▁"
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_PROTO: dict[str, dict[int, tuple[str, str, str | None]]] = {
+    "Piece": {1: ("piece", "STRING", None), 2: ("score", "FLOAT", None), 3: ("type", "INT32", "1")},
+    "TrainerSpec": {3: ("model_type", "INT32", "1")},
+    "NormalizerSpec": {2: ("precompiled_charsmap", "BYTES", None)},
+    "Model": {
+        1: ("pieces", "Piece", None),
+        2: ("trainer_spec", "TrainerSpec", None),
+        3: ("normalizer_spec", "NormalizerSpec", None),
+    },
+}
+"""Messages of sentencepiece_model.proto: number, name, type and default of the fields that are read."""
 _COMMA_PENALTY = 100.0
 _CAMEMBERT_UNUSED = -100.0
 
 
 @dataclass(frozen=True)
-class PieceModel:
-    """What a SentencePiece file says.
+class SentencePieceModel:
+    """The content of a SentencePiece file.
 
     Attributes:
         pieces: text, score and type of each, in the order of their ids.
@@ -47,14 +58,15 @@ class PieceModel:
 
 @dataclass(frozen=True)
 class Style:
-    """What a family does around SentencePiece.
+    """A family's rules around SentencePiece.
 
     Attributes:
         roles: its special tokens.
         single, pair: templates of one text and of two.
-        lowercases: whether it lower-cases, where the tokenizer's configuration does not say.
-        rewrites: whether quotes are made plain and accents stripped, and `9,` is split into two pieces.
-        before, dropped, behind: what stands before the file's pieces, how many of them are left out, what is behind.
+        lowercases: whether it lower-cases, unless the tokenizer's configuration overrides it.
+        rewrites: whether quotes are made plain and accents stripped, and `9,` is split into two tokens.
+        before, dropped, behind: tokens before the file's, the number of the file's that are left out, tokens after
+            them.
         composes: whether Unicode is composed, in place of the file's own table.
     """
 
@@ -113,7 +125,7 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
         config: tokenizer_config.json and, under `model_type`, config.json's; may be empty.
 
     Raises:
-        DataError: if the file is damaged, no Unigram model, or of no family that is known.
+        DataError: the file is damaged, no Unigram model, or of an unknown family.
     """
     model = read_sentencepiece(path)
     if model.algorithm != _UNIGRAM:
@@ -144,7 +156,7 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer(backend, dict(style.roles), lowercases=lowercases)
 
 
-def _style(path: Path, model: PieceModel, config: Mapping[str, Any]) -> Style:
+def _style(path: Path, model: SentencePieceModel, config: Mapping[str, Any]) -> Style:
     kind = str(config.get("model_type", ""))
     named = str(config.get("tokenizer_class", "")).removesuffix("Fast").removesuffix("Tokenizer")
     for name, style in STYLES.items():
@@ -163,8 +175,8 @@ def _style(path: Path, model: PieceModel, config: Mapping[str, Any]) -> Style:
     )
 
 
-def _scores(model: PieceModel, style: Style) -> list[tuple[str, float]]:
-    """A piece that ends in digit and comma is taken only where nothing else fits: ALBERT and XLNet part the two."""
+def _scores(model: SentencePieceModel, style: Style) -> list[tuple[str, float]]:
+    """A token that ends in digit and comma is used only if nothing else fits: ALBERT and XLNet separate the two."""
 
     def score(piece: str, value: float) -> float:
         parted = style.rewrites and len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()
@@ -173,7 +185,9 @@ def _scores(model: PieceModel, style: Style) -> list[tuple[str, float]]:
     return [(piece, score(piece, value)) for piece, value, _ in model.pieces]
 
 
-def _normalizer(model: PieceModel, style: Style, lowercases: bool, *, keeps_accents: bool) -> normalizers.Normalizer:
+def _normalizer(
+    model: SentencePieceModel, style: Style, lowercases: bool, *, keeps_accents: bool
+) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if style.rewrites:
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -186,81 +200,36 @@ def _normalizer(model: PieceModel, style: Style, lowercases: bool, *, keeps_acce
     return normalizers.Sequence(steps)
 
 
-def read_sentencepiece(path: Path) -> PieceModel:
-    """Read a file.
-
-    Raises:
-        DataError: if it is no SentencePiece model.
-    """
+def read_sentencepiece(path: Path) -> SentencePieceModel:
+    """Read a file; DataError if it is no SentencePiece model."""
     try:
-        model = _parsed(path.read_bytes())
+        proto = _model_proto().FromString(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
-    except (ValueError, struct.error, UnicodeDecodeError) as error:
+    except DecodeError as error:
         raise DataError(f"{path}: not a SentencePiece model, or damaged: {error}") from error
+    pieces = tuple((piece.piece, piece.score, piece.type) for piece in proto.pieces)
+    model = SentencePieceModel(pieces, proto.normalizer_spec.precompiled_charsmap, proto.trainer_spec.model_type)
     if not any(kind == _UNKNOWN for _, _, kind in model.pieces):
         raise DataError(f"{path}: not a SentencePiece model: none of its {len(model.pieces)} pieces is the unknown one")
     return model
 
 
-def _parsed(data: bytes) -> PieceModel:
-    """ModelProto: 1 pieces (1 text, 2 score, 3 type), 2 trainer_spec (3 algorithm), 3 normalizer_spec (2 table)."""
-    pieces: list[tuple[str, float, int]] = []
-    character_map, algorithm = b"", _UNIGRAM
-    for number, value in _fields(data):
-        if number == 1:
-            entry = dict(_fields(_message(value)))
-            (score,) = struct.unpack("<f", _message(entry.get(2, bytes(4))))
-            pieces.append((_message(entry.get(1, b"")).decode(), score, _number(entry.get(3, 1))))
-        elif number == 2:
-            algorithm = _number(dict(_fields(_message(value))).get(3, _UNIGRAM))
-        elif number == 3:
-            character_map = _message(dict(_fields(_message(value))).get(2, b""))
-    return PieceModel(tuple(pieces), character_map, algorithm)
-
-
-def _message(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise ValueError("a number where bytes belong")
-    return value
-
-
-def _number(value: int | bytes) -> int:
-    if not isinstance(value, int):
-        raise ValueError("bytes where a number belongs")
-    return value
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message: number, and a varint as int, anything else as its bytes."""
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        kind = key & 7
-        if kind == _VARINT:
-            value, position = _varint(data, position)
-            yield key >> 3, value
-            continue
-        if kind == _BYTES:
-            size, position = _varint(data, position)
-        elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
-        else:
-            raise ValueError(f"wire type {kind} at byte {position}")
-        if position + size > len(data):
-            raise ValueError(f"ends within a field at byte {position}")
-        yield key >> 3, data[position : position + size]
-        position += size
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if position >= len(data) or shift > 63:
-            raise ValueError(f"ends within a number at byte {position}")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, position
+def _model_proto() -> Any:
+    """sentencepiece_model.proto, as far as it is needed; other fields of a file are skipped."""
+    file = descriptor_pb2.FileDescriptorProto(name="sentencepiece_model.proto", package="bertkit", syntax="proto2")
+    for message, fields in _PROTO.items():
+        entry = file.message_type.add(name=message)
+        for number, (name, kind, default) in fields.items():
+            is_message = kind in _PROTO
+            entry.field.add(
+                name=name,
+                number=number,
+                label="LABEL_REPEATED" if name == "pieces" else "LABEL_OPTIONAL",
+                type="TYPE_MESSAGE" if is_message else f"TYPE_{kind}",
+                type_name=f".bertkit.{kind}" if is_message else None,
+                default_value=default,
+            )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("bertkit.Model"))

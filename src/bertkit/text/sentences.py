@@ -1,8 +1,9 @@
 """Splitting English prose into sentences by rules.
 
-Rule-based in the manner of Grefenstette and Tapanainen 1994 (a full stop ends a sentence unless what precedes it is
-an abbreviation or an initial, or what follows is no beginning). BERT's own data was split by another tool;
-its pair construction needs only that segments are sentence-like and nothing is lost.
+Rule-based in the manner of Grefenstette and Tapanainen 1994 (a full stop ends a sentence unless an abbreviation or an
+initial precedes it, or what follows cannot begin one). BERT's own data was split by another tool; its pair construction
+needs only that segments are sentence-like and nothing is lost. pysbd has more rules and languages at a small fraction
+of the speed: tokenising a corpus would wait for its sentences.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 
 # A candidate: a final mark, closing quotes or brackets, space, then something that can begin a sentence.
-# The mark stands first in the pattern, so that the search leaps from one to the next.
+# The pattern begins with the mark, so that the search jumps from one to the next.
 _AROUND = r"""\s?["”’')\]]*\s+      # closing signs; WikiText and treebanks put spaces between
         (?=["“‘'(\[]{0,2}\s?[A-ZÀ-ÖØ-ÞĀ-ŽΑ-ΩА-Я0-9])"""
 _BOUNDARY = re.compile("[.!?…]" + _AROUND, re.VERBOSE)
@@ -85,6 +86,6 @@ _OPENERS = _words(
 
 
 def _begins_like_sentence(line: str, at: int) -> bool:
-    """After an abbreviation that may end a sentence: is the next word one that sentences, not names, begin with?"""
+    """Whether the next word is one that sentences, not names, begin with."""
     word = re.match(r"\W*(\w+)", line[at : at + 40])
     return word is not None and word[1].lower() in _OPENERS

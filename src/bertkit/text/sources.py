@@ -1,16 +1,17 @@
-"""A corpus: SOURCE words of the command line or a recipe, opened as one stream of documents.
+"""A corpus: SOURCE arguments of the command line or a recipe, opened as one stream of documents.
 
-No paper; the grammar of SOURCE is the command-line contract's. How each kind is read is in readers.py, how documents
-are cut into segments in sentences.py.
+No paper; the grammar of SOURCE is the command-line contract's. readers.py reads each kind, sentences.py cuts documents
+into segments.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import heapq
 import json
 import logging
-import os
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -19,16 +20,20 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from bertkit.cache import cache_directory
 from bertkit.errors import DataError, UsageError
+from bertkit.files import sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
+from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
 from bertkit.text.annotated import MOST_FIELDS
-from bertkit.text.file_hashes import FileHashes
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.readers import HubReader, JsonLinesReader, Part, Reader, TableReader, TextReader
 
 BLOCK_CHARACTERS = 1 << 19
 KINDS = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet", ".train": "text"}
+MAX_REMEMBERED = 100_000
+"""Hashes of files in the table of a cache directory."""
 NAMED_ONLY = {".dev": "text", ".test": "text"}
 """Read where a file or glob names them, but not as part of a directory: what BabyLM calls the texts that are not to be
 trained on."""
@@ -69,7 +74,7 @@ class SourceOptions(Settings):
 
 @dataclass(frozen=True)
 class Position:
-    """Where reading goes on: so many parts of this reader are done."""
+    """Where reading continues: after so many parts of this reader."""
 
     reader: int = 0
     parts: int = 0
@@ -77,7 +82,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of the corpus of bounded size: whole documents, or part of a large one.
+    """A part of the corpus of bounded size: whole documents, or part of a large one.
 
     Attributes:
         parts: documents as (begins, lines); a part that does not begin one continues the last.
@@ -97,9 +102,9 @@ class Corpus:
     """Documents of all sources in order.
 
     Attributes:
-        readers: what is read, in order.
-        options: how.
-        contents: for each reader the hash of what it reads.
+        readers: of the sources, in order.
+        options: how they are read.
+        contents: for each reader the hash of its content.
     """
 
     readers: Sequence[Reader]
@@ -124,7 +129,7 @@ class Corpus:
     def blocks(self, start: Position | None = None) -> Iterator[Block]:
         """The corpus in blocks of about half a million characters, from a position that an earlier block ended at.
 
-        The blocks from there on are the same as those of a reading from the start.
+        The blocks are the same as those of a reading from the start.
         """
         at = start or Position()
         parts: list[Part] = []
@@ -142,6 +147,16 @@ class Corpus:
         if parts:
             yield Block(parts, Position(len(self.readers), 0))
 
+    def sample_text(self, megabytes: float, progress: Progress = silent_progress) -> Iterator[str]:
+        """Lines of documents drawn evenly from the whole corpus, in its order, of about so many megabytes."""
+        sample = TextSample(int(megabytes * 1e6))
+        with progress("reading a sample", unit="characters") as meter:
+            for block in self.blocks():
+                for _, lines in block.parts:
+                    sample.add(lines)
+                meter.update(sample.read)
+        yield from sample.lines()
+
     def documents(self) -> Iterator[list[str]]:
         """The lines of one document after the other; meant for corpora whose documents fit in memory."""
         document: list[str] = []
@@ -155,6 +170,87 @@ class Corpus:
             yield document
 
 
+class TextSample:
+    """An even sample of documents in one pass and bounded memory, the same every time.
+
+    Each document gets a number from a fixed generator; those with the smallest numbers are kept as far as they fit.
+
+    Args:
+        max_characters: to keep; a single document may be longer.
+
+    Attributes:
+        size: characters kept.
+        read: characters of all documents.
+    """
+
+    def __init__(self, max_characters: int) -> None:
+        self.size = self.read = 0
+        self._max_characters = max_characters
+        self._numbers = random.Random(0)
+        self._kept: list[tuple[float, int, list[str]]] = []
+        self._index = 0
+
+    def add(self, lines: list[str]) -> None:
+        """One document, or a part of one."""
+        heapq.heappush(self._kept, (-self._numbers.random(), self._index, lines))
+        self._index += 1
+        characters = sum(map(len, lines))
+        self.read += characters
+        self.size += characters
+        self.shrink(self._max_characters)
+
+    def shrink(self, max_characters: int) -> None:
+        """Keep no more than this from now on."""
+        self._max_characters = min(self._max_characters, max_characters)
+        while self.size > self._max_characters and len(self._kept) > 1:
+            self.size -= sum(map(len, heapq.heappop(self._kept)[2]))
+
+    def lines(self) -> Iterator[str]:
+        """The lines kept, in the order of the corpus."""
+        for _, _, lines in sorted(self._kept, key=lambda entry: entry[1]):
+            yield from lines
+
+
+class FileHashes:
+    """sha256 of corpus files, kept in a JSON file from run to run.
+
+    A file counts as unchanged while its path, size, modification time and inode are, as for make and git.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, str] = {}
+        self._changed = False
+        if path.is_file():
+            try:
+                self._known = dict(json.loads(path.read_text(encoding="utf-8")))
+            except (ValueError, TypeError):
+                log.warning("%s is damaged; the hashes are computed again", path)
+
+    def sha256(self, path: Path) -> str:
+        """The sha256 of a file's content.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        try:
+            state = path.stat()
+            key = f"{path.resolve()}|{state.st_size}|{state.st_mtime_ns}|{state.st_ino}"
+            if key not in self._known:
+                self._known[key] = sha256_of(path)
+                self._changed = True
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        return self._known[key]
+
+    def save(self) -> None:
+        """Write the table if it has grown, without the oldest entries if it is full."""
+        if self._changed:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, dict(list(self._known.items())[-MAX_REMEMBERED:]))
+            self._changed = False
+
+
 def open_corpus(
     sources: Sequence[str],
     options: SourceOptions | None = None,
@@ -163,16 +259,16 @@ def open_corpus(
     offline: bool = False,
     commits: Mapping[str, str] | None = None,
 ) -> Corpus:
-    """Open SOURCE words: files, directories, globs, `hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]`, `builtin:pydocs`.
+    """Open sources: files, directories, globs, `hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]`, `builtin:pydocs`.
 
     Args:
-        cache: where hashes of files and harvested text are kept; BERTKIT_CACHE or ~/.cache/bertkit where left out.
-        offline: use the network for nothing.
-        commits: of the Hub's data sets, as `hub_commits` gives them, for which the Hub is not asked.
+        cache: directory of file hashes and harvested text; None: BERTKIT_CACHE or ~/.cache/bertkit.
+        offline: do not use the network.
+        commits: of the Hub's data sets, as from `hub_commits`, which are then not looked up.
 
     Raises:
         UsageError: no source, an unknown scheme or kind of file.
-        DataError: something named is not there, or cannot be read.
+        DataError: a source does not exist, or cannot be read.
     """
     options = options or SourceOptions()
     cache = cache or cache_directory()
@@ -196,18 +292,13 @@ def open_corpus(
 
 
 def hub_commits(sources: Sequence[str], *, offline: bool = False) -> dict[str, str]:
-    """At which commits the Hub's data sets among these are now, by `ORG/NAME` or `ORG/NAME@REVISION`.
+    """The current commits of the Hub's data sets among these, by `ORG/NAME` or `ORG/NAME@REVISION`.
 
     Raises:
-        DataError: one of them is not there, or cannot be asked for.
+        DataError: one does not exist, or the Hub cannot be reached.
     """
     repositories = {source.split(":")[1] for source in sources if source.startswith("hub:")}
     return {each: dataset_commit(each, offline=is_offline(offline)) for each in sorted(repositories - {""})}
-
-
-def cache_directory() -> Path:
-    """BERTKIT_CACHE, else ~/.cache/bertkit."""
-    return Path(os.environ.get("BERTKIT_CACHE") or "~/.cache/bertkit").expanduser()
 
 
 def _opened(
@@ -285,7 +376,7 @@ def _file_reader(path: Path, options: SourceOptions) -> Reader:
 
 
 def _check_spans(source: str, options: SourceOptions) -> None:
-    """Raise UsageError if spans are asked of what cannot have any."""
+    """Raise UsageError if spans are requested of a source that cannot have any."""
     if options.span_fields:
         raise UsageError(
             f"data.reading.span_fields: {source} has no field that holds spans; annotated text is JSONL, Parquet or"

@@ -1,8 +1,7 @@
-"""A tokenizer: text to ids and back, whatever the vocabulary's kind.
+"""A tokenizer: text to ids and back, of any kind of vocabulary.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece, [CLS], [SEP], [MASK]); `tokenizers` does the work.
-Here is what a model and its objectives ask of one; a vocabulary is learnt in vocabulary.py, the files are those of
-tokenizer_files.py.
+This class is what models and objectives need of it; vocabulary.py learns one, tokenizer_files.py reads and writes it.
 
 Shapes: V vocabulary.
 """
@@ -72,8 +71,8 @@ class Tokenizer:
     """A vocabulary with its rules.
 
     Attributes:
-        backend: the `tokenizers.Tokenizer`, with no truncation and no padding.
-        roles: name of the token that plays each role ("pad", "unk", "cls", "sep", "mask"); a role may be missing.
+        backend: the `tokenizers.Tokenizer`, without truncation and padding.
+        roles: the token of each role ("pad", "unk", "cls", "sep", "mask"); a role may be missing.
         lowercases: the value of `do_lower_case` in tokenizer_config.json.
     """
 
@@ -129,7 +128,7 @@ class Tokenizer:
 
     @cached_property
     def word_start_V(self) -> NDArray[np.bool_]:
-        """Does this piece begin a word? Special tokens count as words of their own.
+        """Whether each token begins a word. Special tokens count as words of their own.
 
         WordPiece marks what continues a word (`##`), byte-level BPE (`Ġ`) and SentencePiece-like vocabularies (`▁`)
         what begins one.
@@ -139,8 +138,8 @@ class Tokenizer:
         """
         marker, marks_start = self.word_marker()
         starts_V = np.zeros(self.vocab_size, dtype=np.bool_)
-        for piece, i in self._vocabulary.items():
-            starts_V[i] = piece.startswith(marker) == marks_start
+        for token, i in self._vocabulary.items():
+            starts_V[i] = token.startswith(marker) == marks_start
         starts_V[list(self.special_ids)] = True
         starts_V.flags.writeable = False
         return starts_V
@@ -153,8 +152,7 @@ class Tokenizer:
     def encode_plain(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ids of all texts end to end, and the number of ids of each; `[MASK]` in a text is just text.
 
-        This is the way to encode a corpus: several times faster than `encode_batch`, and no text can forge a special
-        token.
+        For corpora: several times faster than `encode_batch`, and no text can forge a special token.
         """
         if self._encoder is None:
             self._encoder = PlainEncoder(self.backend)
@@ -177,18 +175,14 @@ class Tokenizer:
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def token(self, token_id: int) -> str:
-        """The piece with this id.
-
-        Raises:
-            DataError: no piece has it.
-        """
-        piece = self.backend.id_to_token(int(token_id))
-        if piece is None:
+        """The token with this id; DataError if there is none."""
+        token = self.backend.id_to_token(int(token_id))
+        if token is None:
             raise DataError(f"id {token_id} is not in the vocabulary of {self.vocab_size} entries")
-        return str(piece)
+        return str(token)
 
     def id(self, token: str) -> int | None:
-        """The id of a piece, None where the vocabulary lacks it."""
+        """The id of a token, None if the vocabulary lacks it."""
         found = self.backend.token_to_id(token)
         return None if found is None else int(found)
 
@@ -211,7 +205,7 @@ class Tokenizer:
         return int(self._vocabulary[self.roles[role]])
 
     def word_marker(self) -> tuple[str, bool]:
-        """The prefix that marks pieces, and whether it marks those that begin a word or those that continue one.
+        """The prefix that marks tokens, and whether it marks those that begin a word or those that continue one.
 
         Raises:
             DataError: the vocabulary marks the ends of words only.
@@ -224,7 +218,7 @@ class Tokenizer:
         for name, marker in (("ByteLevel", "Ġ"), ("Metaspace", "▁")):
             if f'"{name}"' in rules:
                 return marker, True
-        raise DataError("the tokenizer does not mark where words begin, so whole words cannot be found in its pieces")
+        raise DataError("the tokenizer does not mark where words begin, so whole words cannot be found in its tokens")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"json": self.backend.to_str(), "roles": self.roles, "lowercases": self.lowercases}

@@ -1,8 +1,7 @@
-"""A tokenizer's files: the Hugging Face directory that is written, and everything that can be read.
+"""A tokenizer's files: the Hugging Face directory that is written, and all formats that can be read.
 
 File formats of `transformers` (tokenizer.json, tokenizer_config.json, special_tokens_map.json, vocab.txt, vocab.json
-with merges.txt); its Python classes are not needed here. Sibling of tokenizer.py, which knows nothing of files;
-SentencePiece's own format is in sentencepiece.py.
+with merges.txt); its Python classes are not needed. sentencepiece.py reads SentencePiece's own format.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError
-from bertkit.hub import hub_faults, is_offline, refusal
+from bertkit.hub import hub_errors, is_offline, refusal
 from bertkit.text.sentencepiece import SENTENCEPIECE_FILES, load_sentencepiece
 from bertkit.text.tokenizer import ROLES, Tokenizer
 
@@ -33,7 +32,7 @@ MAX_WORD_CHARACTERS = 200
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 FILE_SUFFIXES = (".json", ".txt", ".model")
 READ_FIRST = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json", *SENTENCEPIECE_FILES)
-"""What is looked for in a directory, in this order."""
+"""In order of preference."""
 HUB_FILES = (*TOKENIZER_FILES, "vocab.json", "merges.txt", "config.json", *SENTENCEPIECE_FILES)
 
 
@@ -45,16 +44,16 @@ def save_tokenizer(
     They are tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece, vocab.txt.
 
     Args:
-        directory: made where it is not there.
+        directory: made if missing.
         max_tokens: of the longest text that the model reads, special tokens included.
-        token_types: whether the model tells segments apart.
+        token_types: whether the model distinguishes segments.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     is_wordpiece = isinstance(tokenizer.backend.model, models.WordPiece)
     tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
     config = {
-        # The class that takes tokenizer.json as it is. BertTokenizerFast (transformers 5) makes its rules anew from
+        # The class that takes tokenizer.json as it is. BertTokenizerFast (transformers 5) derives its rules from
         # vocab.txt, with another limit on the length of words.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
@@ -129,7 +128,7 @@ def _load_file(path: Path) -> Tokenizer:
     if path.suffix == ".txt":
         return _from_wordpieces(path, config)
     if path.suffix == ".model":
-        # Whose SentencePiece model it is, the model's own configuration says best.
+        # The model's own configuration identifies the family best.
         kind = _companion(path, "config.json").get("model_type")
         return load_sentencepiece(path, {**config, **({} if kind is None else {"model_type": kind})})
     if path.name in ("vocab.json", "encoder.json"):
@@ -143,11 +142,11 @@ def _load_file(path: Path) -> Tokenizer:
 
 
 def _read(path: Path, reader: Callable[[], Any]) -> Any:
-    """The reader's result; `tokenizers` raises plain Exception for every fault of a file."""
+    """The reader's result; `tokenizers` raises plain Exception for every error of a file."""
     try:
         return reader()
-    except Exception as fault:
-        raise DataError(f"{path}: not a readable tokenizer file: {fault}") from fault
+    except Exception as error:
+        raise DataError(f"{path}: not a readable tokenizer file: {error}") from error
 
 
 def _companion(path: Path, name: str) -> dict[str, Any]:
@@ -161,7 +160,7 @@ def _companion(path: Path, name: str) -> dict[str, Any]:
 
 
 def _roles(backend: Backend, names: dict[str, Any]) -> dict[str, str]:
-    """Which token plays which role: as the files say, else by the names that the known families use."""
+    """The token of each role: by the files, else by the names of known families."""
     roles = {}
     for role in ROLES:
         named = names.get(f"{role}_token")
@@ -174,7 +173,7 @@ def _roles(backend: Backend, names: dict[str, Any]) -> dict[str, str]:
 
 
 def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
-    """A vocab.txt of google-research/bert: one piece a line, its id the line's number from 0."""
+    """A vocab.txt of google-research/bert: one token a line, its id the line's number from 0."""
     lines = _read(path, lambda: path.read_text(encoding="utf-8")).split("\n")
     pieces = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
@@ -222,7 +221,7 @@ def _downloaded(name: str, *, offline: bool) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), local_files_only=is_offline(offline)))
-    except hub_faults() as fault:
+    except hub_errors() as error:
         raise DataError(
-            f"tokenizer {name!r}: no file or directory of this name, and {refusal(fault, 'model')}"
-        ) from fault
+            f"tokenizer {name!r}: no file or directory of this name, and {refusal(error, 'model')}"
+        ) from error

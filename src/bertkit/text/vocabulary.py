@@ -1,9 +1,9 @@
-"""Learning a vocabulary from text: WordPiece, BPE, byte-level BPE or Unigram.
+"""Learning a vocabulary from text: WordPiece, BPE, byte-level BPE, Unigram, or whole words.
 
 Devlin et al. 2019, arXiv:1810.04805 (WordPiece); Sennrich et al. 2016, arXiv:1508.07909 (BPE); Radford et al. 2019,
-GPT-2 (byte-level BPE); Kudo 2018, arXiv:1804.10959 (Unigram). `tokenizers` learns; this file sees to it that the same
-text gives the same bytes: the alphabet is fixed before learning, and Unigram's scores are rounded, since both depend on
-hashing there.
+GPT-2 (byte-level BPE); Kudo 2018, arXiv:1804.10959 (Unigram). `tokenizers` learns; this file makes it reproducible to
+the byte: the alphabet is fixed before learning, and Unigram's scores are rounded, since both depend on hashing there.
+Whole words are for word vectors and the BiLSTM of Tang et al. 2019, arXiv:1903.12136, section 4.2.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Learn a vocabulary; the same texts in the same order give the same tokenizer.json, byte for byte.
 
     Args:
-        config: kind and size; `path` is not used here.
-        texts: read once, and held in memory: pass a sample of a large corpus.
+        config: kind and size; `path` is ignored.
+        texts: held in memory: pass a sample of a large corpus.
 
     Raises:
-        UsageError: `vocab_size` holds less than the special tokens and the alphabet.
+        UsageError: `vocab_size` is too small for the special tokens and the alphabet.
         DataError: no text.
     """
     texts = list(texts)
@@ -82,7 +82,7 @@ def _untrained(config: TokenizerConfig) -> Backend:
         steps = [normalizers.NFD(), normalizers.StripAccents(), *steps] if config.strips_accents else steps
         if steps:
             backend.normalizer = normalizers.Sequence(steps)
-        # RoBERTa leaves the first word of a text without a space; here a word has the same pieces wherever it stands.
+        # RoBERTa leaves the first word of a text without a space; here a word has the same tokens wherever it is.
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.ByteLevel()
     else:
@@ -130,7 +130,7 @@ def _alphabet(backend: Backend, texts: list[str], coverage: float) -> list[str]:
 
 
 def _continues_words(backend: Backend, character: str) -> bool:
-    """Can this character stand inside a word? Punctuation and ideographs always stand alone."""
+    """Whether this character can be inside a word; punctuation and ideographs never are."""
     normal = backend.normalizer.normalize_str(f"a{character}a")
     return len(backend.pre_tokenizer.pre_tokenize_str(normal)) == 1
 
@@ -191,10 +191,10 @@ def _without_rare_characters(backend: Backend, texts: list[str], alphabet: list[
 
 
 def _settled(pieces: list[list[Any]], room: int) -> list[list[Any]]:
-    """Unigram's pieces by score, at most `room` (the trainer may give more), without what varies from run to run.
+    """Unigram's tokens by score, at most `room` (the trainer may give more), without what varies from run to run.
 
-    Sums of floats come out in another order each time, so scores are rounded. Characters that were pruned are put back
-    by the trainer at the lowest score plus a ten-thousandth for each, in the order of a hash table: all get the lowest.
+    Sums of floats are computed in another order each time, so scores are rounded. The trainer restores characters that
+    it pruned at the lowest score plus a ten-thousandth for each, in the order of a hash table: all get the lowest.
     """
     lowest = round(min(score for _, score in pieces), SCORE_DECIMALS)
     put_back = lowest + 10**-SCORE_DECIMALS * (1 + sum(len(piece) == 1 for piece, _ in pieces))
@@ -202,13 +202,13 @@ def _settled(pieces: list[list[Any]], room: int) -> list[list[Any]]:
         [piece, lowest if len(piece) == 1 and score <= put_back else round(score, SCORE_DECIMALS)]
         for piece, score in pieces
     ]
-    # Every character keeps its piece; of the longer pieces the likeliest stay.
+    # Every character keeps its entry; of the longer tokens the likeliest stay.
     rounded.sort(key=lambda entry: (len(entry[0]) > 1, -entry[1], entry[0]))
     return sorted(rounded[:room], key=lambda entry: (-entry[1], entry[0]))
 
 
 def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
-    """A tokenizer of the learnt model in which the five special tokens alone are special."""
+    """A tokenizer of the learnt model in which only the five special tokens are special."""
     settings = json.loads(backend.to_str())
     settings["added_tokens"] = []
     if config.type == "unigram":
@@ -219,4 +219,43 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
     plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()])
     tokenizer = Tokenizer(plain, dict(SPECIAL_TOKENS), lowercases=config.lowercases)
     plain.post_processor = bert_template(tokenizer)
+    return tokenizer
+
+
+def word_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
+    """A tokenizer of the most frequent words, equally frequent ones by code points; any other word is [UNK].
+
+    Words are split as BERT does, and the tokenizer is a WordPiece one without continuing tokens.
+
+    Args:
+        texts: of the words.
+        vocab_size: entries, special tokens included; fewer if the texts have fewer words.
+        lowercase: of all words; accents are removed, too.
+
+    Raises:
+        UsageError: `vocab_size` leaves no room for a word.
+        DataError: the texts have no word.
+    """
+    if vocab_size <= len(SPECIAL_TOKENS):
+        raise UsageError(
+            f"vocab_size: {vocab_size} does not hold a word beside the {len(SPECIAL_TOKENS)} special tokens; raise it"
+        )
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    cutter = pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(word for word, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text)))
+    if not counts:
+        raise DataError("there is no text to take words from")
+    known = [word for word in counts if word not in SPECIAL_TOKENS.values() and len(word) <= MAX_WORD_CHARACTERS]
+    ranked = sorted(known, key=lambda word: (-counts[word], word))[: vocab_size - len(SPECIAL_TOKENS)]
+    entries = {token: number for number, token in enumerate([*SPECIAL_TOKENS.values(), *ranked])}
+    backend = Backend(
+        models.WordPiece(entries, unk_token=SPECIAL_TOKENS["unk"], max_input_chars_per_word=MAX_WORD_CHARACTERS)
+    )
+    backend.normalizer, backend.pre_tokenizer = normalizer, cutter
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()])
+    tokenizer = Tokenizer(backend, dict(SPECIAL_TOKENS), lowercases=lowercase)
+    backend.post_processor = bert_template(tokenizer)
     return tokenizer

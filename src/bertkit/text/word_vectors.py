@@ -1,7 +1,7 @@
 """Word vectors from a text file, as GloVe and word2vec write them.
 
 Pennington et al. 2014, "GloVe: Global Vectors for Word Representation" (a word and its numbers a line, spaces between);
-Mikolov et al. 2013, word2vec (the same behind a line of two numbers: how many words, how wide).
+Mikolov et al. 2013, word2vec (the same after a line of two numbers: words and width).
 
 Shapes: N words, E width.
 """
@@ -25,11 +25,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Words and their vectors, in the file's order: the commonest first, as such files have them.
+    """Words and their vectors, in the file's order: the most frequent first, as is usual.
 
     Attributes:
         words: each once.
-        vector_NE: theirs.
+        vector_NE: their vectors.
     """
 
     words: tuple[str, ...]
@@ -42,12 +42,11 @@ class WordVectors:
 
     @cached_property
     def number(self) -> dict[str, int]:
-        """Where each word stands."""
+        """The number of each word."""
         return {word: number for number, word in enumerate(self.words)}
 
     def nearest(self, word: str, count: int) -> list[str]:
-        """The words whose vectors have the greatest cosine with this one's, itself left out; none for an unknown
-        word."""
+        """The words with the greatest cosine to this one, without itself; none for an unknown word."""
         at = self.number.get(word)
         if at is None:
             return []
@@ -64,15 +63,15 @@ class WordVectors:
 
 
 def read_word_vectors(path: Path, *, only: Collection[str] | None = None, most_words: int | None = None) -> WordVectors:
-    """Vectors of a file; of a word that stands there twice, the first.
+    """Vectors of a file; of a repeated word, the first.
 
     Args:
-        path: the file; .gz, .xz, .bz2 and .zst are unpacked.
-        only: words to keep; all where None.
+        path: the file; .gz, .xz, .bz2 and .zst are decompressed.
+        only: words to keep; None: all.
         most_words: the file is read up to so many words.
 
     Raises:
-        DataError: the file cannot be read, or a line of it does not hold a word and as many numbers as the others.
+        DataError: the file cannot be read, or a line does not hold a word and as many numbers as the others.
     """
     rows: dict[str, Floats] = {}
     width = 0

@@ -1,10 +1,10 @@
 """Where words begin in token ids, for WordPiece, byte-level BPE and Unigram alike.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece: whatever begins without `##` begins a word,
-punctuation included, for the text was cut at punctuation before). Byte-level BPE and Unigram mark only what follows a
-space, so that `end.` would be one word, and the first word of a segment, which RoBERTa's vocabulary does not mark at
-all, would hang on to the full stop before it. So there a change between letters and signs begins a word, too; ALBERT's
-released code likewise lets pieces of punctuation begin words.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece: a token without `##` begins a word, punctuation
+included, since the text is split at punctuation first). Byte-level BPE and Unigram mark only what follows a space, so
+that `end.` would be one word, and the first word of a segment, which RoBERTa's vocabulary does not mark, would join the
+full stop before it. So there a change between letters and signs begins a word, too; ALBERT's released code likewise
+lets punctuation begin words.
 
 Shapes: V vocabulary, T tokens.
 """
@@ -25,15 +25,15 @@ _UNDECODED = "\ufffd"
 
 @dataclass(frozen=True, eq=False)
 class WordMarks:
-    """What a vocabulary tells of words; plain data, so it travels to workers.
+    """The word boundaries of a vocabulary; plain data, so it is sent to workers.
 
     Attributes:
-        start_V: pieces that begin a word.
-        sign_V: pieces of punctuation and other signs alone.
-        letters_V: other pieces of text; the mark of a space alone is neither.
-        special_V: pieces that are no text, [UNK] among them.
-        cuts_at_signs: whether a change between signs and letters begins a word: where the vocabulary marks what
-            follows a space, not where it marks what continues a word, for that says it all.
+        start_V: tokens that begin a word.
+        sign_V: tokens of punctuation and other signs alone.
+        letters_V: other tokens of text; the mark of a space alone is neither.
+        special_V: tokens that are no text, [UNK] among them.
+        cuts_at_signs: whether a change between signs and letters begins a word: if the vocabulary marks what follows a
+            space, not if it marks what continues a word.
     """
 
     start_V: NDArray[np.bool_]
@@ -44,20 +44,16 @@ class WordMarks:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> WordMarks:
-        """The marks of a tokenizer.
-
-        Raises:
-            UsageError: if its pieces do not tell where words begin.
-        """
+        """The marks of a tokenizer; UsageError if its tokens do not show where words begin."""
         try:
             start_V = tokenizer.word_start_V
-        except DataError as fault:
-            raise UsageError(_no_words(str(fault))) from fault
+        except DataError as error:
+            raise UsageError(_no_words(str(error))) from error
         special_V = np.zeros_like(start_V)
         special_V[list(tokenizer.special_ids)] = True
         text_starts = start_V[~special_V]
         if text_starts.all() or not text_starts.any():
-            which = "every piece" if text_starts.all() else "no piece"
+            which = "every token" if text_starts.all() else "no token"
             raise UsageError(_no_words(f"{which} of the vocabulary begins a word by its mark"))
         sign_V, letters_V = np.zeros_like(start_V), np.zeros_like(start_V)
         for i in np.flatnonzero(~special_V).tolist():
@@ -69,7 +65,7 @@ class WordMarks:
 
     @classmethod
     def plain(cls, start_V: NDArray[np.bool_]) -> WordMarks:
-        """Where all that is known is which pieces begin a word."""
+        """From the tokens that begin a word alone."""
         nothing_V = np.zeros_like(start_V)
         return cls(start_V, nothing_V, ~nothing_V, nothing_V, cuts_at_signs=False)
 
@@ -78,8 +74,8 @@ class WordMarks:
 
         Args:
             ids_T: ids.
-            apart_T: tokens that do not belong to a word with the one before: the first of a sequence or segment,
-                special ones and those behind them.
+            apart_T: tokens that never share a word with the one before: the first of a sequence or segment, special
+                ones and those after them.
         """
         begins_T: NDArray[np.bool_] = self.start_V[ids_T] | apart_T
         if self.cuts_at_signs and ids_T.size:

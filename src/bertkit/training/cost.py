@@ -20,10 +20,9 @@ from torch import nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
 from bertkit.models.encoder import Encoder
-from bertkit.models.headed import POOLER
+from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import HEAD_KINDS
-from bertkit.models.pretraining import PretrainingModel
-from bertkit.models.quantised_part import QuantisedPart
+from bertkit.models.int8 import QuantisedModule
 from bertkit.models.relative_attention import RelativeAttention
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import read_rows, readers
@@ -48,7 +47,7 @@ class ParameterCount:
     backbone: int
 
 
-def count_parameters(model: PretrainingModel) -> ParameterCount:
+def count_parameters(model: HeadedModel) -> ParameterCount:
     """Counts as published: a quantised weight is one, and a family's pooler counts as backbone in any case.
 
     Works on the meta device.
@@ -65,10 +64,10 @@ def count_weights(module: nn.Module, *, without: nn.Module | None = None) -> int
     left_out = set() if without is None else set(without.modules())
     parts = [part for part in module.modules() if part not in left_out]
     own = {id(weight): weight.numel() for part in parts for weight in part.parameters(recurse=False)}
-    return sum(own.values()) + sum(part.num_weights for part in parts if isinstance(part, QuantisedPart))
+    return sum(own.values()) + sum(part.num_weights for part in parts if isinstance(part, QuantisedModule))
 
 
-def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
+def training_flops(model: HeadedModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
     """Floating-point operations of one update over these micro-batches, without last layers that no objective reads."""
     flops = 0.0
     for batch in batches:
@@ -82,7 +81,7 @@ def training_flops(model: PretrainingModel, batches: Sequence[PackedBatch], obje
         for owner, own in readers(model, objectives):
             index_M = read_rows(owner, own, batch)
             if index_M is not None:
-                weights = sum(_map_weights(part) for part in owner.encoder.narrowed())
+                weights = sum(_map_weights(part) for part in owner.encoder.selected_token_modules())
                 flops -= 2.0 * _BACKWARD_AND_FORWARD * (batch.num_tokens - index_M.numel()) * weights
     return flops
 
@@ -103,7 +102,7 @@ def head_rows(objectives: Sequence[Objective], count: Callable[[Objective], floa
 
 
 def step_flops(
-    model: PretrainingModel,
+    model: HeadedModel,
     *,
     tokens: float,
     squared_lengths: float,
@@ -143,7 +142,7 @@ def _predictions_of(head: str, predictions: float | Mapping[str, float]) -> floa
 
 
 def _products(
-    model: PretrainingModel,
+    model: HeadedModel,
     *,
     tokens: float,
     squared_lengths: float,
@@ -153,7 +152,7 @@ def _products(
     """Multiply-adds of a model's forward pass, without those of its companions."""
     attentions = _attentions(model)
     on_positions = sum(_map_weights(getattr(part, name, None)) for part in attentions for name in part.position_maps)
-    linear = sum(_map_weights(part) for part in model.encoder.path()) - on_positions
+    linear = sum(_map_weights(part) for part in model.encoder.executed_modules()) - on_positions
     products = linear * tokens
     for attention in attentions:
         pairs = tokens * _keys_seen(attention, squared_lengths / tokens)
@@ -174,7 +173,7 @@ def _products(
 def spared_flops(encoder: Encoder, *, tokens: float, squared_lengths: float, sequences: float) -> float:
     """Operations of `step_flops` that are not made where one token a sequence is read: all of the last layer but keys,
     values and that token's states."""
-    layer = encoder.spared_layer
+    layer = encoder.summary_token_layer
     if layer is None:
         return 0.0
     (attention,) = (part for part in layer.modules() if isinstance(part, SelfAttention))
@@ -183,14 +182,14 @@ def spared_flops(encoder: Encoder, *, tokens: float, squared_lengths: float, seq
     return 2.0 * _BACKWARD_AND_FORWARD * (linear * (tokens - sequences) + pairs)
 
 
-def _vocabulary_weights(model: PretrainingModel, head: str) -> int:
+def _vocabulary_weights(model: HeadedModel, head: str) -> int:
     """Of a vocabulary head, the tied projection included."""
     return _map_weights(model.get_submodule(head)) + model.encoder.embedding_width * model.encoder.vocab_size
 
 
-def _attentions(model: PretrainingModel) -> list[SelfAttention | RelativeAttention]:
+def _attentions(model: HeadedModel) -> list[SelfAttention | RelativeAttention]:
     """All attentions, shared ones as often as they are applied."""
-    parts = (part for executed in model.encoder.path() for part in executed.modules())
+    parts = (part for executed in model.encoder.executed_modules() for part in executed.modules())
     return [part for part in parts if isinstance(part, SelfAttention | RelativeAttention)]
 
 
@@ -229,7 +228,7 @@ def measured_peak_flops(device: torch.device, *, bf16: bool) -> float:
     return best
 
 
-def training_memory_bytes(model: PretrainingModel, *, micro_batch_tokens: int, predictions: float) -> float:
+def training_memory_bytes(model: HeadedModel, *, micro_batch_tokens: int, predictions: float) -> float:
     """A rough estimate: weights, gradients and moments, and the activations of one micro-batch.
 
     A layer keeps about 20 activations of width D a token for its backward pass (with a feed-forward layer of 4 D); the

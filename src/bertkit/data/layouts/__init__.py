@@ -7,8 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from bertkit.data.layouts.base import Address, Layout
-from bertkit.data.layouts.segment_pair import SegmentPair
-from bertkit.data.layouts.sentence_pair import SentencePair
+from bertkit.data.layouts.pairs import SegmentPair, SentencePair
 from bertkit.data.layouts.sentences import DocSentences, FullSentences
 
 AnyLayout = Annotated[SegmentPair | SentencePair | FullSentences | DocSentences, Field(discriminator="name")]

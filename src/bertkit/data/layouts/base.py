@@ -1,9 +1,9 @@
-"""What a layout is: it plans an epoch's samples from the corpus, then assembles those that a batch asks for.
+"""The interface of layouts: they plan an epoch's samples, and assemble those of a batch.
 
-A plan is a table with one row a sample, saying which token ranges it is made of; it is a pure function of the corpus,
-the draws and the epoch, so it can be made again anywhere, and small enough to keep on disk.
+A plan is a table with one row per sample, its token ranges; it is a pure function of the corpus, the draws and the
+epoch, so it can be made again anywhere, and small enough to keep on disk.
 
-Shapes: N documents, R rows (samples) of a plan, B rows asked for.
+Shapes: N documents, R rows (samples) of a plan, B rows of a batch.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Layout(Settings, ABC):
 
         Args:
             shards: the corpus.
-            documents_N2: each document's first segment and the segment behind its last.
+            documents_N2: each document's first segment and the segment after its last.
             sequence_length: tokens of the longest sample, special tokens included.
-            draw: the source of every choice.
-            epoch: which epoch, or which static copy.
+            draw: the source of every random choice.
+            epoch: or the static copy.
         """
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Layout(Settings, ABC):
 
 
 class Address:
-    """Where samples stand in the stream: what their draws are keyed by.
+    """The places of samples in the stream, which key their draws.
 
     Attributes:
         epoch_B: the epoch, or the static copy, of each sample.

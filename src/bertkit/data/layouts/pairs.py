@@ -1,22 +1,25 @@
-"""What all pairs share: [CLS] A [SEP] B [SEP], where B follows A in its document, precedes it, or is of another one.
+"""Pairs: [CLS] A [SEP] B [SEP], where B follows A in its document, precedes it, or comes from another one.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 and appendix A.2 (B follows or is random); Lan et al. 2020,
 ALBERT, arXiv:1909.11942, section 3.1 (B follows or precedes); Wang et al. 2019, StructBERT, arXiv:1908.04577, section 2
-(all three). The rules are those of BERT's and ALBERT's released create_pretraining_data.py. Siblings segment_pair.py
-and sentence_pair.py say how much text A and B have.
+(all three). The rules are those of BERT's and ALBERT's released create_pretraining_data.py. `SegmentPair` is BERT's
+layout, and SEGMENT-PAIR of Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.2; `SentencePair` is RoBERTa's
+SENTENCE-PAIR.
 
-Quirks honoured: segments that a random partner displaced go back into the text; the random document is drawn again, up
-to ten times, where it is the same one; a pair that is too long loses tokens of its longer side, front or back with
-equal chance. In BERT's and ALBERT's code a chunk of a single segment always has a random partner, so that more than
-half of the pairs have label 1, and a few of ALBERT's negatives are not swapped but foreign: `lone_segment: random` is
-that rule. With `lone_segment: cut` only those pairs are random that a draw made so, and the shares are those asked for.
+Quirks kept: segments that a random partner displaced return to the text; the random document is drawn again, up to ten
+times, if it is the same one; a pair that is too long loses tokens of its longer side, front or back with equal chance;
+a document draws its target length once, short with probability 0.1. In BERT's and ALBERT's code a chunk of a single
+segment always has a random partner, so that more than half of the pairs have label 1, and a few of ALBERT's negatives
+are random instead of swapped: `lone_segment: random` is that rule. With `lone_segment: cut` partners are random only by
+a draw, and the shares are those of the settings.
 
-Shapes: N documents, R planned pairs, B pairs asked for.
+Shapes: N documents, R planned pairs, B pairs of a batch.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Literal, Protocol
 
@@ -45,7 +48,7 @@ _DRAWS_AHEAD = 4096
 
 
 class Relation(IntEnum):
-    """How the second segment stands to the first, and the class that says so in sentence_structure."""
+    """The relation of the second segment to the first: the classes of sentence_structure."""
 
     NEXT = 0
     PREVIOUS = 1
@@ -53,7 +56,7 @@ class Relation(IntEnum):
 
 
 class PairLayout(Layout):
-    """Pairs with a label for each objective that asks how the second stands to the first."""
+    """Pairs with a label for each objective on the relation of their segments."""
 
     name: str
     random_partner_probability: float = Field(
@@ -75,7 +78,7 @@ class PairLayout(Layout):
 
     @property
     def shares(self) -> dict[Relation, float]:
-        """How much of each relation is asked for; random partners that are forced come on top."""
+        """The share of each relation; random partners of lone segments come on top."""
         random, swapped = self.random_partner_probability, self.swap_probability
         return {
             Relation.NEXT: (1 - random) * (1 - swapped),
@@ -118,7 +121,7 @@ class PairLayout(Layout):
 
 
 def _labels(plan_B: Plan) -> dict[str, Integers]:
-    """By objective. The binary ones ask the same: does the second segment not follow the first?"""
+    """By objective. The binary ones have the same label: whether the second segment does not follow the first."""
     one_document_B = np.where(plan_B["swapped"], Relation.PREVIOUS, Relation.NEXT)
     relation_B = np.where(plan_B["random"], Relation.RANDOM, one_document_B).astype(np.int64)
     not_next_B = (relation_B != Relation.NEXT).astype(np.int64)
@@ -129,7 +132,7 @@ class Chunk(Protocol):
     """How much text a pair is made of."""
 
     def end(self, start_s1: list[int], segment: int) -> int:
-        """The segment behind the last of the chunk that begins with `segment`, not beyond the end of `start_s1`."""
+        """The segment after the last of the chunk that begins with `segment`, not beyond the end of `start_s1`."""
 
     def partner_tokens(self, first_tokens: int) -> int:
         """A random partner ends with the segment with which it has this many tokens."""
@@ -204,13 +207,8 @@ class PairPlanner:
 def truncated(rows: list[tuple[int, int, int, int, int, int]], maximum: int, draw: Draw, epoch: int) -> Plan:
     """Cut each pair to `maximum` tokens, one at a time from its longer side (the second of two equals).
 
-    Each cut token goes from the front or the back with equal chance, so the number cut in front is binomial.
-
-    Args:
-        rows: first start, first end, second start, second end, random, swapped.
-        maximum: tokens of both sides together.
-        draw: the source of the cuts.
-        epoch: whose.
+    Each cut token goes from the front or the back with equal chance, so the number cut in front is binomial. The
+    columns of `rows` are: first start, first end, second start, second end, random, swapped.
     """
     rows_R6: NDArray[np.int64] = np.array(rows, dtype=np.int64).reshape(-1, 6)
     first_R, second_R = rows_R6[:, 1] - rows_R6[:, 0], rows_R6[:, 3] - rows_R6[:, 2]
@@ -229,3 +227,62 @@ def truncated(rows: list[tuple[int, int, int, int, int, int]], maximum: int, dra
         plan_R[f"{side}_length"] = length_R - cut_R
     plan_R["random"], plan_R["swapped"] = rows_R6[:, 4], rows_R6[:, 5]
     return plan_R
+
+
+class SegmentPair(PairLayout):
+    """BERT's pairs of segments: `[CLS] sentence sentence [SEP] sentence sentence sentence [SEP]`."""
+
+    name: Literal["segment-pair"] = "segment-pair"
+    short_sequence_probability: float = Field(
+        0.1, ge=0, le=1, description="Chance that a document aims at shorter pairs, of a length drawn uniformly."
+    )
+
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        maximum = sequence_length - self.special_tokens
+        number_N = np.arange(len(documents_N2))
+        short_N = draw.uniform("pair/short", epoch=epoch, sample=number_N) < self.short_sequence_probability
+        drawn_N = 2 + draw.integers("pair/target", maximum - 1, epoch=epoch, sample=number_N)
+        target_N = np.where(short_N, drawn_N, maximum)
+        pairs = PairPlanner(self, shards.segment_start_S1, documents_N2, draw, epoch)
+        for document, target in enumerate(target_N.tolist()):
+            pairs.plan_document(document, _UpTo(target))
+        return truncated(pairs.rows, maximum, draw, epoch)
+
+
+@dataclass(frozen=True)
+class _UpTo:
+    """A chunk up to the segment with which it reaches a number of tokens, or to the end of the document."""
+
+    target: int
+
+    def end(self, start_s1: list[int], segment: int) -> int:
+        return min(bisect_left(start_s1, start_s1[segment] + self.target, lo=segment + 1), len(start_s1) - 1)
+
+    def partner_tokens(self, first_tokens: int) -> int:
+        return self.target - first_tokens
+
+
+class SentencePair(PairLayout):
+    """RoBERTa's pairs of natural sentences: `[CLS] sentence [SEP] sentence [SEP]`.
+
+    A sample is far shorter than `data.sequence_length`. The paper raises the batch until it has about as many tokens as
+    one of segment pairs; here that is `optimisation.batch_sequences`.
+    """
+
+    name: Literal["sentence-pair"] = "sentence-pair"
+
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        pairs = PairPlanner(self, shards.segment_start_S1, documents_N2, draw, epoch)
+        for document in range(len(documents_N2)):
+            pairs.plan_document(document, _TwoSentences())
+        return truncated(pairs.rows, sequence_length - self.special_tokens, draw, epoch)
+
+
+class _TwoSentences:
+    """A chunk of two segments, or of the last one; a random partner is one segment."""
+
+    def end(self, start_s1: list[int], segment: int) -> int:
+        return min(segment + 2, len(start_s1) - 1)
+
+    def partner_tokens(self, first_tokens: int) -> int:
+        return 1

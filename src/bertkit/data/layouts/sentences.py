@@ -1,13 +1,13 @@
 """Runs of whole sentences: [CLS] sentence sentence ... [SEP], as many as fit.
 
-Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.2. FULL-SENTENCES goes on into the next document behind a
-separator; DOC-SENTENCES stops at the end of a document. Sibling of segment_pair.py, whose samples are two segments
-with a label.
+Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.2. FULL-SENTENCES continues into the next document after a
+separator; DOC-SENTENCES stops at the end of a document. Sibling of pairs.py, whose samples are two segments with a
+label.
 
 A sentence longer than a sample is cut into samples of its own. The plan is the same in every epoch, as in the released
 code: only the order and the masks change.
 
-Shapes: N documents, R planned runs, B runs asked for.
+Shapes: N documents, R planned runs, B runs of a batch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DocSentences(_Sentences):
 
 
 class FullSentences(_Sentences):
-    """Runs that go on into the next document, with a separator between the two."""
+    """Runs that continue into the next document, with a separator between the two."""
 
     name: Literal["full-sentences"] = "full-sentences"
 

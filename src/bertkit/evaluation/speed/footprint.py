@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.files import read_json
 from bertkit.models.feature_lstm import FeatureLstm
-from bertkit.models.find import encoder_directory
 from bertkit.models.headed import HeadedModel
-from bertkit.models.weight_files import find_weights
+from bertkit.models.model_files import encoder_directory, find_weights
 from bertkit.training.cost import count_parameters, spared_flops, step_flops
 
 TASK_HEADS = ("sequence_classification", "multiple_choice", "token_classification", "span")

@@ -15,7 +15,7 @@ import yaml
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.find import find_model
+from bertkit.models.model_files import find_model
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.run.find import find_run
 from bertkit.tasks.catalogue import find_task

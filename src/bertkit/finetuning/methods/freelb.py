@@ -21,8 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
-from bertkit.data.content import sequence_keys
+from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.errors import UsageError
 from bertkit.models.recorder import Recorder
 from bertkit.tasks.base import TaskBatch

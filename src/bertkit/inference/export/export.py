@@ -32,9 +32,9 @@ from bertkit.inference.export.agreement import (
     packed,
     probe_batches,
 )
-from bertkit.models.find import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import CONFIG_FILE, check_vocabulary, config_json, load_model, save_model, write_tokenizer
+from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.pruning import dense
 from bertkit.models.quantised import is_quantised, quantise
 from bertkit.models.sentence import load_sentence_model

@@ -163,7 +163,7 @@ class HalfRetrieval(Measure):
     def _vectors(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
         """Of length one, (I, E)."""
         parts = [pool(mode, hidden_TD, batch.packed) for mode in self._sentence_model.pooling]
-        return functional.normalize(self._sentence_model.behind(torch.cat(parts, dim=-1)), dim=-1)
+        return functional.normalize(self._sentence_model.after_pooling(torch.cat(parts, dim=-1)), dim=-1)
 
     def _batch(self, sentences: Sequence[EncodedSentence], place_of: Mapping[int, int]) -> ExampleBatch:
         places = torch.tensor([place_of[sentence.number] for sentence in sentences], device=self.device)

@@ -35,7 +35,7 @@ from bertkit.finetuning.data import fewer, load_examples, watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
-from bertkit.models.find import MODULES_FILE, encoder_directory, find_model
+from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.pseudo_likelihood import choose_rule
 from bertkit.models.sentence import load_sentence_model
 from bertkit.probing.heads import HeadsSettings

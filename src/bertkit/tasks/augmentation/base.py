@@ -23,8 +23,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.files import sha256_of
 from bertkit.settings import Settings
-from bertkit.tasks.examples import TextExample
-from bertkit.text.masked import parts_of
+from bertkit.tasks.examples import TextExample, parts_between_masks
 
 Variant = tuple[str, str | None]
 """An example's texts, altered."""
@@ -112,7 +111,7 @@ class Augmentation(Settings, ABC):
 
 def _content(texts: Variant) -> tuple[tuple[str, ...] | None, ...]:
     """A masked word is another than one that was written `[MASK]`."""
-    return tuple(None if text is None else parts_of(text) for text in texts)
+    return tuple(None if text is None else parts_between_masks(text) for text in texts)
 
 
 def address(example: TextExample) -> int:

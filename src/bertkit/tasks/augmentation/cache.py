@@ -18,8 +18,7 @@ from bertkit.errors import DataError
 from bertkit.files import read_json, sha256_of, write_json, write_text
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, settings_of
-from bertkit.tasks.examples import TextExample
-from bertkit.text.masked import MaskedText
+from bertkit.tasks.examples import MaskedText, TextExample
 
 log = logging.getLogger(__name__)
 

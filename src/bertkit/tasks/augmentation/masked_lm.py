@@ -31,10 +31,9 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
-from bertkit.models.find import encoder_directory, find_model
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import load_model
-from bertkit.models.weight_files import weights_hash
+from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
 from bertkit.tasks.augmentation.function_words import FUNCTION_WORDS
 from bertkit.tasks.augmentation.words import CutText
@@ -270,7 +269,9 @@ class Proposer:
         batch = PackedBatch.from_ids([each.ids for each in some], [each.types for each in some]).to(self.device)
         place_R = torch.tensor([each.place for each in some], device=self.device)
         model = self.model
-        hidden_RD = model.encoder.rows(model.encoder.marked(batch, model.head_names), batch.first_token_B + place_R)
+        hidden_RD = model.encoder.forward_tokens(
+            model.encoder.with_global_tokens(batch, model.head_names), batch.first_token_B + place_R
+        )
         logits_RV = model.token_logits(_HEAD, hidden_RD)[:, self._word_ids]
         return self._word_ids[logits_RV.topk(self.candidates, dim=-1).indices]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bertkit.text.masked import MaskedText
+from bertkit.tasks.examples import MaskedText
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 

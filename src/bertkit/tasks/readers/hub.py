@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, first_line
-from bertkit.hub import asking_nobody, hub_faults, is_offline
+from bertkit.hub import hub_errors, is_offline, without_network
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.columns import alone, is_iob, to_iob2
@@ -44,9 +44,9 @@ def read_hub(spec: TaskSpec, split: str, *, offline: bool = False) -> Split:
     import datasets.exceptions
     import pyarrow
 
-    faults = (*hub_faults(), ValueError, RuntimeError, pyarrow.ArrowException, datasets.exceptions.DatasetsError)
+    faults = (*hub_errors(), ValueError, RuntimeError, pyarrow.ArrowException, datasets.exceptions.DatasetsError)
     try:
-        with asking_nobody(offline):
+        with without_network(offline):
             rows = _loaded(datasets, copy.id, copy.config, name, offline=offline)
     except faults as fault:
         remedy = "it is not in the local cache and the network is off" if offline else first_line(fault)
@@ -80,7 +80,7 @@ def _exported(hub_id: str, pattern: str, *, offline: bool) -> list[str]:
         directory = snapshot_download(
             hub_id, repo_type="dataset", revision=_EXPORT, allow_patterns=pattern, local_files_only=offline
         )
-    except hub_faults():
+    except hub_errors():
         return []
     return sorted(str(path) for path in Path(directory).glob(pattern))
 

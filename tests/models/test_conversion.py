@@ -12,7 +12,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
-from bertkit.models.continuing import continued, continuing_config, vocabulary_axes, with_vocabulary
+from bertkit.models.conversion import converted, converted_config, vocabulary_axes, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.longformer import LongformerConfig
@@ -62,21 +62,21 @@ def test_the_same_vocabulary_changes_nothing() -> None:
     assert remade is None
 
 
-@pytest.mark.parametrize("new_pieces", ["mean", "random"])
+@pytest.mark.parametrize("new_tokens", ["mean", "random"])
 @pytest.mark.parametrize(
     "config", [BertConfig(**SIZES), MobileBertConfig(**SIZES, embedding_size=9, intra_bottleneck_size=9)]
 )
 def test_shared_pieces_keep_their_rows_to_the_bit_and_all_else_its_weights(
-    config: EncoderConfig, new_pieces: Any
+    config: EncoderConfig, new_tokens: Any
 ) -> None:
     old, new = learnt(GENERAL), learnt(MEDICAL, 97)
     model = random_model(config, old)
-    remade, counts = with_vocabulary(model, old, new, new_pieces=new_pieces)
+    remade, counts = with_vocabulary(model, old, new, new_tokens=new_tokens)
     shared = [(vocabulary(new)[piece], vocabulary(old)[piece]) for piece in vocabulary(new) if piece in vocabulary(old)]
     assert counts is not None
     assert counts.shared == len(shared) > 20
-    assert counts.shared + counts.cut + counts.drawn == remade.encoder.vocab_size == new.vocab_size
-    assert (counts.cut > 10) == (new_pieces == "mean")
+    assert counts.shared + counts.split + counts.drawn == remade.encoder.vocab_size == new.vocab_size
+    assert (counts.split > 10) == (new_tokens == "mean")
     new_ids, old_ids = zip(*shared, strict=True)
     axes = vocabulary_axes(config, model.head_names)
     assert {"masked_lm.bias", "masked_lm.rest.weight"} & set(axes)
@@ -149,7 +149,7 @@ def test_words_find_their_rows_across_kinds_of_vocabulary() -> None:
 def test_rows_that_are_drawn_anew_follow_the_familys_initialisation() -> None:
     old, new = learnt(GENERAL), learnt(MEDICAL, 97)
     model = random_model(BertConfig(**{**SIZES, "hidden_size": 99}), old)
-    remade, _ = with_vocabulary(model, old, new, new_pieces="random", seed=3)
+    remade, _ = with_vocabulary(model, old, new, new_tokens="random", seed=3)
     anew = [number for piece, number in vocabulary(new).items() if piece not in vocabulary(old)]
     values = rows(remade, "encoder.embeddings.word.weight")[anew]
     # A normal distribution cut at two standard deviations has 0.88 of its standard deviation.
@@ -187,8 +187,8 @@ def roberta_batch(lengths: tuple[int, ...]) -> PackedBatch:
 def test_a_converted_model_gives_robertas_states_where_the_window_holds_the_sequence() -> None:
     roberta = random_model(RobertaConfig(**{**SIZES, "max_position_embeddings": 42}), learnt(GENERAL))
     wanted = LongformerConfig(**{**SIZES, "max_position_embeddings": 130}, attention_window=(40, 42))
-    config = continuing_config(roberta.encoder.config, wanted)
-    longformer = continued(roberta, config)
+    config = converted_config(roberta.encoder.config, wanted)
+    longformer = converted(roberta, config)
     assert longformer.encoder.config == config == wanted
     batch = roberta_batch((20, 7, 1))
     torch.testing.assert_close(longformer(batch), roberta(batch), rtol=1e-5, atol=1e-5)
@@ -202,7 +202,7 @@ def test_a_converted_model_gives_robertas_states_where_the_window_holds_the_sequ
 def test_positions_begin_again_behind_the_last() -> None:
     tokenizer = learnt(GENERAL)  # its padding is 0: positions are rows 1 to 18 of 19
     roberta = random_model(RobertaConfig(**SIZES), tokenizer)
-    longformer = continued(roberta, LongformerConfig(**{**SIZES, "max_position_embeddings": 50}, attention_window=6))
+    longformer = converted(roberta, LongformerConfig(**{**SIZES, "max_position_embeddings": 50}, attention_window=6))
     old = roberta.get_parameter("encoder.embeddings.position.weight")
     new = longformer.get_parameter("encoder.embeddings.position.weight")
     assert torch.equal(new[:19], old)
@@ -213,18 +213,18 @@ def test_positions_begin_again_behind_the_last() -> None:
 def test_what_has_no_weights_can_change_and_what_has_some_cannot() -> None:
     model = random_model(BertConfig(**SIZES), learnt(GENERAL), ("masked_lm", "next_sentence"))
     without_dropout = BertConfig(**SIZES, hidden_dropout_prob=0.0)
-    changed = continued(model, without_dropout)
+    changed = converted(model, without_dropout)
     assert changed.encoder.config == without_dropout
     assert changed.head_names == model.head_names
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in changed.state_dict().items())
     with pytest.raises(UsageError, match=r"num_hidden_layers 2 \(recipe: 3\)"):
-        continued(model, BertConfig(**{**SIZES, "num_hidden_layers": 3}))
+        converted(model, BertConfig(**{**SIZES, "num_hidden_layers": 3}))
     with pytest.raises(UsageError, match=r"hidden_size 15 \(recipe: 18\)"):
-        continued(model, BertConfig(**{**SIZES, "hidden_size": 18}))
+        converted(model, BertConfig(**{**SIZES, "hidden_size": 18}))
 
 
 def test_a_conversion_that_is_not_known_names_those_that_are() -> None:
     with pytest.raises(UsageError, match=r"'bert'.*'longformer'.*roberta to longformer"):
-        continuing_config(BertConfig(**SIZES), LongformerConfig())
+        converted_config(BertConfig(**SIZES), LongformerConfig())
     with pytest.raises(UsageError, match=r"'longformer'.*'roberta'"):
-        continuing_config(LongformerConfig(), RobertaConfig())
+        converted_config(LongformerConfig(), RobertaConfig())

@@ -1,16 +1,19 @@
-"""Going on from a trained model with another configuration or another vocabulary.
+"""A trained model under another configuration, with another vocabulary, or with more layers.
 
+Gong et al. 2019, "Efficient training of BERT by progressively stacking", ICML, section 4: layer i + L of the deeper
+model is initialised from layer i, norms included; embeddings and heads are copied (so does the released double.py).
 Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 5: RoBERTa becomes a Longformer by copying its projections
-into the global ones and its 512 positions over and over. Lee et al. 2020, BioBERT, arXiv:1901.08746, goes on with
-BERT's vocabulary; Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2, has its own, but begins from nothing. A
-new vocabulary on a trained model is this package's: pieces that both have keep their rows, the others begin as the mean
-of what the old tokenizer cuts them into, or are drawn anew. Sibling growth.py changes the depth.
+into the global ones and repeating its 512 positions. Lee et al. 2020, BioBERT, arXiv:1901.08746, keeps BERT's
+vocabulary; Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2, has its own, but trains from scratch. A new
+vocabulary on a trained model is this package's own: tokens of both vocabularies keep their rows, the others are
+initialised as the mean of the tokens that the old tokenizer splits them into, or drawn.
 
 Shapes: V vocabulary, E width of the embeddings, P rows of the position table.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,10 +25,55 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.longformer import LongformerConfig
-from bertkit.text.pieces import Correspondence, correspondence
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.vocabulary_mapping import VocabularyMapping, map_vocabulary
 
-NewPieces = Literal["mean", "random"]
+_LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
+
+
+def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
+    """A deeper model whose layers repeat the given model's.
+
+    Args:
+        model: the shallow one; it is not changed.
+        config: the same but for `num_hidden_layers`.
+
+    Raises:
+        UsageError: another setting differs, the depth shrinks, or the family's layers differ in shape.
+    """
+    old = model.encoder.config
+    before, after = _depth(old), _depth(config)
+    if old.model_copy(update={"num_hidden_layers": after}) != config or after < before:
+        raise UsageError(
+            f"model.num_hidden_layers can grow inside a run ({before} to {after} here); no other setting of the model"
+            " can change"
+        )
+    grown = HeadedModel(config.build(model.encoder.vocab_size), _heads(model), labels=model.labels)
+    source = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in grown.named_parameters():
+            layer = _LAYER.match(name)
+            origin = name
+            if layer is not None:
+                origin = _LAYER.sub(f"encoder.layers.{int(layer[1]) % before}.", name)
+            if origin not in source or source[origin].shape != parameter.shape:
+                raise UsageError(
+                    f"model.family {config.model_type!r} cannot be stacked: {name} has no counterpart in the shallow"
+                    " model"
+                )
+            parameter.copy_(source[origin])
+    return grown.to(next(model.parameters()).device)
+
+
+def _depth(config: EncoderConfig) -> int:
+    return int(config.model_dump()["num_hidden_layers"])
+
+
+def _heads(model: HeadedModel) -> list[str]:
+    return [*model.head_names, *(["pooler"] if model.has_pooler else [])]
+
+
+NewTokens = Literal["mean", "random"]
 _FROM_THE_RECIPE = {"family", "attention_window", "max_position_embeddings", "sep_token_id"}
 """What a Longformer made of a RoBERTa has of its own; all else is RoBERTa's."""
 _TABLE = "embeddings.position.weight"
@@ -33,32 +81,32 @@ _POSITIONS = f"encoder.{_TABLE}"
 
 
 @dataclass(frozen=True)
-class Remade:
-    """What became of a model's vocabulary.
+class VocabularyChange:
+    """How the tokens of a new vocabulary were initialised.
 
     Attributes:
-        shared: pieces of the new vocabulary whose rows were copied.
-        cut: pieces whose rows are the mean of others.
-        drawn: pieces that were drawn anew.
+        shared: tokens whose rows were copied.
+        split: tokens whose rows are the mean of others.
+        drawn: tokens that were drawn at random.
     """
 
     shared: int
-    cut: int
+    split: int
     drawn: int
 
     def __str__(self) -> str:
         return (
-            f"{self.shared + self.cut + self.drawn:,} pieces: {self.shared:,} are the old vocabulary's, {self.cut:,}"
-            f" begin as the mean of the pieces that it cuts them into, {self.drawn:,} are drawn anew"
+            f"{self.shared + self.split + self.drawn:,} tokens: {self.shared:,} are the old vocabulary's,"
+            f" {self.split:,} are initialised as the mean of the tokens that it splits them into, {self.drawn:,} drawn"
         )
 
 
-def continuing_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConfig:
-    """The configuration with which a recipe goes on from a model that its user gives.
+def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConfig:
+    """The configuration with which a recipe continues training a given model.
 
     Args:
         found: the model's.
-        wanted: the recipe's; where both are of one family, its sizes give way to the model's.
+        wanted: the recipe's; within one family its sizes give way to the model's.
 
     Raises:
         UsageError: the families differ, and no conversion is known.
@@ -70,11 +118,11 @@ def continuing_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderCon
     return type(wanted).model_validate({**found.model_dump(), **own})
 
 
-def continued(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
-    """The model under this configuration: as it is, with other rates and the like, or converted.
+def converted(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
+    """The model under this configuration, converted if the family differs.
 
     Args:
-        model: the trained one; stays as it is.
+        model: the trained one; it is not changed.
         config: the recipe's.
 
     Raises:
@@ -92,24 +140,23 @@ def continued(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
 
 
 def with_vocabulary(
-    model: HeadedModel, old: Tokenizer, new: Tokenizer, *, new_pieces: NewPieces = "mean", seed: int = 0
-) -> tuple[HeadedModel, Remade | None]:
-    """The model with the embeddings and the head's bias of another vocabulary, and what became of its pieces.
+    model: HeadedModel, old: Tokenizer, new: Tokenizer, *, new_tokens: NewTokens = "mean", seed: int = 0
+) -> tuple[HeadedModel, VocabularyChange | None]:
+    """The model with the embeddings and the head's bias of another vocabulary, and how its tokens were initialised.
 
-    With the same pieces under the same ids the model itself is returned, and None.
+    If both vocabularies have the same ids, the model itself is returned, and None.
 
     Args:
-        model: the trained one; stays as it is.
-        old: its tokenizer.
-        new: the one that it is to have.
-        new_pieces: how pieces begin that the old vocabulary lacks.
-        seed: of what is drawn anew.
+        model: the trained one; it is not changed.
+        old, new: its tokenizer and the one to take.
+        new_tokens: how tokens are initialised that the old vocabulary lacks.
+        seed: of the weights that are drawn.
     """
     if new.backend.get_vocab() == old.backend.get_vocab() and new.roles == old.roles:
         return model, None
-    found = correspondence(new, old)
-    if new_pieces == "random":
-        found = Correspondence(found.same, {})
+    found = map_vocabulary(new, old)
+    if new_tokens == "random":
+        found = VocabularyMapping(found.same, {})
     config = _with_separator(model.encoder.config, new)
     remade = _built(model, config, new.vocab_size, pad_id=new.pad_id)
     # Ids in a config.json are those of the old vocabulary.
@@ -121,16 +168,16 @@ def with_vocabulary(
         for name, parameter in remade.named_parameters():
             if name in axes:
                 rows, old_rows = parameter.movedim(axes[name], 0), source[name].movedim(axes[name], 0)
-                _copy_pieces(rows, old_rows, found)
+                _copy_rows(rows, old_rows, found)
             else:
                 parameter.copy_(source[name])
         _move_positions(remade.encoder, model.encoder)
-    counts = Remade(len(found.same), len(found.parts), new.vocab_size - len(found.same) - len(found.parts))
+    counts = VocabularyChange(len(found.same), len(found.parts), new.vocab_size - len(found.same) - len(found.parts))
     return remade.eval(), counts
 
 
 def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, int]:
-    """The parameters that have a row or column a piece, and along which axis."""
+    """The parameters that have a row or column per token, and along which axis."""
     with torch.device("meta"):
         few, more = (dict(HeadedModel(config.build(size), heads).named_parameters()) for size in (11, 12))
     return {
@@ -140,8 +187,8 @@ def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, in
     }
 
 
-def _copy_pieces(rows: Tensor, old_rows: Tensor, found: Correspondence) -> None:
-    """Fill the rows of pieces that the old vocabulary has, or can put together."""
+def _copy_rows(rows: Tensor, old_rows: Tensor, found: VocabularyMapping) -> None:
+    """Fill the rows of tokens that the old vocabulary has, or can compose."""
     if found.same:
         rows[list(found.same)] = old_rows[list(found.same.values())]
     for number, parts in found.parts.items():
@@ -184,7 +231,7 @@ def _does_not_fit(found: EncoderConfig, wanted: EncoderConfig) -> UsageError:
 
 
 def _longformer_of_roberta(model: HeadedModel, new: HeadedModel) -> None:
-    """Section 5: what global tokens project with begins as the ordinary projections, positions are repeated."""
+    """Section 5: global projections are initialised as the ordinary ones, positions are repeated."""
     source = dict(model.named_parameters())
     for name, parameter in new.named_parameters():
         origin = source.get(name.replace("_global.", "."))  # attention.query_global.weight is attention.query.weight
@@ -217,7 +264,7 @@ def _pad_id(encoder: Encoder) -> int:
 
 
 def _with_separator(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
-    """A Longformer knows its separator by the id."""
+    """A Longformer identifies its separator by the id."""
     if isinstance(config, LongformerConfig) and "sep" in tokenizer.roles:
         return config.model_copy(update={"sep_token_id": tokenizer.sep_id})
     return config
@@ -233,11 +280,7 @@ _CONVERSIONS: dict[tuple[str, str], _Conversion] = {
 
 
 def _conversion(found: EncoderConfig, wanted: EncoderConfig) -> _Conversion:
-    """How a family becomes another.
-
-    Raises:
-        UsageError: if that is not known.
-    """
+    """The function that fills one family's model from another's; UsageError if there is none."""
     pair = found.model_type, wanted.model_type
     if pair not in _CONVERSIONS:
         known = ", ".join(f"{first} to {second}" for first, second in _CONVERSIONS)

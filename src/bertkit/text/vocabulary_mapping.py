@@ -1,8 +1,8 @@
-"""One vocabulary seen by another tokenizer: which pieces both have, and how it would cut the others.
+"""The tokens of one vocabulary in terms of another: which ones both have, and how the other tokenizer splits the rest.
 
-For models that get a new vocabulary (see models/continuing.py); own design. A piece is the same in both vocabularies if
-it is written the same and words are marked the same way: `ing` continues a word in byte-level BPE and begins one in
-WordPiece. Special tokens correspond by their roles, whatever they are called.
+For models that get a new vocabulary (models/conversion.py); own design. A token is the same in both vocabularies if it
+is written the same and words are marked the same way: `ing` continues a word in byte-level BPE and begins one in
+WordPiece. Special tokens correspond by their roles, whatever their names.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ _BYTE_MARK = "Ġ"
 
 
 @dataclass(frozen=True)
-class Correspondence:
-    """What a new vocabulary's ids are in an old one.
+class VocabularyMapping:
+    """A new vocabulary's ids in terms of an old one's.
 
     Attributes:
-        same: new id to the old id of the same piece.
-        parts: new id to the old ids that the old tokenizer cuts the piece into, at least one; [UNK] is no part.
+        same: new id to the old id of the same token.
+        parts: new id to the old ids that the old tokenizer splits the token into, at least one; [UNK] is no part.
     """
 
     same: dict[int, int]
     parts: dict[int, list[int]]
 
 
-def correspondence(new: Tokenizer, old: Tokenizer) -> Correspondence:
-    """Find each of the new vocabulary's pieces in the old one. A piece that is in neither result cannot be cut."""
+def map_vocabulary(new: Tokenizer, old: Tokenizer) -> VocabularyMapping:
+    """Find each of the new vocabulary's tokens in the old one. A token in neither part of the result cannot be
+    split."""
     vocabulary = new.backend.get_vocab(with_added_tokens=True)
     old_vocabulary = old.backend.get_vocab(with_added_tokens=True)
     same = {
@@ -48,7 +49,7 @@ def correspondence(new: Tokenizer, old: Tokenizer) -> Correspondence:
             same[number] = found
         elif not is_special:
             rest[number] = piece
-    return Correspondence(same, _Cutter(new, old).cut(rest))
+    return VocabularyMapping(same, _Cutter(new, old).cut(rest))
 
 
 def _marker(tokenizer: Tokenizer) -> tuple[str, bool]:
@@ -59,7 +60,7 @@ def _marker(tokenizer: Tokenizer) -> tuple[str, bool]:
 
 
 class _Cutter:
-    """Cuts pieces of one vocabulary with another tokenizer."""
+    """Splits tokens of one vocabulary with another tokenizer."""
 
     def __init__(self, new: Tokenizer, old: Tokenizer) -> None:
         self._old = old
@@ -80,8 +81,7 @@ class _Cutter:
         return {number: ids for number, ids in kept.items() if ids}
 
     def _beginning(self, piece: str) -> str | None:
-        """The text of a piece that begins a word; None of one that continues a word, or is only a part of a
-        character."""
+        """The text of a token that begins a word; None if it continues a word, or is only a part of a character."""
         if piece.startswith(self._new_marker) != self._new_marks_start:
             return None
         text = self._text(piece)

@@ -1,8 +1,8 @@
-"""The files that weights come in: model.safetensors, pytorch_model.bin, and either of them in several shards.
+"""A model's directory and the files in it: found by name, and weights read whatever format they come in.
 
-File formats of `safetensors`, `torch.save` and `transformers` (`*.index.json`: `weight_map` from tensor to file). A
-.bin file is a pickle, which could run code; it is read by torch's own restricted reader, which refuses anything but
-tensors.
+Formats of `transformers` and `sentence-transformers`: config.json, model.safetensors or pytorch_model.bin, either of
+them in several shards (`*.index.json`: `weight_map` from tensor to file). A .bin file is a pickle, which could run
+code; it is read by torch's restricted reader, which refuses anything but tensors. Sibling hub.py builds the model.
 """
 
 from __future__ import annotations
@@ -16,28 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.errors import DataError, first_line
 from bertkit.files import sha256_of
+from bertkit.hub import hub_errors, is_offline, refusal
 
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
 WEIGHT_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", PICKLE, f"{PICKLE}.index.json")
-"""What is looked for in a model directory, in this order."""
+"""Weights in a model directory, in order of preference."""
 
 _OLD_NORM = {"gamma": "weight", "beta": "bias"}
 _OLD_NORM_NAME = re.compile(r"(.*LayerNorm\.)(gamma|beta)")
 
 
 def find_weights(directory: Path) -> Path:
-    """The file, or the index of the shards.
-
-    Raises:
-        DataError: if there is none.
-    """
+    """The file of the weights, or the index of its shards; DataError if there is none."""
     for name in WEIGHT_FILES:
         if (directory / name).is_file():
             return directory / name
@@ -45,7 +43,7 @@ def find_weights(directory: Path) -> Path:
 
 
 def weights_hash(directory: Path) -> str:
-    """sha256 (hex) of the weights: of their file, or of the hashes of all shards, for an index names no value.
+    """sha256 (hex) of the weights: of their file, or of the hashes of all shards, since an index holds no values.
 
     Raises:
         DataError: there are none, or a shard is missing.
@@ -61,10 +59,10 @@ def read_weights(path: Path, *, ignored: Iterable[str] = ()) -> dict[str, Tensor
 
     Args:
         path: as found by `find_weights`.
-        ignored: endings of names that are left out.
+        ignored: suffixes of names to leave out.
 
     Raises:
-        DataError: if a file is missing, damaged, or holds more than tensors.
+        DataError: a file is missing, damaged, or holds more than tensors.
     """
     files = [path] if path.suffix != ".json" else _shards(path)
     endings = tuple(ignored)
@@ -124,5 +122,73 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def _remedy(path: Path) -> str:
-    """The Hub's cache links to files elsewhere, and fetches anew only what is gone there."""
+    """The Hub's cache links to files elsewhere, and fetches again only what is missing there."""
     return f"delete {path.resolve()} and fetch the model again"
+
+
+CONFIG_FILE = "config.json"
+MODULES_FILE = "modules.json"
+"""Of a sentence-transformers directory, whose encoder may lie in a directory of its own."""
+_SMALL_FILES = ["*.json", "*.txt", "*.model"]
+_SAFE_WEIGHTS = ["*.safetensors"]
+_PICKLED_WEIGHTS = [PICKLE, f"*/{PICKLE}", "pytorch_model-*.bin"]
+# Other frameworks' copies of the same weights.
+_NOT_WANTED = ["onnx/*", "openvino/*", "coreml/*", "checkpoint-*/*", "runs/*"]
+
+
+def find_model(model: str, *, revision: str | None = None, offline: bool = False) -> Path:
+    """The directory of a model.
+
+    Args:
+        model: a model directory, a run directory, or a Hub id, which may name a revision: `ORG/NAME@main`.
+        revision: a branch, tag or commit of the Hub's; overrides the one that `model` names.
+        offline: use the local cache alone.
+
+    Raises:
+        DataError: there is no such directory, and the Hub has no such model or cannot be reached.
+    """
+    path = Path(model).expanduser()
+    for directory in (path, path / "model"):
+        if is_model(directory):
+            return directory
+    if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE})")
+    name, _, named_revision = model.partition("@")
+    return _fetched(name, revision or named_revision or None, offline=is_offline(offline))
+
+
+def is_model(directory: Path) -> bool:
+    """Whether a directory holds a model: an encoder's, or a sentence encoder's with its modules in directories of their
+    own."""
+    return (directory / CONFIG_FILE).is_file() or (directory / MODULES_FILE).is_file()
+
+
+def encoder_directory(directory: Path) -> Path:
+    """Where config.json, weights and tokenizer lie: old sentence encoders have them in 0_Transformer."""
+    inner = directory / "0_Transformer"
+    return inner if not (directory / CONFIG_FILE).is_file() and (inner / CONFIG_FILE).is_file() else directory
+
+
+def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
+    shown = f"{name}@{revision}" if revision else name
+    try:
+        directory = _snapshot(name, revision, [*_SMALL_FILES, *_SAFE_WEIGHTS], offline=offline)
+        if not any(directory.rglob("*.safetensors")):
+            directory = _snapshot(name, revision, [*_SMALL_FILES, *_PICKLED_WEIGHTS], offline=offline)
+    except hub_errors() as error:
+        raise DataError(f"{shown}: no directory of this name, and {refusal(error, 'model')}") from error
+    if not is_model(directory):
+        raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}")
+    return directory
+
+
+def _snapshot(name: str, revision: str | None, patterns: list[str], *, offline: bool) -> Path:
+    return Path(
+        snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=_NOT_WANTED,
+            local_files_only=offline,
+        )
+    )

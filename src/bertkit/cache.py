@@ -1,0 +1,242 @@
+"""Caches on disk: what is expensive to compute and can be computed again, by the hash of all that it depends on.
+
+Own design. A result that is one file (a plan, a harvested corpus) lies at `cache_file`, and is written by
+`files.replacing`, so that it is whole or absent. Many small results (a teacher's outputs, features of a frozen encoder)
+are records of a `RecordCache`. Any of it may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertkit.errors import DataError
+from bertkit.files import read_json, write_json
+
+_MANIFEST = "manifest.json"
+_VALUES, _INDEX = "values.bin", "index.bin"
+_RECORD = np.dtype([("key", "V16"), ("start", "<u8"), ("size", "<u4"), ("checksum", "<u4")])
+
+log = logging.getLogger(__name__)
+
+
+def cache_directory() -> Path:
+    """BERTKIT_CACHE, else ~/.cache/bertkit."""
+    return Path(os.environ.get("BERTKIT_CACHE") or "~/.cache/bertkit").expanduser()
+
+
+def identity_hash(identity: Any) -> str:
+    """32 hexadecimal digits of the sha256 of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def cache_file(root: Path, kind: str, identity: Any, suffix: str) -> Path:
+    """Where a result lies that is one file; its directory is made.
+
+    Args:
+        root: of all caches.
+        kind: the directory below it.
+        identity: all that decides the content, as a JSON value.
+        suffix: of the file.
+    """
+    directory = root / kind
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / f"{identity_hash(identity)}{suffix}"
+
+
+class _Place(NamedTuple):
+    start: int
+    size: int
+    checksum: int
+
+
+class RecordCache:
+    """Bytes by 16-byte key, in two files that only grow.
+
+        values.bin   bytes of one record | of the next ...
+        index.bin    key, start, size, checksum: 32 bytes a record
+
+    A record's place is written behind its bytes, so a crash leaves a tail that the next opening drops. A damaged record
+    is missing; when it is added again, its later place counts. One process writes at a time, others read.
+
+    Args:
+        values, index: descriptors of the two files.
+        name: where it is, for messages.
+        what: it holds, in the plural, for messages.
+        max_bytes: of the values; records that do not fit are not kept.
+
+    Attributes:
+        is_writer: whether this process may add records.
+        is_full: whether a record was not kept for lack of room.
+    """
+
+    def __init__(self, values: int, index: int, *, name: str, what: str, max_bytes: float) -> None:
+        self.name, self.what, self.max_bytes = name, what, max_bytes
+        self.is_full = False
+        self._values, self._index = values, index
+        self.is_writer = _is_locked(index)
+        self._places: dict[bytes, _Place] = {}
+        self._records = self._end = 0
+        self._read_index()
+
+    @classmethod
+    def open(cls, directory: Path, identity: Mapping[str, str], *, what: str, max_bytes: float) -> RecordCache:
+        """The cache in a directory of its own, made where there is none.
+
+        Args:
+            directory: may not hold other files.
+            identity: all that the records depend on; the manifest repeats it.
+            what, max_bytes: see the class.
+
+        Raises:
+            DataError: the directory belongs to another identity, is no cache, or cannot be written.
+        """
+        try:
+            if not (directory / _MANIFEST).exists():
+                _make(directory, identity)
+            if not (directory / _MANIFEST).exists():
+                raise DataError(f"{directory}: holds other files than {what}; name an empty directory")
+            _check(directory, identity, what)
+            values, index = (
+                os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666) for name in (_VALUES, _INDEX)
+            )
+        except OSError as error:
+            raise DataError(f"{directory}: cannot keep {what} there: {error}") from error
+        return cls(values, index, name=str(directory), what=what, max_bytes=max_bytes)
+
+    @classmethod
+    def under(cls, root: Path, kind: str, identity: Mapping[str, str], *, what: str, max_bytes: float) -> RecordCache:
+        """The cache of this identity below the root of all caches; else as `open`."""
+        return cls.open(root / kind / identity_hash(identity), identity, what=what, max_bytes=max_bytes)
+
+    @classmethod
+    def temporary(cls, directory: Path, *, what: str, max_bytes: float) -> RecordCache:
+        """A cache in files without names, which vanish with the process, on the disk of `directory`."""
+        with tempfile.TemporaryFile(dir=directory) as values, tempfile.TemporaryFile(dir=directory) as index:
+            descriptors = os.dup(values.fileno()), os.dup(index.fileno())
+        return cls(*descriptors, name=str(directory), what=what, max_bytes=max_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all values."""
+        return self._end
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes] | None:
+        """The records of these keys, in their order; None if any is missing or damaged."""
+        found: list[bytes] = []
+        for key in keys:
+            place = self._places.get(key)
+            if place is None:
+                return None
+            value = os.pread(self._values, place.size, place.start)
+            if zlib.crc32(value) != place.checksum:
+                log.warning("%s: one of the %s is damaged and will be computed anew", self.name, self.what)
+                del self._places[key]
+                return None
+            found.append(value)
+        return found
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Keep a record, unless it is there, does not fit, or another process is writing."""
+        if not self.is_writer or key in self._places:
+            return
+        if self._end + len(value) > self.max_bytes:
+            self._warn_full(f"they would take more than {self.max_bytes / 1e9:.2f} GB")
+            return
+        place = _Place(self._end, len(value), zlib.crc32(value))
+        try:
+            _write(self._values, value, place.start)
+            _write(self._index, np.array([(key, *place)], dtype=_RECORD).tobytes(), self._records * _RECORD.itemsize)
+        except OSError as error:
+            self._warn_full(f"the disk does not take them ({error.strerror})")
+            return
+        self._places[key] = place
+        self._records += 1
+        self._end += len(value)
+
+    def close(self) -> None:
+        """Close the files and let others write."""
+        for descriptor in (self._values, self._index):
+            os.close(descriptor)
+
+    def _warn_full(self, why: str) -> None:
+        if not self.is_full:
+            log.warning("no more %s are kept: %s; the rest are computed in every pass", self.what, why)
+        self.is_full = True
+
+    def _read_index(self) -> None:
+        """The records up to the first one whose value is not whole; a writer cuts both files there."""
+        size = os.fstat(self._values).st_size
+        raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
+        for record in np.frombuffer(raw[: len(raw) // _RECORD.itemsize * _RECORD.itemsize], dtype=_RECORD):
+            place = _Place(*(int(record[name]) for name in _Place._fields))
+            if place.start != self._end or place.start + place.size > size:
+                break
+            self._places[bytes(record["key"])] = place
+            self._records += 1
+            self._end = place.start + place.size
+        if self.is_writer:
+            os.ftruncate(self._index, self._records * _RECORD.itemsize)
+            os.ftruncate(self._values, self._end)
+        else:
+            log.info("%s: another process is writing here; what it has not written yet is computed", self.name)
+
+
+def _make(directory: Path, identity: Mapping[str, str]) -> None:
+    """Make an empty cache, whole under its name, unless another process was first or other files are there."""
+    writing = directory.with_name(f".{directory.name}.{os.getpid()}.new")
+    writing.mkdir(parents=True, exist_ok=True)
+    try:
+        write_json(writing / _MANIFEST, dict(identity))
+        writing.rename(directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+
+
+def _check(directory: Path, identity: Mapping[str, str], what: str) -> None:
+    """Raise DataError if the manifest has another identity."""
+    here = read_json(directory / _MANIFEST)
+    differing = [name for name in {**identity, **here} if here.get(name) != identity.get(name)]
+    if differing:
+        lines = ", ".join(f"{name} {here.get(name)!r}, not {identity.get(name)!r}" for name in differing)
+        raise DataError(
+            f"{directory}: these {what} belong to something else ({lines}); remove the directory, or name another one"
+        )
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether this process is the one that writes, until it ends or closes the file."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _write(descriptor: int, content: bytes, start: int) -> None:
+    """All of it, or an OSError."""
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(descriptor, view, start)
+        view, start = view[written:], start + written
