@@ -14,7 +14,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bertkit.data.layouts.segment_pair import SegmentPair
+from bertkit.data.layouts import SegmentPair
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.samples import Vocabulary
 from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
