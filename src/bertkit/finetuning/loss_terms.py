@@ -1,6 +1,6 @@
 """The loss terms of fine-tuning: the task's own loss.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Distillation on a task (distillation/task_loss_terms.py) adds
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Distillation on a task (distillation/loss_terms.py) adds
 comparisons with a teacher.
 """
 

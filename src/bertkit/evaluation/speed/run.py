@@ -1,6 +1,6 @@
 """`bertkit eval speed`: size and speed of models beside their scores.
 
-Own design. timed_models.py times, record.py finds the scores, results.py puts it in order and report.py shows it.
+Own design. timing.py times, record.py finds the scores, results.py puts it in order and report.py shows it.
 """
 
 from __future__ import annotations
