@@ -109,9 +109,15 @@ def built(command: Callable[..., None] | type[CommandGroup], name: str) -> Any:
         found = typer.main.get_command(app)
     else:
         app = typer.Typer(add_completion=False)
-        app.command(name, cls=RenamedOptions)(typer_signature(command))
+        app.command(name, cls=RenamedOptions, help=_reflowed(command))(typer_signature(command))
         found = typer.main.get_command(app)
         assert isinstance(found, RenamedOptions)
         found.renamed = old_spellings(command)
     found.name = name
     return found
+
+
+def _reflowed(command: Callable[..., None]) -> str:
+    """A command's docstring with each paragraph on one line, for the terminal to wrap; examples keep a line each."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(each if each.startswith("Examples:\n") else " ".join(each.split()) for each in paragraphs)

@@ -60,9 +60,11 @@ def distill(
 ) -> None:
     """Distil or compress: train a small model to follow a large one, on a task or on text.
 
-    Examples: `bertkit distill distil-task --teacher runs/mrpc --task mrpc --data-dir glue`, `bertkit distill pkd
-    --teacher M --task rte --seeds 0-4`, the same with `--control`, `bertkit distill distilbert --teacher M --data
-    my.txt`.
+    Examples:
+    `bertkit distill distil-task --teacher RUN --task mrpc --data-dir glue`
+    `bertkit distill distil-task --teacher RUN --task mrpc --control`
+    `bertkit distill pkd --teacher M --task rte --seeds 0-4`
+    `bertkit distill distilbert --teacher M --data my.txt`
     """
     source, resume = _recipe_or_run(recipe, resume, models)
     on_text = _is_on_text(source)

@@ -157,9 +157,12 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a task and evaluate it.
 
-    Examples: `bertkit finetune --task mrpc --data-dir glue --seeds 0-4`, `bertkit finetune --train t.csv --dev d.csv
-    --text review --label stars --model M`, `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`,
-    `bertkit finetune --task rte,mrpc,stsb --data-dir glue`, `bertkit finetune --task rte --model MNLI-RUN`.
+    Examples:
+    `bertkit finetune --task mrpc --data-dir glue --seeds 0-4`
+    `bertkit finetune --train t.csv --dev d.csv --text review --label stars`
+    `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`
+    `bertkit finetune --task rte,mrpc,stsb --data-dir glue`
+    `bertkit finetune --task rte --model MNLI-RUN`
     """
     from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.finetuning.plan import finetuning_plan

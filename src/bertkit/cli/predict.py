@@ -69,7 +69,9 @@ def predict(
 ) -> None:
     """Label new text with a fine-tuned model: one JSON object a line, in input order.
 
-    Examples: `echo "a fine film" | bertkit predict --model RUN`, `bertkit predict --model RUN reviews.csv --text body`.
+    Examples:
+    `echo "a fine film" | bertkit predict --model RUN`
+    `bertkit predict --model RUN reviews.csv --text body`
     """
     from bertkit.evaluation.run import MeasurementArguments
     from bertkit.inference.predict import Predictor

@@ -24,7 +24,10 @@ def pretrain(
 ) -> None:
     """Pretrain a model: tokenizer, shards, training and a Hugging Face directory in one command.
 
-    Examples: `bertkit pretrain quickstart`, `bertkit pretrain bert-tiny --data my.txt`, `bertkit pretrain --resume`.
+    Examples:
+    `bertkit pretrain quickstart`
+    `bertkit pretrain bert-tiny --data my.txt`
+    `bertkit pretrain --resume`
     """
     from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.plan import pretraining_plan
