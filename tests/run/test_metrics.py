@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,8 @@ def test_tensorboard_shows_every_number_once_after_a_resume(tmp_path: Path) -> N
 
     path, events = tmp_path / "metrics.jsonl", tmp_path / "tensorboard"
     for start, end in ((0, 6), (4, 8)):
+        if start:
+            time.sleep(1.1)  # event files are read in the order of their names, which hold the second
         with MetricsLog(path, events, start_step=start) as metrics:
             for step in range(start + 1, end + 1):
                 metrics.log(step, {"loss/masked_lm": float(step + 10 * start), "note": "text", "flag": True})
