@@ -16,20 +16,17 @@ from typer.testing import CliRunner
 
 from bertkit.cli.commands import built
 from bertkit.cli.eval import SUITES
+from bertkit.cli.generated_options import FromField, Options, spelled, typer_signature
 from bertkit.cli.options import (
     Common,
     Device,
-    FromField,
     Measuring,
-    Options,
     Output,
     Seed,
     Training,
     given_flags,
     recipe_overrides,
     set_overrides,
-    spelled,
-    typer_signature,
 )
 from bertkit.errors import UsageError
 from bertkit.recipe.resolve import Override

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bertkit.cli.console import console
-from bertkit.cli.options import old_spellings, typer_signature
+from bertkit.cli.generated_options import old_spellings, typer_signature
 from bertkit.errors import UsageError
 
 

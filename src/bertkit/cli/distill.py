@@ -13,18 +13,8 @@ from typing import Annotated, Any
 
 from bertkit.cli.console import console, figure
 from bertkit.cli.finetune import OwnData, Tasks, print_scores, task_overrides
-from bertkit.cli.options import (
-    Data,
-    Options,
-    RecipeName,
-    Resume,
-    Training,
-    cache_root,
-    given_flags,
-    keep_log,
-    option,
-    runs_root,
-)
+from bertkit.cli.generated_options import Options
+from bertkit.cli.options import Data, RecipeName, Resume, Training, cache_root, given_flags, keep_log, option, runs_root
 from bertkit.errors import UsageError
 
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from bertkit.cli.console import console, percent, result
-from bertkit.cli.options import Common, Device, RunDir, keep_log, option, runs_root, spelled
+from bertkit.cli.generated_options import spelled
+from bertkit.cli.options import Common, Device, RunDir, keep_log, option, runs_root
 from bertkit.evaluation.settings import SpeedSettings
 
 _BUSY = 0.9

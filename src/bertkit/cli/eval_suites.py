@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from bertkit.cli.console import console
 from bertkit.cli.eval_tasks import eval_arguments
-from bertkit.cli.options import Measuring, Model, option, spelled
+from bertkit.cli.generated_options import spelled
+from bertkit.cli.options import Measuring, Model, option
 from bertkit.evaluation.settings import BlimpSettings, MlmSettings
 
 MOST_ROWS = 24

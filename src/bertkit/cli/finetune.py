@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertkit.cli.console import console, duration, figure
+from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import (
     DEFAULT_MODEL,
     DataDir,
-    FromField,
     Metrics,
-    Options,
     Resume,
     Training,
     given_flags,

@@ -1,355 +1,33 @@
-"""Options of the command line: generated from settings classes, and those that many commands share.
+"""Options that many commands share, and where runs and caches lie.
 
-Nothing here follows a paper; the names are those of the command-line contract. A command is a plain function whose
-parameters say what its options are:
-
-    def mlm(
-        model: Model = None,
-        *,
-        settings: Annotated[MlmSettings, spelled(pseudo_sequences="--pseudo N")],
-        common: Computing,
-    ) -> None: ...
-
-`model` is an option written out. `settings` stands for one option a field of the class, whose name, type, range,
-default and help are the field's own; the command gets a checked instance. `common` is a dataclass of `Options`, one a
-field, its own before those of the class that it extends. `typer_signature` turns the function into what typer reads.
-Nothing heavy is imported here: torch, datasets and the rest wait for the command that needs them.
+Nothing here follows a paper; the names are those of the command-line contract. Sibling generated_options.py makes
+options of settings classes. Nothing heavy is imported: torch, datasets and the rest wait for the command that needs
+them.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import operator
 import os
-import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from importlib import import_module
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from bertkit.cli.console import console, duration, result
+from bertkit.cli.generated_options import FromField, Options, annotation_parts, escaped, fields_of
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from bertkit.recipe.resolve import Override
     from bertkit.run.directory import RunDirectory
-    from bertkit.settings import Settings
 
 DEFAULT_MODEL = "google-bert/bert-base-uncased"
 """The model where neither the command line nor BERTKIT_MODEL names one."""
 
 COMMON_PANEL = "Options of every command"
-_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
-_BOUNDS = ("ge", "gt", "le", "lt")
-
-_Gather = Callable[[Mapping[str, Any]], dict[str, Any]]
-"""Makes the arguments of a command of the values of its options."""
-
-
-# Options generated from settings classes
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options that belong together. A field is annotated as a parameter of a command is, and has its default."""
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """How the options of a settings class are written where the fields' names do not say it.
-
-    Attributes:
-        options: `--option METAVAR` of a field; a metavar with a comma (`N,N`) stands for a list in one value.
-        without: fields that have no option.
-        panel: heading of these options on the help page.
-        old: options that have been renamed, each with its new name; still accepted.
-    """
-
-    options: Mapping[str, str] = field(default_factory=dict)
-    without: Collection[str] = ()
-    panel: str | None = None
-    old: Mapping[str, str] = field(default_factory=dict)
-
-
-def spelled(
-    *,
-    without: Collection[str] = (),
-    panel: str | None = None,
-    old: Mapping[str, str] | None = None,
-    **options: str,
-) -> Spelling:
-    """`Annotated[PairSettings, spelled(only="--only PATTERN")]`: see `Spelling`."""
-    return Spelling(options, without, panel, old or {})
-
-
-@dataclass(frozen=True)
-class FromField:
-    """One option that is generated from a field of a settings class; None where it is not given.
-
-    Attributes:
-        schema: the class that has the field, as `module:Class`; imported when the option is made.
-        key: the recipe's dotted key that it overrides; the last part is the field.
-        spelling: `--option METAVAR` where the field's name does not say it.
-        panel: heading on the help page.
-        shows_default: whether the help page shows the field's default; that of a recipe's field, the recipe may change.
-    """
-
-    schema: str
-    key: str
-    spelling: str = ""
-    panel: str | None = None
-    shows_default: bool = False
-
-    def generated(self) -> _GeneratedOption:
-        """The option."""
-        module, _, name = self.schema.partition(":")
-        leaf = self.key.rpartition(".")[2]
-        info = getattr(import_module(module), name).model_fields[leaf]
-        shown = info.default if self.shows_default else None
-        return _GeneratedOption((leaf,), info, self.spelling, self.panel, shown, has_default=False)
-
-
-@dataclass(frozen=True)
-class _GeneratedOption:
-    """The option of a field of a settings class.
-
-    Attributes:
-        path: the field's name, behind those of the settings that it is nested in.
-        info: the field.
-        spelling: `--option METAVAR`; empty for the field's name.
-        panel: heading on the help page.
-        shown_default: what the help page shows where the option's default is None.
-        has_default: whether the field's default is the option's; else it is None, and no option is required.
-    """
-
-    path: tuple[str, ...]
-    info: FieldInfo
-    spelling: str
-    panel: str | None
-    shown_default: str | None
-    has_default: bool = True
-
-    @property
-    def flag(self) -> str:
-        """`--max-epochs`, as the user writes it."""
-        return self.spelling.partition(" ")[0] or f"--{self.path[-1].replace('_', '-')}"
-
-    @property
-    def metavar(self) -> str:
-        """What stands for the value on the help page; empty for that of its type."""
-        return self.spelling.partition(" ")[2]
-
-    @property
-    def default(self) -> Any:
-        """The value where the option is not given."""
-        if not self.has_default:
-            return None
-        if self.info.is_required():
-            return inspect.Parameter.empty
-        value = self.info.get_default(call_default_factory=True)
-        if isinstance(value, list | tuple):
-            return ",".join(map(str, value)) if value and self.in_one_value else None
-        return value
-
-    @property
-    def is_list(self) -> bool:
-        return get_origin(_plain_type(self.info.annotation, [])[0]) in (list, tuple)
-
-    @property
-    def in_one_value(self) -> bool:
-        """Whether commas separate the items of a list in one value."""
-        return self.is_list and "," in self.metavar
-
-    def parameter(self, name: str) -> inspect.Parameter:
-        """The option as typer reads it."""
-        kind, constraints = self._item()
-        bounds = {name: getattr(each, name) for each in constraints for name in _BOUNDS if hasattr(each, name)}
-        if kind is int:
-            bounds |= {"ge": bounds["gt"] + 1} if "gt" in bounds else {}
-            bounds |= {"le": bounds["lt"] - 1} if "lt" in bounds else {}
-        if self.in_one_value or kind not in (int, float):
-            bounds = {}  # of items of a list in one value, pydantic checks them
-        default, repeats = self.default, self.is_list and not self.in_one_value
-        is_number_or_text = isinstance(default, int | float | str) and not isinstance(default, bool)
-        option = typer.Option(
-            self.flag,
-            help=_escaped(f"{self.info.description or ''}{' Repeatable.' if repeats else ''}"),
-            metavar="" if kind is bool else self.metavar or _METAVARS.get(kind),
-            min=bounds.get("ge"),
-            max=bounds.get("le"),
-            show_default=(is_number_or_text and default != "") or self.shown_default or False,
-            rich_help_panel=self.panel,
-        )
-        typed: Any = str if self.in_one_value or _is_union(kind) else kind
-        typed = list[typed] if repeats else typed
-        typed = typed | None if default is None else typed
-        return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[typed, option]
-        )
-
-    def value(self, given: Any) -> Any:
-        """What was given, as plain data of the field's type."""
-        from bertkit.recipe.tree import plain_scalar
-
-        kind, _ = self._item()
-        if given is None:
-            return None
-        if self.in_one_value:
-            parts = list(dict.fromkeys(part.strip() for part in given.split(",")))
-            return parts if kind is str else [plain_scalar(part) for part in parts]
-        if _is_union(kind):
-            return plain_scalar(given)
-        return str(given) if isinstance(given, Path) else given
-
-    def _item(self) -> tuple[Any, list[Any]]:
-        """The type of a value, or of each of several, and the constraints on it; `int | str` where it is YAML."""
-        kind, constraints = _plain_type(self.info.annotation, self.info.metadata)
-        if self.is_list:
-            kind, constraints = _plain_type(get_args(kind)[0], [])
-        if get_origin(kind) is Literal and not all(isinstance(choice, str) for choice in get_args(kind)):
-            kind = int | str
-        return kind, constraints
-
-
-def _escaped(text: str) -> str:
-    """Help without what rich would take for markup, such as `[start, end]`."""
-    return re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
-
-
-def _is_union(annotation: Any) -> bool:
-    return get_origin(annotation) in (Union, UnionType)
-
-
-def _plain_type(annotation: Any, constraints: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """A type without `| None` and `Annotated`, and the constraints on its values."""
-    found = list(constraints)
-    if get_origin(annotation) is Annotated:
-        annotation, *extra = get_args(annotation)
-        found += [each for one in extra for each in getattr(one, "metadata", [one])]
-    if _is_union(annotation):
-        rest = [each for each in get_args(annotation) if each is not NoneType]
-        if len(rest) == 1:
-            return _plain_type(rest[0], found)
-    return annotation, found
-
-
-def _generated_options(
-    schema: type[Settings], spelling: Spelling, outer: tuple[str, ...] = ()
-) -> Iterator[_GeneratedOption]:
-    """The options of a settings class; those of settings nested in it in their place."""
-    for name, info in schema.model_fields.items():
-        if name in spelling.without:
-            continue
-        kind, _ = _plain_type(info.annotation, [])
-        if _is_settings(kind):
-            yield from _generated_options(kind, spelling, (*outer, name))
-        else:
-            several = info.get_default(call_default_factory=True) if get_origin(kind) in (list, tuple) else None
-            shown = " ".join(map(str, several)) if isinstance(several, list | tuple) else None
-            yield _GeneratedOption((*outer, name), info, spelling.options.get(name, ""), spelling.panel, shown)
-
-
-def _settings(schema: type[Settings], options: Mapping[str, _GeneratedOption], given: Mapping[str, Any]) -> Settings:
-    """The settings that were given; what has its default's value counts as not given.
-
-    Raises:
-        UsageError: a value is not valid.
-    """
-    from bertkit.recipe.errors import validate
-    from bertkit.recipe.tree import Located
-
-    tree: dict[str, Any] = {}
-    for name, option in options.items():
-        if given[name] in (None, []) or given[name] == option.default:
-            continue
-        inner = tree
-        for part in option.path[:-1]:
-            inner = inner.setdefault(part, {})
-        inner[option.path[-1]] = Located.of(option.value(given[name]), option.flag)
-    return validate(Located.of(tree, "the options"), schema, what="the command line", with_keys=False)
-
-
-# Commands as typer reads them
-
-
-def typer_signature(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with a parameter for each option, all given by name."""
-    parameters, gather = _spread(inspect.signature(command, eval_str=True).parameters.values())
-
-    @functools.wraps(command)
-    def of_single_options(**given: Any) -> None:
-        command(**gather(given))
-
-    of_single_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    return of_single_options
-
-
-def old_spellings(command: Callable[..., None]) -> dict[str, str]:
-    """The renamed options of a command, each with its new name."""
-    hints = inspect.get_annotations(command, eval_str=True).values()
-    spellings = [each for hint in hints for each in get_args(hint) if isinstance(each, Spelling)]
-    return {old: new for spelling in spellings for old, new in spelling.old.items()}
-
-
-def _spread(declared: Iterable[inspect.Parameter]) -> tuple[list[inspect.Parameter], _Gather]:
-    """A parameter for each option of these, and the function that makes their values of the options' values."""
-    parameters: list[inspect.Parameter] = []
-    makers: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
-    for parameter in declared:
-        options, makers[parameter.name] = _options_of(parameter)
-        parameters += options
-    return parameters, lambda given: {name: make(given) for name, make in makers.items()}
-
-
-def _options_of(parameter: inspect.Parameter) -> tuple[list[inspect.Parameter], Callable[[Mapping[str, Any]], Any]]:
-    """The options of one parameter, and what makes its value of theirs."""
-    name, (kind, *metadata) = parameter.name, _parts(parameter.annotation)
-    if isinstance(kind, type) and issubclass(kind, Options):
-        parameters, gather = _spread(_fields_of(kind))
-        return parameters, lambda given: kind(**gather(given))
-    if _is_settings(kind):
-        spelling = next((each for each in metadata if isinstance(each, Spelling)), Spelling())
-        options = {f"{name}__{'__'.join(each.path)}": each for each in _generated_options(kind, spelling)}
-        parameters = [option.parameter(key) for key, option in options.items()]
-        return parameters, lambda given: _settings(kind, options, given)
-    if from_field := next((each for each in metadata if isinstance(each, FromField)), None):
-        option = from_field.generated()
-        return [option.parameter(name)], lambda given: option.value(given[name])
-    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)], operator.itemgetter(name)
-
-
-def _parts(annotation: Any) -> tuple[Any, ...]:
-    """A type and what `Annotated` says besides."""
-    return get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-
-
-def _is_settings(kind: Any) -> bool:
-    if "pydantic" not in sys.modules:  # then there are no such classes yet
-        return False
-    from bertkit.settings import Settings
-
-    return isinstance(kind, type) and issubclass(kind, Settings)
-
-
-def _fields_of(kind: type[Options]) -> list[inspect.Parameter]:
-    """The fields of a class of options as parameters, its own before those of the class that it extends."""
-    defaults = {each.name: each.default for each in fields(kind)}
-    return [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
-        for layer in kind.__mro__
-        for name, annotation in inspect.get_annotations(layer, eval_str=True).items()
-    ]
-
-
-# Options that many commands share
 
 
 def runs_root() -> Path:
@@ -384,7 +62,7 @@ def seed_numbers(text: str | None) -> list[int]:
 
 def option(*names: str, help: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
     """An option whose help says what its default is, or that has none."""
-    return typer.Option(*names, help=_escaped(help), metavar=metavar, rich_help_panel=panel, show_default=False, **more)
+    return typer.Option(*names, help=escaped(help), metavar=metavar, rich_help_panel=panel, show_default=False, **more)
 
 
 def _common(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
@@ -610,8 +288,8 @@ def recipe_overrides(given: Options) -> list[Override]:
 
     return [
         Override(each.key, value, each.generated().flag)
-        for parameter in _fields_of(type(given))
-        for each in _parts(parameter.annotation)
+        for parameter in fields_of(type(given))
+        for each in annotation_parts(parameter.annotation)
         if isinstance(each, FromField) and (value := getattr(given, parameter.name)) is not None
     ]
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from bertkit.cli.console import console, result
-from bertkit.cli.options import BatchTokens, Common, Device, FromField, Model, Options, model_or_default, option
+from bertkit.cli.generated_options import FromField, Options
+from bertkit.cli.options import BatchTokens, Common, Device, Model, model_or_default, option
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:

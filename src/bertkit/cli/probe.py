@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import console, result
-from bertkit.cli.options import DEFAULT_MODEL, Common, DataDir, Measuring, Spelling, model_or_default, option, spelled
+from bertkit.cli.generated_options import Spelling, spelled
+from bertkit.cli.options import DEFAULT_MODEL, Common, DataDir, Measuring, model_or_default, option
 
 if TYPE_CHECKING:
     from bertkit.probing.run import ProbeRequest

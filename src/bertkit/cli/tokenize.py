@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Common, cache_root, option, spelled
+from bertkit.cli.generated_options import spelled
+from bertkit.cli.options import Common, cache_root, option
 from bertkit.errors import UsageError
 from bertkit.text.sources import SourceOptions
 from bertkit.text.tokenizer import TokenizerConfig
