@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bertkit import cache as module
 from bertkit.cache import RecordCache, cache_file, identity_hash
 from bertkit.errors import DataError
 
@@ -89,3 +90,25 @@ def test_a_temporary_cache_has_no_name(tmp_path: Path) -> None:
 def test_addresses_depend_on_the_content_of_the_identity_alone(tmp_path: Path) -> None:
     assert identity_hash({"a": 1, "b": 2}) == identity_hash({"b": 2, "a": 1}) != identity_hash({"a": 1, "b": 3})
     assert cache_file(tmp_path, "plans", [1], ".npy").parent == tmp_path / "plans"
+
+
+def test_two_processes_that_make_a_cache_at_once_have_the_same_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one finds no cache, and another's half-made one a moment later."""
+    write, others = module.write_json, []
+
+    def write_after_the_other(path: Path, value: object) -> None:
+        write(path, value)
+        with monkeypatch.context() as inner:
+            inner.setattr(module, "write_json", write)
+            inner.setattr("bertkit.cache.os.getpid", lambda: 1)
+            others.append(opened(tmp_path / "c"))
+            others[0].add(KEYS[0], b"first")
+
+    monkeypatch.setattr(module, "write_json", write_after_the_other)
+    late = opened(tmp_path / "c")
+    assert others[0].is_writer
+    assert not late.is_writer
+    assert late.get(KEYS[:1]) == [b"first"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]

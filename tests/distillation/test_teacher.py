@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from bertkit.cache import RecordCache
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.activations import ActivationSpec
 from bertkit.distillation.teacher import ItemLayout, TaskQuery, Teacher
-from bertkit.distillation.teacher_cache import TeacherCache
+from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from tests.probing.tiny_models import tiny_model, tiny_tokenizer
@@ -44,8 +45,8 @@ def reading(numbers: Sequence[int]) -> TaskQuery:
 SPEC = ActivationSpec(logits=True, states=frozenset({0, 2}), first_states=frozenset({1}))
 
 
-def cache(directory: Path) -> TeacherCache:
-    return TeacherCache.open(directory, {"teacher": "t"}, max_bytes=1e6)
+def cache(directory: Path) -> RecordCache:
+    return open_teacher_cache(directory, {"teacher": "t"}, max_bytes=1e6)
 
 
 def test_what_is_remembered_equals_what_is_computed_in_any_batch(tmp_path: Path, models: list[HeadedModel]) -> None:
@@ -76,10 +77,10 @@ def test_the_size_that_is_foretold_is_the_size_that_is_kept(tmp_path: Path, mode
     keeping.outputs(reading([0, 1, 2]))
     sizes = [(len(item), max(map(len, item)), sum(map(len, item))) for item in ITEMS]
     foretold = sum(
-        keeping.floats_of(tokens=tokens, sequences=rows, rows=rows, columns=classes) for rows, classes, tokens in sizes
+        keeping.item_bytes(tokens=tokens, sequences=rows, rows=rows, columns=classes) for rows, classes, tokens in sizes
     )
     assert keeping.cache is not None
-    assert keeping.cache.size_bytes == 4 * foretold
+    assert keeping.cache.size_bytes == foretold
 
 
 def test_equal_sequences_asked_for_other_tokens_are_other_items() -> None:

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertkit.cache import RecordCache
 from bertkit.distillation.activations import ModelShape, ShapePair
 from bertkit.distillation.loss_terms import TaskDistillationTerms, TaughtBatch, TeacherCost, task_query
 from bertkit.distillation.recipe import DistillRecipe
 from bertkit.distillation.student import new_student
 from bertkit.distillation.task_data import DistillationData
 from bertkit.distillation.teacher import Teacher
-from bertkit.distillation.teacher_cache import TeacherCache
+from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import cache_identity
 from bertkit.distillation.terms import add_projections, compares_layers, specs_of
 from bertkit.finetuning.data import Prepared
@@ -154,7 +155,7 @@ class TaskDistiller(TeacherCost, Finetuner):
                 self.teacher.cache = None
                 cache.close()
 
-    def _open_cache(self, teacher: Teacher) -> TeacherCache | None:
+    def _open_cache(self, teacher: Teacher) -> RecordCache | None:
         """Where the teacher's outputs are kept; None, with the reason logged, where they are not."""
         if not teacher.can_be_cached:
             log.info("the teacher computes in every pass: attention is too large to be kept")
@@ -171,10 +172,10 @@ class TaskDistiller(TeacherCost, Finetuner):
         identity = cache_identity(teacher.models, self.prepared.teacher, teacher.spec, self.engine.precision)
         # Outputs are found by their tokens; a cache for each data set grows no larger than estimated.
         identity |= {"head": self.distilled.task.head, "data": self.prepared.fingerprints["data"]}
-        cache = TeacherCache.under(self._cache_root, identity, max_bytes=limit)
+        cache = open_teacher_cache(self._cache_root, identity, max_bytes=limit)
         log.info(
             "the teacher's outputs on %s examples take about %.3g MB in %s; %s are there",
-            *(f"{self._teacher_features.num_examples:,}", size / 1e6, cache.directory, f"{len(cache):,}"),
+            *(f"{self._teacher_features.num_examples:,}", size / 1e6, cache.name, f"{len(cache):,}"),
         )
         return cache
 
@@ -230,17 +231,17 @@ def output_bytes(teacher: Teacher, task: Task, features: Features) -> float:
     items = np.unique(np.linspace(0, features.num_examples - 1, min(_SAMPLED, features.num_examples)).astype(np.int64))
     model = teacher.models[0]
     device = next(model.parameters()).device
-    floats = 0.0
+    size = 0.0
     for item in items.tolist():
         query = task_query(task, features.batch(np.asarray([item])).to(device))
         states_TD = torch.zeros(query.packed.num_tokens, model.encoder.width, device=device)
-        floats += teacher.floats_of(
+        size += teacher.item_bytes(
             tokens=query.packed.num_tokens,
             sequences=query.packed.num_sequences,
             rows=sum(query.items.rows_I),
             columns=query.logits_of(model, states_TD).shape[-1],
         )
-    return 4 * floats * features.num_examples / len(items)
+    return size * features.num_examples / len(items)
 
 
 def comparison(distilled: DistilledTask, splits: Mapping[str, Scores], teacher: Mapping[str, Scores]) -> dict[str, Any]:

@@ -20,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.cache import RecordCache
 from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.distillation.activations import ActivationRecorder, Activations, ActivationSpec
-from bertkit.distillation.teacher_cache import CachedItem, TeacherCache, TopWords
+from bertkit.distillation.teacher_cache import CachedItem, TopWords
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
@@ -244,7 +245,7 @@ class Teacher:
     """
 
     def __init__(
-        self, models: Sequence[HeadedModel], spec: ActivationSpec, *, cache: TeacherCache | None = None
+        self, models: Sequence[HeadedModel], spec: ActivationSpec, *, cache: RecordCache | None = None
     ) -> None:
         if len(models) > 1 and spec.has_layers:
             raise UsageError(
@@ -269,15 +270,16 @@ class Teacher:
             return self._computed(query)
         layout = query.layout()
         keys = layout.keys(query.packed)
-        items = self.cache.get(keys)
-        if items is None:
-            items = self._items(query, layout, self._computed(query))
-            for key, item in zip(keys, items, strict=True):
-                self.cache.add(key, item)
+        records = self.cache.get(keys)
+        if records is not None:
+            return self._from_items(query, layout, [CachedItem.from_bytes(record) for record in records])
+        items = self._items(query, layout, self._computed(query))
+        for key, item in zip(keys, items, strict=True):
+            self.cache.add(key, item.to_bytes())
         return self._from_items(query, layout, items)
 
-    def floats_of(self, *, tokens: float, sequences: float, rows: float, columns: int) -> float:
-        """How many numbers are kept of an item of this size.
+    def item_bytes(self, *, tokens: float, sequences: float, rows: float, columns: int) -> float:
+        """How many bytes are kept of an item of this size.
 
         Args:
             tokens, sequences, rows: of the item.
@@ -285,7 +287,8 @@ class Teacher:
         """
         width = self.models[0].encoder.width
         logits = rows * columns * self.spec.logits
-        return logits + width * (sequences * len(self.spec.first_states) + tokens * len(self.spec.states))
+        states = width * (sequences * len(self.spec.first_states) + tokens * len(self.spec.states))
+        return CachedItem.bytes_of(logits + states)
 
     def _computed(self, query: TeacherQuery) -> Activations:
         recorders = [each.recorder() for each in self._recorders]

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bertkit.cache import RecordCache
 from bertkit.data.shards import TokenShards
 from bertkit.distillation.activations import ActivationSpec, ShapePair
 from bertkit.distillation.loss_terms import TeacherCost, TextDistillationTerms
@@ -27,7 +28,7 @@ from bertkit.distillation.objectives import (
 from bertkit.distillation.recipe import DistillTextRecipe
 from bertkit.distillation.student import init_from_teacher
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
-from bertkit.distillation.teacher_cache import TeacherCache
+from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
 from bertkit.distillation.terms import add_projections, specs_of
 from bertkit.errors import DataError, UsageError
@@ -66,7 +67,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         self.teachers = [model.eval().requires_grad_(False) for model in load_teachers(recipe, teacher)]
         self.shapes = ShapePair.from_configs(recipe.model, self.teachers[0].encoder.config)
         self._cache_root = cache
-        self._caches: dict[str, TeacherCache] = {}
+        self._caches: dict[str, RecordCache] = {}
         super().__init__(recipe, shards, run, cache=cache)
         for model in self.teachers:
             model.to(self.engine.device)
@@ -100,7 +101,7 @@ class TextDistiller(TeacherCost, Pretrainer):
             top_k=1 if settings is None else settings.top_k,
         )
 
-    def _cache(self, stage_run: StageRun, spec: ActivationSpec) -> TeacherCache | None:
+    def _cache(self, stage_run: StageRun, spec: ActivationSpec) -> RecordCache | None:
         """Where the teacher's outputs in a stage are kept; None where they are not."""
         settings = self.student_recipe.teacher_store
         if settings is None:
@@ -110,7 +111,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         kept = f"{spec.to_json()} {words}"
         if kept not in self._caches:
             identity = cache_identity(self.teachers, self.files, spec, self.engine.precision)
-            self._caches[kept] = TeacherCache.under(
+            self._caches[kept] = open_teacher_cache(
                 self._cache_root, {**identity, "words": words}, max_bytes=settings.gb * 1e9
             )
         return self._caches[kept]
@@ -154,7 +155,7 @@ class TextDistiller(TeacherCost, Pretrainer):
             if isinstance(terms, TextDistillationTerms) and terms.teacher.cache is not None:
                 self._log_cache_size(stage_run, terms.teacher, terms.teacher.cache)
 
-    def _log_cache_size(self, stage_run: StageRun, teacher: Teacher, cache: TeacherCache) -> None:
+    def _log_cache_size(self, stage_run: StageRun, teacher: Teacher, cache: RecordCache) -> None:
         """How much the teacher's outputs in this stage will take."""
         recipe, batches, settings = stage_run.stage.recipe, stage_run.batches, self.student_recipe.teacher_store
         assert settings is not None
@@ -164,11 +165,11 @@ class TextDistiller(TeacherCost, Pretrainer):
         sequences += sum(batch.num_sequences for batch in stage_run.held_out.batches)
         length = recipe.data.sequence_length
         rows = word_rows(stage_run.objectives, length)
-        size = 4 * teacher.floats_of(tokens=length, sequences=1, rows=rows, columns=2 * settings.top_k + 1)
+        size = teacher.item_bytes(tokens=length, sequences=1, rows=rows, columns=2 * settings.top_k + 1)
         log.info(
             "the teacher's outputs: at most %.3g GB (%.3g kB for each of %s sequences), of which %.3g are kept in %s",
             *(size * sequences / 1e9, size / 1e3, f"{sequences:,}", min(size * sequences, cache.max_bytes) / 1e9),
-            cache.directory,
+            cache.name,
         )
 
     def results(self) -> dict[str, Any]:
