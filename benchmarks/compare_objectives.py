@@ -37,12 +37,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bertkit.cli.options import cache_root
 from bertkit.data.batch import PackedBatch
 from bertkit.evaluation.blimp import evaluate_blimp
 from bertkit.evaluation.mlm import evaluate_mlm
 from bertkit.evaluation.run import EvalArguments, Evaluated
 from bertkit.evaluation.settings import BlimpSettings, MlmSettings
+from bertkit.files import cache_directory
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.models.hub import find_model, load_model
@@ -149,7 +149,7 @@ def train(arm: str, seed: int, data: Sequence[str], out: Path) -> None:
     run = out / f"{arm}-{seed}"
     command = ["compare_objectives", arm, str(seed)]
     if (run / "run.json").is_file():
-        request = PretrainArguments(None, resume=str(run), cache=cache_root(), command=command)
+        request = PretrainArguments(None, resume=str(run), command=command)
     else:
         overrides = [*COMMON, *ARMS[arm], f"seed={seed}"]
         overrides.append(f"optimisation.steps={steps_within_budget(overrides, data)}")
@@ -158,7 +158,6 @@ def train(arm: str, seed: int, data: Sequence[str], out: Path) -> None:
             [Override.parse(text) for text in overrides],
             sources=data,
             run_dir=run,
-            cache=cache_root(),
             command=command,
         )
     run_pretraining(request, progress=silent_progress)
@@ -170,9 +169,9 @@ def steps_within_budget(overrides: Sequence[str], data: Sequence[str], *, sample
     """The budget over the mean cost of a step, measured on the first batches."""
     sources = json.dumps([str(Path(source).absolute()) for source in data])
     recipe = load_recipe("quickstart", [Override.parse(text) for text in [*overrides, f"data.sources={sources}"]])
-    shards = open_shards(recipe, cache=cache_root(), offline=True, progress=silent_progress)
+    shards = open_shards(recipe, cache=cache_directory(), offline=True, progress=silent_progress)
     tokenizer = load_tokenizer(shards.directory)
-    batches = StageRun(stages_of(recipe)[0], shards, tokenizer, cache=cache_root()).batches
+    batches = StageRun(stages_of(recipe)[0], shards, tokenizer, cache=cache_directory()).batches
     model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size, pad_id=tokenizer.pad_id)
     costs = (training_flops(model, batches[step], recipe.objectives) for step in range(sample))
     return round(BUDGET_FLOPS / statistics.mean(costs))

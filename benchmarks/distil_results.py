@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.cli.options import cache_root
 from bertkit.distillation.task_arguments import DistillArguments
 from bertkit.files import read_json
 from bertkit.finetuning.run import finetune
@@ -76,7 +75,6 @@ def train(setting: str, arm: str, *, teacher: Path, tasks: Path, out: Path) -> d
         resume=str(directory) if begun else None,
         runs_root=out,
         run_dir=directory,
-        cache=cache_root(),
         progress=silent_progress,
     )
     return finetune(request, progress=silent_progress).results

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.cli.options import cache_root
 from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
@@ -80,7 +79,7 @@ def train(options: argparse.Namespace) -> None:
     run = options.out / f"{options.arm.replace(' ', '-')}-{options.seed}"
     command = ["distilbert_ablation", options.arm, str(options.seed)]
     if (run / "run.json").is_file():
-        request = DistillTextArguments(None, resume=str(run), cache=cache_root(), command=command)
+        request = DistillTextArguments(None, resume=str(run), command=command)
     else:
         length = [f"optimisation.steps={options.steps}", f"optimisation.schedule.warmup_steps={options.steps // 20}"]
         request = DistillTextArguments(
@@ -89,7 +88,6 @@ def train(options: argparse.Namespace) -> None:
             sources=options.data,
             teachers=[options.teacher],
             run_dir=run,
-            cache=cache_root(),
             command=command,
         )
     run_pretraining(request, progress=silent_progress)

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from bertkit.data.layouts import SegmentPair
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
+from bertkit.files import cache_directory
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.masked_lm import MaskedLM
@@ -60,7 +59,7 @@ def arguments() -> argparse.Namespace:
 
 
 def batches_of(options: argparse.Namespace, sequences: int) -> tuple[StepBatches, Tokenizer]:
-    cache = Path(os.environ.get("BERTKIT_CACHE", "~/.cache/bertkit")).expanduser()
+    cache = cache_directory()
     shards = prepare_shards(open_corpus(options.data), TokenizerConfig(path=options.tokenizer), cache=cache)
     tokenizer = load_tokenizer(shards.directory)
     training, _ = split_documents(shards, 0.01, 0)

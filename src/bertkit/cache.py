@@ -32,11 +32,6 @@ _RECORD = np.dtype([("key", "V16"), ("start", "<u8"), ("size", "<u4"), ("checksu
 log = logging.getLogger(__name__)
 
 
-def cache_directory() -> Path:
-    """BERTKIT_CACHE, else ~/.cache/bertkit."""
-    return Path(os.environ.get("BERTKIT_CACHE") or "~/.cache/bertkit").expanduser()
-
-
 def identity_hash(identity: Any) -> str:
     """32 hexadecimal digits of the sha256 of a JSON value, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]

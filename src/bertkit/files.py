@@ -18,6 +18,11 @@ from typing import Any, BinaryIO
 from bertkit.errors import DataError
 
 
+def cache_directory() -> Path:
+    """The root of all caches: BERTKIT_CACHE, else ~/.cache/bertkit."""
+    return Path(os.environ.get("BERTKIT_CACHE") or "~/.cache/bertkit").expanduser()
+
+
 def fsync_path(path: Path) -> None:
     """Force a file's content, or a directory's list of names, onto the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from bertkit.cli.console import console, figure
 from bertkit.cli.finetune import OwnData, Tasks, print_scores, task_overrides
 from bertkit.cli.generated_options import Options
-from bertkit.cli.options import Data, RecipeName, Resume, Training, cache_root, given_flags, keep_log, option, runs_root
+from bertkit.cli.options import Data, RecipeName, Resume, Training, given_flags, keep_log, option, runs_root
 from bertkit.errors import UsageError
 
 
@@ -70,7 +70,6 @@ def distill(
         "resume": resume,
         "runs_root": runs_root(),
         "run_dir": common.run_dir,
-        "cache": cache_root(),
         "offline": common.offline,
         "max_minutes": common.max_minutes,
         "command": sys.argv,

@@ -1,4 +1,4 @@
-"""Options that many commands share, and where runs and caches lie.
+"""Options that many commands share, and where runs lie.
 
 Nothing here follows a paper; the names are those of the command-line contract. Sibling generated_options.py makes
 options of settings classes. Nothing heavy is imported: torch, datasets and the rest wait for the command that needs
@@ -33,11 +33,6 @@ COMMON_PANEL = "Options of every command"
 def runs_root() -> Path:
     """The directory that runs are made in: BERTKIT_RUNS, else `runs`."""
     return Path(os.environ.get("BERTKIT_RUNS") or "runs")
-
-
-def cache_root() -> Path:
-    """The directory of caches: BERTKIT_CACHE, else `~/.cache/bertkit`."""
-    return Path(os.environ.get("BERTKIT_CACHE") or "~/.cache/bertkit").expanduser()
 
 
 def model_or_default(model: str | None) -> str:

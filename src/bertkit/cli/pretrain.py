@@ -9,7 +9,7 @@ import sys
 from typing import Annotated, Any
 
 from bertkit.cli.console import console
-from bertkit.cli.options import Data, RecipeName, Resume, Training, cache_root, keep_log, option, runs_root
+from bertkit.cli.options import Data, RecipeName, Resume, Training, keep_log, option, runs_root
 
 
 def pretrain(
@@ -42,7 +42,6 @@ def pretrain(
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
-        cache=cache_root(),
         offline=common.offline,
         max_minutes=common.max_minutes,
         command=sys.argv,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Common, Data, Seed, SetOption, cache_root, runs_root, set_overrides
+from bertkit.cli.options import Common, Data, Seed, SetOption, runs_root, set_overrides
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def show_batch(
     }
     arguments = _of_task(recipe, shared)
     if arguments is None:
-        request = PretrainArguments(recipe=recipe, sources=data or (), cache=cache_root(), **shared)
+        request = PretrainArguments(recipe=recipe, sources=data or (), **shared)
         batch = batch_of(request, step=step, sequences=sequences, progress=console.progress)
     elif data:
         raise UsageError("--data: the recipe is of a task, and this is of text")
@@ -79,7 +79,7 @@ def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
     if kind_of(tree) == "finetune":
         return FinetuneArguments(recipe=name, **shared)
     if kind_of(tree) == "distill" and tree.child("objective") is None:
-        return DistillArguments(recipe=name, cache=cache_root(), progress=console.progress, **shared)
+        return DistillArguments(recipe=name, progress=console.progress, **shared)
     return None
 
 

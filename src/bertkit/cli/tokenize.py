@@ -13,8 +13,9 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import Common, cache_root, option
+from bertkit.cli.options import Common, option
 from bertkit.errors import UsageError
+from bertkit.files import cache_directory
 from bertkit.text.sources import SourceOptions
 from bertkit.text.tokenizer import TokenizerConfig
 
@@ -60,7 +61,7 @@ def tokenize(
     from bertkit.data.prepare import prepare_shards, prepared_description
     from bertkit.text.sources import open_corpus
 
-    cache, offline = cache_root(), common.offline
+    cache, offline = cache_directory(), common.offline
     corpus = open_corpus(sources, reading, cache=cache, offline=offline)
     shards = prepare_shards(
         corpus, vocabulary, out, cache=cache, workers=workers, progress=console.progress, offline=offline

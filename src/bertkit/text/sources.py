@@ -20,9 +20,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertkit.cache import cache_directory
 from bertkit.errors import DataError, UsageError
-from bertkit.files import sha256_of, write_json
+from bertkit.files import cache_directory, sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from bertkit.errors import DataError
+from bertkit.files import cache_directory
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
@@ -52,7 +53,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
     resume: str | None = None
     runs_root: Path = Path("runs")
     run_dir: Path | None = None
-    cache: Path = field(default_factory=lambda: Path("~/.cache/bertkit").expanduser())
+    cache: Path = field(default_factory=cache_directory)
     offline: bool = False
     max_minutes: float | None = None
     command: Sequence[str] = ()
