@@ -38,9 +38,18 @@ class CheckError(BertkitError):
 
 
 class StoppedError(BertkitError):
-    """Stopped early by a signal or a time limit, with a checkpoint saved; `--resume` continues."""
+    """Stopped early by a signal or a time limit, with a checkpoint saved.
+
+    Args:
+        reason: what stopped it, where, and what is saved.
+        remedy: how to continue; whoever stopped along with it gives its own.
+    """
 
     exit_code = 75
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{reason}; {remedy}" if remedy else reason)
+        self.reason = reason
 
 
 def first_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,20 @@ def test_a_finished_run_serves_only_where_it_has_the_metrics(own_task: OwnTask, 
     assert not set(paths[0]) & set(paths[1])
     assert paths[1] == paths[2]
     assert "matthews_correlation" in next(iter(third.results["tasks"].values()))
+
+
+def test_a_metric_is_its_scripts_content_not_its_age(own_task: OwnTask, base: Path, tmp_path: Path) -> None:
+    runs, metric = tmp_path / "runs", script(tmp_path / "errors.py")
+    first = run(own_task, base, runs, metric, seeds=(0, 1))
+    script(tmp_path / "errors.py")  # written again, the same
+    os.utime(metric, (2**31, 2**31))
+    same = run(own_task, base, runs, metric, seeds=(0, 1))
+    script(tmp_path / "errors.py", "int32", "wrong = wrong[:1]")
+    os.utime(metric, (0, 0))
+    other = run(own_task, base, runs, metric, seeds=(0, 1))
+    paths = [[each["run"] for each in outcome.results["runs"]] for outcome in (first, same, other)]
+    assert paths[0] == paths[1]
+    assert not set(paths[0]) & set(paths[2])
 
 
 def test_an_evaluation_reports_them_for_a_trained_head_and_one_that_is_there(base: Path, tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ from bertkit.finetuning.trainer import by_name, seed_summaries, write_prediction
 from bertkit.inference.predict import Predictor
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.progress import Progress, silent_progress
-from bertkit.recipe.hashing import what_hash
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import find_runs, newest_unfinished
 from bertkit.tasks.base import Scores
@@ -316,18 +315,15 @@ def _finetuned(
     try:
         return finetune(request, progress=progress).run
     except StoppedError as stopped:
-        reason = str(stopped).partition("; go on")[0]
-        raise StoppedError(f"{reason}; give the same command again to go on with {run.path}") from stopped
+        remedy = f"give the same command again to go on with {run.path}"
+        raise StoppedError(stopped.reason, remedy) from stopped
 
 
 def _done_elsewhere(evaluation: TaskEvaluation, recipe: FinetuneRecipe) -> RunDirectory | None:
     """A finished run of the same recipe, data and model under the root."""
-    root, wanted_hash = evaluation.arguments.runs_root, what_hash(recipe)
-    records = [*root.glob(f"*/{RECORD}"), *root.glob(f"*/{_RUNS}/*/{RECORD}")]
-    if not any(wanted_hash in record.read_text(encoding="utf-8") for record in records):
-        return None  # the data need not be read to know that there is none
-    fingerprints = prepare(recipe, offline=evaluation.arguments.offline).fingerprints
-    return finished_run(root, root, wanted_hash, fingerprints, recipe.metrics)
+    arguments = evaluation.arguments
+    root = arguments.runs_root
+    return finished_run(root, root, recipe, lambda: [prepare(recipe, offline=arguments.offline)])
 
 
 def _seed_scores(results: Mapping[str, Any]) -> Scores:

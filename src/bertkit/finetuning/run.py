@@ -10,11 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import yaml
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json
@@ -23,11 +21,11 @@ from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joint_fingerprints
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import SweepRun, suite_results, sweep_runs
-from bertkit.finetuning.trainer import Finetuner
+from bertkit.finetuning.trainer import ADDITIONAL_METRICS, Finetuner, metric_fingerprints
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import load_any
-from bertkit.run.directory import RECIPE, RECORD, RunDirectory
+from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.training.run import (
     Begun,
     FinishedRun,
@@ -130,9 +128,9 @@ class _Runs:
 
     def finished(self, recipe: FinetuneRecipe, name: str, whole: RunDirectory) -> RunDirectory:
         """A finished run of a suite, or of the run that needs it: an earlier one, else it is resumed or started."""
-        arguments, fingerprints = self.arguments, self.fingerprints(recipe)
+        arguments = self.arguments
         path = whole.path / _RUNS / name
-        done = finished_run(arguments.runs_root, whole.path, what_hash(recipe), fingerprints, recipe.metrics)
+        done = finished_run(arguments.runs_root, whole.path, recipe, lambda: self.data(recipe))
         if done is not None:
             log.info("finished already: %s", done.path)
             return done
@@ -140,12 +138,14 @@ class _Runs:
             run = RunDirectory.open(path)
         else:
             path.parent.mkdir(exist_ok=True)
-            run = RunDirectory.create(arguments.runs_root, identity_of(arguments, recipe, fingerprints), path)
+            run = RunDirectory.create(
+                arguments.runs_root, identity_of(arguments, recipe, self.fingerprints(recipe)), path
+            )
         try:
             return self.train(recipe, run).run
         except StoppedError as stopped:
-            reason = str(stopped).partition("; go on")[0]
-            raise StoppedError(f"{reason}; go on with `bertkit {arguments.kind} --resume {whole.path}`") from stopped
+            remedy = f"go on with `bertkit {arguments.kind} --resume {whole.path}`"
+            raise StoppedError(stopped.reason, remedy) from stopped
 
     def start_suite(self, recipe: FinetuneRecipe) -> FinishedRun:
         """A new suite."""
@@ -194,21 +194,33 @@ class _Runs:
 
 
 def finished_run(
-    root: Path, suite: Path, digest: str, fingerprints: Mapping[str, str], metrics: Sequence[str] = ()
+    root: Path, suite: Path, recipe: FinetuneRecipe, prepare: Callable[[], Sequence[Prepared]]
 ) -> RunDirectory | None:
-    """A finished run of this what-hash on the same data and model, under `root` or in a suite there.
+    """A finished run with the result of this recipe, under `root` or in a suite there.
 
-    One that did not report all of the additional `metrics` is passed over.
+    One on other data or another model is passed over, and one that did not report all of the additional metrics.
+
+    Args:
+        root: of all runs.
+        suite: a directory that need not be below it.
+        recipe: of one run, resolved.
+        prepare: gives the data of its tasks; called only where a run has the recipe's hash.
     """
+    digest = what_hash(recipe)
     inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
     paths = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
     for path in sorted(paths):
         record = read_json(path)
-        on_the_same = record.get("fingerprints") == dict(fingerprints)
-        if not on_the_same or record.get("status") != "done" or not (path.parent / "model").exists():
+        whole = record.get("status") == "done" and (path.parent / "model").exists()
+        if not whole or record.get("kind") != recipe.kind:
             continue
         run = RunDirectory.open(path.parent)
-        if digest in (record.get("what_hash"), _what_hash_today(run)) and (not metrics or _reported(run, metrics)):
+        if record.get("what_hash") != digest and _what_hash_today(run) != digest:
+            continue
+        prepared = prepare()
+        reported = (run.results or {}).get(ADDITIONAL_METRICS, {})
+        has_metrics = metric_fingerprints(prepared[0].task).items() <= reported.items()
+        if has_metrics and record.get("fingerprints") == joint_fingerprints(prepared):
             return run
     return None
 
@@ -221,10 +233,3 @@ def _what_hash_today(run: RunDirectory) -> str | None:
         return what_hash(load_any(str(run.path / RECIPE)))
     except UsageError:
         return None
-
-
-def _reported(run: RunDirectory, metrics: Sequence[str]) -> bool:
-    """Whether a run's results have these additional metrics, by scripts that did not change since."""
-    measured = (run.path / RECORD).stat().st_mtime
-    changed_since = any(Path(each).is_file() and Path(each).stat().st_mtime > measured for each in metrics)
-    return not changed_since and set(metrics) <= set(yaml.safe_load(run.recipe_yaml).get("metrics", ()))

@@ -34,7 +34,7 @@ from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
-from bertkit.tasks.base import Prediction, Scores, TaskBatch
+from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
 from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
@@ -43,6 +43,9 @@ from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer, copy_weights
 
 log = logging.getLogger(__name__)
+
+ADDITIONAL_METRICS = "additional_metrics"
+"""The key of results.json that holds the hashes of metrics beside the task's own."""
 
 Evaluation = dict[str, Any]
 """Step, epoch, and under `scores` the metrics of each watched split (`dev`; of several tasks `rte/dev`)."""
@@ -223,6 +226,7 @@ class Finetuner(Trainer[TaskBatch]):
 
     def results(self, predictions: Sequence[Predictions], tuned: dict[str, Any]) -> dict[str, Any]:
         optimisation, seed = self.recipe.optimisation, self.recipe.seed
+        additional = metric_fingerprints(self.task_trainers[0].task)
         scores = [task_trainer.scores(own) for task_trainer, own in zip(self.task_trainers, predictions, strict=True)]
         chosen = self.best_evaluation() if optimisation.keeps_best else self.evaluations[-1]
         encoded = self._labelled(
@@ -250,6 +254,7 @@ class Finetuner(Trainer[TaskBatch]):
             "truncation": {name: split.features.account.to_json() for name, split in encoded.items()},
             "notes": {name: split.split.notes for name, split in encoded.items() if split.split.notes},
             **({"tuned": tuned} if tuned else {}),
+            **({ADDITIONAL_METRICS: additional} if additional else {}),
             **self.recipe.method.results(self.model, self.run.path),
         }
 
@@ -322,3 +327,8 @@ def write_predictions(path: Path, predictions: list[Prediction]) -> None:
 def in_words(scores: Scores) -> str:
     """Scores as a person reads them."""
     return ", ".join(f"{name} {'undefined' if value is None else f'{value:.4f}'}" for name, value in scores.items())
+
+
+def metric_fingerprints(task: Task) -> dict[str, str | None]:
+    """The additional metrics of a task by name, with the hash of each one's script; None of bertkit's own."""
+    return {each.name: each.fingerprint for each in task.additional}

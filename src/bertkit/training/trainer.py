@@ -216,8 +216,8 @@ class Trainer(ABC, Generic[Batch]):
 
     def _stopped(self, reason: str, when: str) -> StoppedError:
         return StoppedError(
-            f"stopped by {reason} {when}, checkpoint saved; go on with"
-            f" `bertkit {self.recipe.kind} --resume {self.run.path}`"
+            f"stopped by {reason} {when}, checkpoint saved",
+            f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`",
         )
 
     @contextmanager
