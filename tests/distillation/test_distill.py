@@ -37,26 +37,6 @@ from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_model, write_ta
 from tests.training.stopping import stopping_at
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("distill"))
-
-
-@pytest.fixture(scope="module")
-def logits_only(place: Place) -> str:
-    return place.recipe("logits", " [labels, {soft_targets: {temperature: 2.0}}]")
-
-
-@pytest.fixture(scope="module")
-def every_term(place: Place) -> str:
-    return place.recipe("terms", ALL_TERMS)
-
-
-@pytest.fixture(scope="module")
-def finished(place: Place, logits_only: str) -> FinishedRun:
-    return place.run(logits_only, run_dir=place.directory / "finished")
-
-
 def weights(outcome: FinishedRun) -> str:
     return sha256_of(outcome.run.model / "model.safetensors")
 

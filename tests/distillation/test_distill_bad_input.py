@@ -11,24 +11,9 @@ import pytest
 from bertkit.errors import DataError, UsageError
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from tests.distillation.task_place import ALL_TERMS, HEAD, Place
+from tests.distillation.task_place import HEAD, Place
 from tests.tasks.tiny_kinds import write_kind
 from tests.tasks.tiny_task import tiny_tokenizer, write_model
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("distill"))
-
-
-@pytest.fixture(scope="module")
-def logits_only(place: Place) -> str:
-    return place.recipe("logits", " [labels, {soft_targets: {temperature: 2.0}}]")
-
-
-@pytest.fixture(scope="module")
-def every_term(place: Place) -> str:
-    return place.recipe("terms", ALL_TERMS)
 
 
 class TestBadInput:

@@ -15,29 +15,9 @@ from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.training.meters import WindowMeter
 from bertkit.training.run import FinishedRun
-from tests.distillation.task_place import ALL_TERMS, DEV, SETTINGS, Place
+from tests.distillation.task_place import DEV, SETTINGS, Place
 from tests.overrides import parsed
 from tests.tasks.tiny_task import reviews
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("distill"))
-
-
-@pytest.fixture(scope="module")
-def logits_only(place: Place) -> str:
-    return place.recipe("logits", " [labels, {soft_targets: {temperature: 2.0}}]")
-
-
-@pytest.fixture(scope="module")
-def every_term(place: Place) -> str:
-    return place.recipe("terms", ALL_TERMS)
-
-
-@pytest.fixture(scope="module")
-def finished(place: Place, logits_only: str) -> FinishedRun:
-    return place.run(logits_only, run_dir=place.directory / "finished")
 
 
 def test_what_a_teacher_computes_is_counted_unless_its_answers_are_kept(
