@@ -74,9 +74,7 @@ def attention(weights: Weights, layer: int, states_BSD: Tensor, padded: Padded, 
     table = table * weights["model.embedding.relative_layer_norm.weight"]
     table = table + weights["model.embedding.relative_layer_norm.bias"]
     size, longest = config.position_bucket_size, config.max_position_embeddings
-    row_SS = torch.tensor(
-        [[bucket(i - j, size, longest) + size - 1 for j in range(length)] for i in range(length)]
-    )
+    row_SS = torch.tensor([[bucket(i - j, size, longest) + size - 1 for j in range(length)] for i in range(length)])
 
     def by_head(tensor: Tensor) -> Tensor:
         return tensor.unflatten(-1, (heads, -1))

@@ -19,12 +19,13 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.models.conversion import stack_layers
 from bertkit.models.dropout import Dropout
-from bertkit.models.gpt_bert import GptBertConfig, weighted_sum
+from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.pruning import keep_layers, prune_heads
 from bertkit.models.pseudo_likelihood import score_texts
 from bertkit.models.recorder import Recorder
+from bertkit.models.weighted_sum import weighted_sum
 
 VOCABULARY = 97
 SIZES: dict[str, Any] = {
@@ -91,7 +92,9 @@ def test_states_logits_and_gradients_are_those_of_the_papers_equations(causal: b
 @pytest.mark.parametrize(("buckets", "longest"), [(32, 512), (8, 37), (32, 128), (33, 300), (6, 19), (32, 12), (2, 16)])
 def test_distances_fall_into_the_papers_buckets_and_none_outside_the_table(buckets: int, longest: int) -> None:
     rows = GptBertConfig(position_bucket_size=buckets, max_position_embeddings=longest).rows(longest)
-    assert rows.tolist() == [bucket(distance, buckets, longest) + buckets - 1 for distance in range(1 - longest, longest)]
+    assert rows.tolist() == [
+        bucket(distance, buckets, longest) + buckets - 1 for distance in range(1 - longest, longest)
+    ]
     assert rows.min() >= 0
     assert rows.max() < 2 * buckets - 1
 
@@ -144,6 +147,8 @@ def test_a_weighted_sum_and_its_gradients_are_the_plain_ones() -> None:
     gradients = [torch.autograd.grad(each.square().sum(), [weight, *states]) for each in (ours, plain)]
     for own, other in zip(*gradients, strict=True):
         torch.testing.assert_close(own, other)
+    doubles = [each.detach().double().requires_grad_() for each in (weight, *states)]
+    assert torch.autograd.gradgradcheck(lambda first, *rest: weighted_sum(first, rest), doubles)
 
 
 def test_what_is_saved_is_read_back_with_every_head(tmp_path: Path) -> None:
@@ -215,7 +220,9 @@ def test_dropout_rates_are_those_of_the_released_code() -> None:
     )
     rates = {name: part.rate for name, part in model.named_modules() if isinstance(part, Dropout)}
     assert {name for name, rate in rates.items() if rate == 0.2} == {
-        f"encoder.layers.{layer}.attention.{part}" for layer in range(3) for part in ("position_dropout", "output_dropout")
+        f"encoder.layers.{layer}.attention.{part}"
+        for layer in range(3)
+        for part in ("position_dropout", "output_dropout")
     }
     assert {name for name, rate in rates.items() if rate == 0.05} == {
         "encoder.embeddings.dropout",

@@ -8,12 +8,12 @@ masked and the causal predictions of a batch, and z the mean squared logarithm o
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.models.reference_gpt_bert import Padded, hidden_states, logits, mean_loss
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
@@ -30,8 +30,8 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe, load_recipe
-
 from bertkit.training.loss_terms import TermTotal
+from tests.models.reference_gpt_bert import Padded, hidden_states, logits, mean_loss
 from tests.objectives.worded import VOCABULARY, worded_samples
 from tests.overrides import parsed
 
@@ -97,14 +97,14 @@ def test_the_loss_and_its_gradients_are_the_papers_formula(
     save_model(model, None, tmp_path)
     weights = {name: each.requires_grad_() for name, each in load_file(tmp_path / "model.safetensors").items()}
     bounds = samples.cu_seqlens_B1.tolist()
-    rows = [samples.ids_T[start:end].tolist() for start, end in zip(bounds, bounds[1:], strict=False)]
+    rows = [samples.ids_T[start:end].tolist() for start, end in itertools.pairwise(bounds)]
     config = model.encoder.config
     assert isinstance(config, GptBertConfig)
     states_BSD = hidden_states(weights, Padded.of(rows, causal), config)[-1]
     logits_BSV = logits(weights, states_BSD, config.layer_norm_eps)
     masked, left_to_right = [], []
     hidden = set((samples.targets["masked_next_token"].index_M + 1).tolist())
-    for number, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
         for place in range(start + 1, end):
             pair = (logits_BSV[number, place - start - 1], int(before.ids_T[place]))
             if causal[number]:

@@ -1,4 +1,4 @@
-"""GPT-BERT's masking: spans end to end, those first that were hidden least often, with the counts kept in a plain loop."""
+"""GPT-BERT's masking: spans end to end, those first that were hidden least often; the oracle keeps the counts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """GPT-BERT: gated attention by content and distance, and between sub-layers a learnt sum of everything before.
 
-Charpentier and Samuel 2024, arXiv:2410.24159, section 2; details as in ltgoslo/gpt-bert, pretraining/model_extra.py. The
-frame is LTG-BERT's (Samuel et al. 2023, arXiv:2303.09859, section 2.1): norms without weights before each sub-layer and
-inside it, gated feed-forward layers, DeBERTa's distances in few buckets. Added are a gate on the values and, behind
+Charpentier and Samuel 2024, arXiv:2410.24159, section 2; details as in ltgoslo/gpt-bert, pretraining/model_extra.py.
+The frame is LTG-BERT's (Samuel et al. 2023, arXiv:2303.09859, section 2.1): norms without weights before each sub-layer
+and inside it, gated feed-forward layers, DeBERTa's distances in few buckets. Added are a gate on the values and, behind
 every sub-layer, a weighted sum of the outputs of all before it (Pagliardini et al. 2024, DenseFormer, arXiv:2402.02622,
 section 3). One head predicts the next token, masked or not: objectives/masked_next_token.py and causal_lm.py.
 
@@ -34,6 +34,7 @@ from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
+from bertkit.models.weighted_sum import weighted_sum
 from bertkit.models.weights import Names, TensorLayout, stacked
 
 _ATTENTION = "attention_layers.{n}."
@@ -305,14 +306,6 @@ class GptBertLayer(nn.Module):
         return scope.tap("hook_mlp_out", self.feed_forward(self.feed_forward_norm(hidden_TD), scope.within("mlp.")))
 
 
-def weighted_sum(weight_S: Tensor, states: Sequence[Tensor]) -> Tensor:
-    """The sum of S tensors with these factors, added up one by one: nothing as large as all of them is kept."""
-    total = weight_S[0] * states[0]
-    for weight, state in zip(weight_S[1:], states[1:], strict=True):
-        total = torch.addcmul(total, weight, state)
-    return total
-
-
 class GptBert(Encoder):
     """GPT-BERT's encoder.
 
@@ -372,7 +365,7 @@ class GptBert(Encoder):
     def _states(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None) -> Tensor:
         table_RD = self.embeddings.relative_norm(self.embeddings.relative_embedding)
         distances = Distances(table_RD, self.settings.rows(batch.sequences.max_length))
-        hidden_TD = self.embeddings(batch, scope)
+        hidden_TD: Tensor = self.embeddings(batch, scope)
         outputs = [hidden_TD]
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, GptBertLayer)

@@ -46,8 +46,8 @@ class TiledSpans(MaskingStrategy):
         found = []
         if data.layout.epoch_dependent:
             found.append(
-                f"units.name: {self.name} counts how often a token was hidden, and the layout {data.layout.choice} makes"
-                " other samples in every epoch; write data.layout.name: full-sentences, or units.name: spans"
+                f"units.name: {self.name} counts how often a token was hidden, and the layout {data.layout.choice}"
+                " makes other samples in every epoch; write data.layout.name: full-sentences, or units.name: spans"
             )
         if data.static_copies is not None:
             found.append(
@@ -69,11 +69,11 @@ class TiledSpans(MaskingStrategy):
         for place in range(int(place_B.max(initial=-1)) + 1):
             # Samples of a batch may be of two epochs: each takes part until its own.
             epoch_B = samples.epoch_B - place_B + place
-            takes_part_T = (place <= place_B)[samples.sequence_T]
+            takes_part_T = (place_B >= place)[samples.sequence_T]
             span_first_T, uniform_T = self._spans(samples, epoch_B, draw)
             now_T = _smallest(uniform_T * np.exp(times_T), counts_B, samples) & takes_part_T
             times_T += now_T
-            is_own_T = (place == place_B)[samples.sequence_T]
+            is_own_T = (place_B == place)[samples.sequence_T]
             chosen_T |= now_T & is_own_T
             first_T = np.where(is_own_T, span_first_T, first_T)
         index_M = np.flatnonzero(chosen_T)
