@@ -165,6 +165,16 @@ def test_what_is_saved_is_read_back_with_every_head(tmp_path: Path) -> None:
     assert contents["num_layers"] == contents["num_hidden_layers"] == 3
 
 
+@pytest.mark.parametrize("head", list(GptBertConfig().heads()))
+def test_a_head_alone_is_known_by_its_class(head: str, tmp_path: Path) -> None:
+    model = made(heads=(head,))
+    save_model(model, None, tmp_path)
+    again, _ = load_model(tmp_path)
+    assert again.head_names == (head,)
+    (architecture,) = json.loads((tmp_path / "config.json").read_text())["architectures"]
+    assert architecture.startswith("GPTBERTFor")
+
+
 @pytest.mark.parametrize(
     "spelling",
     [

@@ -8,7 +8,8 @@ section 3). One head predicts the next token, masked or not: objectives/masked_n
 
 Quirks: one dropout rate serves the probabilities, the table of distances and what attention adds; the feed-forward gate
 is GELU's tanh approximation, the attention's the exact one. Hub: `transformers` has no such class; names are those of
-the code beside the published checkpoints, which keep tables of distances in their files.
+the code beside the published checkpoints, which keep tables of distances in their files. That code has the masked-LM
+head alone; the other heads have names of its kind.
 
 Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, M selected tokens, R rows of
 the table of distances, V vocabulary, K outputs.
@@ -109,9 +110,9 @@ class GptBertConfig(EncoderConfig):
         return bucket + self.position_bucket_size - 1
 
     def heads(self) -> dict[str, HeadPlan]:
-        def classifier(hub: str, outputs: int | None = None) -> HeadPlan:
+        def classifier(architecture: str, hub: str, outputs: int | None = None) -> HeadPlan:
             return HeadPlan(
-                None,
+                architecture,
                 lambda shape: GptBertClassifier(self, shape.num_labels if outputs is None else outputs),
                 {"transform.dense": f"{hub}.nonlinearity.1", "output": f"{hub}.nonlinearity.5"},
             )
@@ -123,10 +124,10 @@ class GptBertConfig(EncoderConfig):
                 {"transform.dense": "lm_head.nonlinearity.1", "": "lm_head.nonlinearity.5"},
                 decoder="lm_head.nonlinearity.5",
             ),
-            "sequence_classification": classifier("classifier"),
-            "token_classification": classifier("token_classifier"),
-            "span": classifier("span_classifier", 2),
-            "multiple_choice": classifier("choice_classifier", 1),
+            "sequence_classification": classifier("GPTBERTForSequenceClassification", "classifier"),
+            "token_classification": classifier("GPTBERTForTokenClassification", "token_classifier"),
+            "span": classifier("GPTBERTForQuestionAnswering", "span_classifier", 2),
+            "multiple_choice": classifier("GPTBERTForMultipleChoice", "choice_classifier", 1),
         }
 
     @classmethod
