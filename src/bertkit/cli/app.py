@@ -39,6 +39,7 @@ COMMANDS = {
     "predict": "bertkit.cli.predict:predict",
     "export": "bertkit.cli.export:export",
     "runs": "bertkit.cli.runs:Runs",
+    "cache": "bertkit.cli.cache:Cache",
     "recipes": "bertkit.cli.recipes:Recipes",
 }
 """Each subcommand and its function, or its class of commands, in the order of the help page."""
