@@ -97,7 +97,7 @@ def test_delete_takes_names_or_a_status(
     assert bertkit(["runs", "delete", "electra-01234567"]) == 2
     assert "--yes" in capsys.readouterr().err
     assert bertkit(["runs", "delete", "--status", "stopped", "--older-than", "1", "--yes"]) == 0
-    assert "0 runs" in capsys.readouterr().out
+    assert "deleting runs: 0, 0 B" in capsys.readouterr().out
     assert bertkit(["runs", "delete", "--status", "stopped", "--yes"]) == 0
     assert [path.name for path in runs.iterdir()] == ["bert-tiny-01234567"]
     assert bertkit(["runs", "delete", "electra-01234567", "--yes"]) == 3

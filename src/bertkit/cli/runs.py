@@ -190,7 +190,7 @@ def prune(
     chosen = {run: taken for run, taken in sizes.items() if taken}
     _free(
         {run.checkpoints: taken for run, taken in chosen.items()},
-        "finished runs with checkpoints",
+        "checkpoints of finished runs",
         dry_run=dry_run,
         yes=yes,
         as_json=common.as_json,
@@ -201,9 +201,10 @@ def prune(
 
 
 def _free(sizes: Mapping[Path, int], what: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Show what is to be deleted and ask for consent, unless it is given or nothing is deleted."""
-    console.table(("path", "size"), [(path, size(taken)) for path, taken in sizes.items()])
-    total = f"{len(sizes)} {what}, {size(sum(sizes.values()))}"
+    """Show the directories that are to be deleted and ask for consent, unless it is given or nothing is deleted."""
+    if sizes:
+        console.table(("path", "size"), [(path, size(taken)) for path, taken in sizes.items()])
+    total = f"{what}: {len(sizes):,}, {size(sum(sizes.values()))}"
     if sizes and not dry_run:
         confirm(f"delete {total}?", yes=yes)
     if as_json:
