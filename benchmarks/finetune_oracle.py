@@ -100,7 +100,9 @@ def compare(task: str, tasks: Path, *, batch: int, max_length: int, steps: int, 
     order = EpochOrder(len(features), batch, seed=0)
     losses = [loop.step(peer.batch([features[i] for i in order.items(step)]), step) for step in range(steps)]
     logits: NDArray[np.float32] = np.stack(peer.predict(loop, peer.features(dev)))
-    probabilities = torch.softmax(torch.from_numpy(logits), dim=-1).tolist()
+    # Saved probabilities are at the temperature that dev has set.
+    temperature = (ours.results or {}).get("tuned", {}).get("temperature", 1.0)
+    probabilities = torch.softmax(torch.from_numpy(logits) / temperature, dim=-1).tolist()
     return Comparison(
         ([line["loss"] for line in lines if "loss" in line], losses),
         ([line["prediction"] for line in said], [spec.labels[int(each.argmax())] for each in logits]),

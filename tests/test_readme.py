@@ -54,6 +54,10 @@ def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeyp
             run = done.stdout.strip().splitlines()[-1]
         ran += 1
     assert ran >= 10
+    (script,) = (block for block in fenced("python") if "bertkit.load" in block)
+    names: dict[str, Any] = {}
+    exec(script.replace('"RUN"', repr(run)), names)  # the page's own lines
+    assert names["vectors"].shape[0] == 2
 
 
 def test_every_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:

@@ -25,6 +25,16 @@ import numpy as np
 from bertkit.errors import DataError
 from bertkit.files import read_json, write_json
 
+KINDS = {
+    "shards": "token shards of texts",
+    "plans": "samples of each epoch",
+    "teachers": "outputs of teachers",
+    "students": "initial weights of BiLSTM students",
+    "augmented": "augmented training examples",
+    "pydocs": "text of builtin:pydocs",
+}
+"""The directories below the root of all caches, and what each holds; an entry is a file or directory in one."""
+
 _MANIFEST = "manifest.json"
 _VALUES, _INDEX = "values.bin", "index.bin"
 _RECORD = np.dtype([("key", "V16"), ("start", "<u8"), ("size", "<u4"), ("checksum", "<u4")])

@@ -23,6 +23,13 @@ def cache_directory() -> Path:
     return Path(os.environ.get("BERTKIT_CACHE") or "~/.cache/bertkit").expanduser()
 
 
+def bytes_in(path: Path) -> int:
+    """The bytes of a file, or of all files below a directory; links count as links, what is not there as nothing."""
+    if not path.is_dir() or path.is_symlink():
+        return path.lstat().st_size if os.path.lexists(path) else 0
+    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
+
+
 def fsync_path(path: Path) -> None:
     """Force a file's content, or a directory's list of names, onto the disk."""
     descriptor = os.open(path, os.O_RDONLY)

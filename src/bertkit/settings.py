@@ -7,10 +7,30 @@ parentheses: "Pairs of each paradigm (default: all)."
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
 class Settings(BaseModel):
     """Frozen settings; an unknown key or a wrong type is an error, and no type is silently converted to another."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    later_fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields that runs of an earlier version do not have: left out where they have their default, so that such a run
+    keeps the hash of its recipe."""
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return self.dumped(handler(self))
+
+    def dumped(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields that a dump shows.
+
+        Args:
+            fields: all of them, as JSON or Python data.
+        """
+        known = type(self).model_fields
+        unchanged = {name for name in self.later_fields if getattr(self, name) == known[name].default}
+        return {name: value for name, value in fields.items() if name not in unchanged}

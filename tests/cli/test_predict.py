@@ -57,8 +57,9 @@ class Trained:
         return self._made[kind]
 
     def saved(self, kind: str) -> list[Any]:
-        """The lines that the fine-tuning wrote of dev."""
-        return lines_of((self.of(kind)[0] / "predictions" / f"{kind}-dev.jsonl").read_text())
+        """The lines that the fine-tuning wrote of dev, without gold labels and texts."""
+        lines = lines_of((self.of(kind)[0] / "predictions" / f"{kind}-dev.jsonl").read_text())
+        return [{key: line[key] for key in ("id", "prediction", "scores") if key in line} for line in lines]
 
 
 @pytest.fixture(scope="module")

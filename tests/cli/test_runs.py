@@ -52,8 +52,65 @@ def test_list_for_people_is_one_line_per_run_that_begins_with_its_id(
     said = capsys.readouterr()
     lines = said.out.splitlines()
     assert [line.split()[0] for line in lines] == ["electra-01234567", "bert-tiny-01234567"]
-    assert "held_out.loss 1.5" in lines[1]
+    assert lines[1].endswith("held-out loss 1.5")
+    header = said.err.splitlines()[0]
+    assert header.split() == ["run", "status", "steps", "started", "score"]
+    assert header.index("score") == lines[1].index("held-out")
     assert "2 runs" in said.err
+
+
+def test_the_list_fits_the_terminal(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert bertkit(["runs", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[1].split()[:3] == ["bert-tiny-01234567", "done", "5"]
+
+
+@pytest.mark.parametrize(
+    ("results", "score"),
+    [
+        (
+            {"tasks": {"rte": {"accuracy": {"mean": 0.5, "std": 0.0125, "n": 3}}}, "primary": "accuracy"},
+            "rte accuracy 0.5000 ± 0.0125 (3 seeds)",
+        ),
+        ({"suite": "glue", "average": 0.25, "tasks": {}}, "average 0.2500"),
+        ({"held_out": {"loss": 2.5}}, "held-out loss 2.5"),
+        ({"kind": "heads", "summary": {"words": 3}}, ""),
+        ({"tasks": [], "primary": 3}, ""),
+    ],
+)
+def test_a_run_has_one_score_in_the_list(results: dict[str, object], score: str) -> None:
+    from bertkit.cli.runs import _score
+
+    assert _score(results) == score
+
+
+def test_delete_takes_names_or_a_status(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    assert bertkit(["runs", "delete"]) == 2
+    assert bertkit(["runs", "delete", "electra-01234567"]) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert bertkit(["runs", "delete", "--status", "stopped", "--older-than", "1", "--yes"]) == 0
+    assert "deleting runs: 0, 0 B" in capsys.readouterr().out
+    assert bertkit(["runs", "delete", "--status", "stopped", "--yes"]) == 0
+    assert [path.name for path in runs.iterdir()] == ["bert-tiny-01234567"]
+    assert bertkit(["runs", "delete", "electra-01234567", "--yes"]) == 3
+
+
+def test_prune_deletes_checkpoints_of_finished_runs_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = sorted(path.name for path in (runs / "electra-01234567").rglob("*"))
+    assert bertkit(["runs", "prune", "--yes", "--json"]) == 0
+    (pruned,) = json.loads(capsys.readouterr().out)["paths"]
+    assert Path(pruned["path"]) == runs / "bert-tiny-01234567" / "checkpoints"
+    assert not Path(pruned["path"]).exists()
+    assert sorted(path.name for path in (runs / "electra-01234567").rglob("*")) == kept
+    assert bertkit(["runs", "verify", "bert-tiny-01234567"]) == 0
 
 
 def test_no_runs_is_an_empty_list(

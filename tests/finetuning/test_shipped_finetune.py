@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bertkit.finetuning.methods.features import FeatureBased
-from bertkit.finetuning.methods.freelb import FreeLb
+from bertkit.finetuning.methods.freelb import FreeLb, FreeLbGradient
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
@@ -135,9 +135,10 @@ def test_rte_with_freelb_has_the_values_of_the_authors_script() -> None:
     recipe = recipe_of("rte-freelb")
     method, optimisation = recipe.method, recipe.optimisation
     assert isinstance(method, FreeLb)
-    assert (method.ascent_steps, method.step_size, method.epsilon, method.start_bound) == (3, 0.06, 0.14, 0.16)
+    assert (method.ascent_steps, method.step_size, method.epsilon, method.start_bound) == (4, 0.06, 0.14, 0.16)
     assert (optimisation.schedule.peak, optimisation.batch_sequences, optimisation.epochs) == (1e-5, 16, 10)
-    assert optimisation.schedule.warmup_share == pytest.approx(122 / 2036, abs=1e-4)
+    assert (optimisation.schedule.total_steps, optimisation.schedule.warmup(2036)) == (2036, 122)
+    assert FreeLbGradient(method, 0).passes == 1 + 3  # the script's adv-steps are those after the first pass
     assert optimisation.optimizer is not None
     assert (optimisation.optimizer.weight_decay, optimisation.optimizer.clip_norm) == (0.1, None)
     assert optimisation.keeps_best

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.albert import AlbertConfig
+from bertkit.models.dropout import Dropout
 from bertkit.models.headed import HeadedModel
+from bertkit.models.heads import HeadShape
 from bertkit.models.hub import load_model, save_model
 
 VOCABULARY = 61
@@ -96,3 +98,14 @@ def test_copies_that_disagree_are_refused(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AlbertConfig(**{**SIZES, **settings})
+
+
+def test_sentence_order_has_no_dropout_in_pretraining() -> None:
+    """As get_sentence_order_output of the released run_pretraining.py; the classifier of a task has some."""
+    heads = AlbertConfig(classifier_dropout_prob=0.5).heads()
+    shape = HeadShape(width=12, embedding_width=7, vocab_size=31, num_labels=2)
+    rates = {
+        name: [part.rate for part in heads[name].build(shape).modules() if isinstance(part, Dropout)]
+        for name in ("sentence_order", "sequence_classification")
+    }
+    assert rates == {"sentence_order": [0.0], "sequence_classification": [0.5]}

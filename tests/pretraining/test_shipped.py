@@ -258,7 +258,10 @@ def test_spanbert_has_the_values_of_its_section_4_2() -> None:
         optimisation = recipe.optimisation
         assert (optimisation.steps, optimisation.batch_sequences) == (2_400_000, 256)
         assert (optimisation.schedule.peak, optimisation.schedule.warmup_steps) == (1e-4, 10_000)
-        assert (optimisation.optimizer.eps, optimisation.optimizer.weight_decay) == (1e-8, 0.1)  # type: ignore[union-attr]  # AdamW has both
+        optimizer = optimisation.optimizer
+        assert optimizer.eps == pytest.approx(1e-8 * 0.15 * 4096)  # type: ignore[union-attr]  # AdamW has one
+        assert (optimizer.weight_decay, optimizer.decay_biases_and_norms, optimizer.clip_norm) == (0.1, True, None)
+        assert recipe.model.initializer == "normal"  # type: ignore[union-attr]  # BERT has it
 
 
 def test_a_recipe_without_next_sentence_prediction_is_berts_but_for_that_term() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -248,6 +249,23 @@ def test_candidates_are_the_models_likeliest_whole_words(masked_lm: Path) -> Non
     for number, own in found.items():
         assert list(own) == likeliest(masked_lm, text, number, 6), number
     assert list(other[0]) == likeliest(masked_lm, "red garden", 0, 6)
+
+
+def test_tinyberts_code_changes_words_of_a_to_z_alone(masked_lm: Path) -> None:
+    text = "cat 42 Garden x7 r\u00e9d king's dog"
+    every, code = (MaskedLMWords(model=str(masked_lm), letters=letters) for letters in ("any", "a-z"))
+    changed = {}
+    for method in (every, code):
+        augmenter = method.augmenter([TextExample("a", text)], Surroundings())
+        assert isinstance(augmenter, MaskedLMAugmenter)
+        words = CutText.of(text).words
+        changed[method.letters] = [word for word in words if augmenter._may_change(word)]
+    # data_augmentation.py: not re.search("[^a-z]", word.lower()); its stop words aside.
+    assert changed["a-z"] == [word for word in changed["any"] if not re.search("[^a-z]", word.lower())]
+    assert {"42", "x7", "r\u00e9d"} <= set(changed["any"])
+    assert "Garden" in changed["a-z"]
+    assert code.vector_words == 100_000
+    assert "letters" not in every.model_dump()
 
 
 def test_words_become_candidates_at_the_given_rate_and_evenly(masked_lm: Path) -> None:

@@ -473,3 +473,45 @@ def test_the_name_chooses_and_adamw_is_what_goes_without_saying() -> None:
 def test_errors_name_the_users_keys(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         validate(read_tree(f"optimizer: {text}", "r.yaml"), OptimisationConfig)
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_fairseqs_weight_decay_is_on_every_parameter(config: OptimizerConfig) -> None:
+    """One group of all parameters, as fairseq builds its optimisers: torch's own AdamW with one group is the oracle."""
+    every = config.model_copy(update={"weight_decay": 0.5, "decay_biases_and_norms": True})
+    decayed, plain = small_bert(), small_bert()
+    for model, settings in ((decayed, every), (plain, config.model_copy(update={"weight_decay": 0.0}))):
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.25)
+        optimizer = settings.build(model)
+        for step in range(2):  # after one, coupled decay is divided away where the gradient's sign decides alone
+            update(model, optimizer, step, 0.01)
+    unchanged = [
+        name for (name, a), b in zip(decayed.named_parameters(), plain.parameters(), strict=True) if torch.equal(a, b)
+    ]
+    assert not unchanged
+    if isinstance(config, AdamWConfig) and config.bias_correction:
+        oracle = small_bert()
+        for parameter in oracle.parameters():
+            nn.init.constant_(parameter, 0.25)
+        theirs = torch.optim.AdamW(oracle.parameters(), lr=0.0, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.5)
+        for step in range(2):
+            update(oracle, theirs, step, 0.01)
+        for a, b in zip(decayed.parameters(), oracle.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_a_gradient_divided_once_more_is_a_larger_eps() -> None:
+    """SpanBERT's trainer divides by the 614 predicted tokens of a device twice: Adam then only feels a larger eps."""
+    divided, plain = small_bert(), small_bert()
+    for model, eps, factor in ((divided, 1e-8, 1 / 614.4), (plain, 6.144e-6, 1.0)):
+        for number, parameter in enumerate(model.parameters()):
+            nn.init.constant_(parameter, 0.25)
+            generator = torch.Generator().manual_seed(number)
+            parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-4 * factor
+        optimizer = AdamWConfig(eps=eps, clip_norm=None).build(model)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        optimizer.step()
+    for a, b in zip(divided.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)

@@ -219,3 +219,25 @@ def test_stages_end_where_their_shares_say() -> None:
         OptimisationConfig(**settings, stages=[StageConfig(share=1 / 12)] * 12)  # type: ignore[arg-type]  # a table of mixed settings
     with pytest.raises(ValueError, match=r"warmup_steps \(12\) must be below steps \(11\)"):
         OptimisationConfig(schedule=BertSchedule(peak=1.0, warmup_steps=12), steps=11)
+
+
+@pytest.mark.parametrize("made", [LinearSchedule, PolynomialSchedule, BertSchedule, CosineSchedule])
+def test_a_schedule_may_be_laid_out_for_more_steps_than_the_run_has(made: type[Schedule]) -> None:
+    whole = made(peak=3e-4, warmup_steps=7)
+    longer = made(peak=3e-4, warmup_steps=7, total_steps=801)
+    assert [longer.learning_rate(step, 280) for step in range(280)] == [
+        whole.learning_rate(step, 801) for step in range(280)
+    ]
+    assert "total_steps" not in whole.model_dump()
+
+
+def test_progressive_stacking_ends_where_the_scripts_line_is_then() -> None:
+    """reproduce_bert.sh: 3e-4 falls to 0 over 800,000 updates, of which the paper's model has 280,000."""
+    schedule = PolynomialSchedule(power=1.0, peak=3e-4, floor=0.0, warmup_steps=1, total_steps=800_000)
+    assert schedule.learning_rate(280_000, 280_000) == pytest.approx(1.95e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("made", [ConstantSchedule, InverseSqrtSchedule])
+def test_a_schedule_without_an_end_has_no_total(made: type[Schedule]) -> None:
+    with pytest.raises(ValueError, match="total_steps has no effect on a schedule without an end"):
+        made(peak=1e-3, warmup_steps=3, total_steps=9)

@@ -24,7 +24,7 @@ from typer.exceptions import TyperException
 from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console
-from bertkit.errors import BertkitError, DataError, UsageError
+from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.run import NEWEST
 
 COMMANDS = {
@@ -39,6 +39,7 @@ COMMANDS = {
     "predict": "bertkit.cli.predict:predict",
     "export": "bertkit.cli.export:export",
     "runs": "bertkit.cli.runs:Runs",
+    "cache": "bertkit.cli.cache:Cache",
     "recipes": "bertkit.cli.recipes:Recipes",
 }
 """Each subcommand and its function, or its class of commands, in the order of the help page."""
@@ -130,7 +131,7 @@ def _run(arguments: Sequence[str]) -> int:
     except Exception as bug:
         return _report_bug(bug)
     if code == INTERRUPTED:
-        console.error("interrupted")
+        console.stopped("interrupted")
     return code if isinstance(code, int) else 0
 
 
@@ -178,7 +179,10 @@ def _is_source(word: str) -> bool:
 
 
 def _report(error: BertkitError) -> int:
-    console.error(str(error) or type(error).__name__)
+    if isinstance(error, StoppedError):  # the user's own wish, or a limit that the user has set
+        console.stopped(str(error))
+    else:
+        console.error(str(error) or type(error).__name__)
     return error.exit_code
 
 

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from bertkit.errors import UsageError
+
 if TYPE_CHECKING:
     import rich.console
     import rich.progress
@@ -146,6 +148,10 @@ class Console:
         """Shown always; the command ends with the error's exit code."""
         logger.error("%s", text)
 
+    def stopped(self, text: str) -> None:
+        """Shown always: the command ends early, by the user's wish or a limit that the user set."""
+        self._write(text)
+
     def line(self, text: str, style: str | None = None) -> None:
         """A line that is shown unless -q and not logged, such as one of a progress report."""
         if self._verbosity >= 0:
@@ -248,6 +254,31 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // smaller_size} {smaller}"
     return f"{whole} s"
+
+
+def size(count: int) -> str:
+    """A number of bytes, rounded: 512 B, 1.5 kB, 24 MB, 2.5 GB."""
+    scaled, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if scaled < 999.5:
+            break
+        scaled, unit = scaled / 1000, larger
+    return f"{scaled:.0f} {unit}" if unit == "B" or scaled >= 9.95 else f"{scaled:.1f} {unit}"
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask the user on the terminal, unless the answer was given with --yes.
+
+    Raises:
+        UsageError: there is no terminal to ask on, or the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} add --yes (there is no terminal to ask on), or --dry-run to see what would go")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing is deleted")
 
 
 def figure(value: float | None) -> str:

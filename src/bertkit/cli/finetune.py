@@ -221,8 +221,12 @@ def grid_values(options: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     return grid
 
 
+SHOWN_CLASSES, SHOWN_MISTAKES, SHOWN_CHARACTERS = 20, 3, 100
+"""Rows of the table of classes, mistakes and characters of a mistake's text that are printed."""
+
+
 def print_scores(outcome: FinishedRun) -> None:
-    """A table of the tasks' scores, and what to know before trusting them."""
+    """A table of the tasks' scores, what the model gets wrong, and what to know before trusting it."""
     results = outcome.results
     seconds = sum(float(run.record.get("seconds") or 0.0) for run in outcome.runs)
     rows = [
@@ -247,4 +251,41 @@ def print_scores(outcome: FinishedRun) -> None:
     elif results["degenerate"]:
         remedy = "try another seed, a lower learning rate or a longer warm-up"
         console.warn(f"the model has learnt nothing: {results['degenerate']}; {remedy}")
+    _print_classes(outcome)
     console.line(f"{duration(seconds)} in {len(outcome.runs)} {'run' if len(outcome.runs) == 1 else 'runs'}")
+
+
+def _print_classes(outcome: FinishedRun) -> None:
+    """Scores by class and the most confident mistakes of the run, or of a suite's chosen run, with its figures."""
+    from pathlib import Path
+
+    from bertkit.evaluation.task_figures import draw_task_figures
+    from bertkit.files import read_json
+    from bertkit.finetuning.trainer import MISTAKES
+    from bertkit.run.directory import RESULTS
+    from bertkit.tasks.readers.common import json_rows
+
+    chosen = outcome.results.get("chosen")
+    run = Path(chosen["run"]) if chosen else outcome.run.path
+    results = read_json(run / RESULTS)
+    for split, classes in results.get("classes", {}).items():
+        rows = [
+            (name, scores["count"], *(figure(scores[key]) for key in ("precision", "recall", "f1")))
+            for name, scores in list(classes.items())[:SHOWN_CLASSES]
+        ]
+        more = len(classes) - len(rows)
+        title = f"{split}, by class" + (f" (the commonest {SHOWN_CLASSES} of {len(classes):,})" if more else "")
+        console.table(["class", "examples", "precision", "recall", "f1"], rows, title=title)
+    for split, found in results.get("calibration", {}).items():
+        after = "" if "temperature" not in found else f", {found['ece_at_temperature']:.3f} at the model's temperature"
+        console.line(f"{split}: calibration error {found['ece']:.3f}{after}")
+    figures = draw_task_figures(run, results)
+    for path in sorted((run / MISTAKES).glob("*.jsonl")):
+        for _, row in list(json_rows(path))[:SHOWN_MISTAKES]:
+            text = " / ".join(str(row[key]) for key in ("text", "text_pair") if key in row)
+            shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+            share = row["scores"][row["prediction"]]
+            console.line(f"mistake: {row['prediction']} ({share:.0%}), is {row['label']}: {shown}")
+        console.line(f"the most confident mistakes: {path}")
+    if figures:
+        console.line(f"figures: {figures[0].parent}")

@@ -97,6 +97,12 @@ def _complete_run(incomplete: str) -> list[str]:
     return sorted(path.parent.name for path in runs_root().glob(f"{incomplete}*/run.json"))
 
 
+OlderThan = Annotated[
+    float | None, option("--older-than", metavar="DAYS", min=0, help="Only what is at least so many days old.")
+]
+DryRun = Annotated[bool, option("--dry-run", help="Show what would be deleted, and delete nothing.", metavar="")]
+Yes = Annotated[bool, option("--yes", "-y", help="Delete without asking.", metavar="")]
+
 RecipeName = Annotated[
     str,
     typer.Argument(

@@ -1,51 +1,59 @@
-"""`bertkit runs`: list, show, compare and verify runs.
+"""`bertkit runs`: list, show, compare and verify runs, and free the disk that they take.
 
 Nothing here follows a paper. Sibling recipes.py does the same for recipes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+import shutil
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
 from bertkit.cli.commands import CommandGroup
-from bertkit.cli.console import console, figure, result
-from bertkit.cli.options import Common, Output, RunName, option, runs_root
-from bertkit.errors import DataError
+from bertkit.cli.console import confirm, console, figure, result, size
+from bertkit.cli.options import Common, DryRun, OlderThan, Output, RunName, Yes, option, runs_root
+from bertkit.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from bertkit.run.directory import RunDirectory
+    from collections.abc import Mapping
+    from pathlib import Path
 
-SHOWN_RESULTS = 3
-"""How many numbers of a run's results fit in its line of `runs list`."""
+    from bertkit.run.directory import RunDirectory
 
 
 class Runs(CommandGroup):
-    """List the runs, show one, compare two, or verify that a run's files are what it wrote."""
+    """List the runs, show one, compare two, verify that a run's files are what it wrote, or free disk space."""
 
     table: ClassVar = {
         "list": "bertkit.cli.runs:list_runs",
         "show": "bertkit.cli.runs:show_run",
         "diff": "bertkit.cli.runs:diff",
         "verify": "bertkit.cli.runs:verify",
+        "delete": "bertkit.cli.runs:delete",
+        "prune": "bertkit.cli.runs:prune",
     }
     path = "bertkit runs"
 
 
 def list_runs(*, common: Output) -> None:
-    """List the runs under BERTKIT_RUNS (else runs/), the newest first: id, status, steps, start, results."""
+    """List the runs under BERTKIT_RUNS (else runs/), the newest first: id, status, steps, start, main score."""
     from bertkit.run.find import find_runs
 
     rows = [_row(run) for run in find_runs(runs_root())]
     if common.as_json:
         result(rows, as_json=True)
         return
-    width = max((len(row["id"]) for row in rows), default=0)
-    for row in rows:
-        started = row["started"][:16].replace("T", " ")
-        figures = _numbers(row["result"])
-        result(f"{row['id']:{width}}  {row['status']:7}  {row['steps']:>9,}  {started}  {figures}".rstrip())
+    lines = [("run", "status", "steps", "started", "score")] + [
+        (row["id"], row["status"], f"{row['steps']:,}", row["started"][:16].replace("T", " "), _score(row["result"]))
+        for row in rows
+    ]
+    header, *shown = _fitted(lines, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    if shown:
+        console.info(header)
+    for line in shown:
+        result(line)
     console.info(f"{len(rows)} runs in {runs_root()}; `bertkit runs show RUN` shows one")
 
 
@@ -126,6 +134,86 @@ def verify(run: RunName, *, common: Output) -> None:
         result(report.path)
 
 
+def delete(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", show_default=False, help="Ids or paths of runs.")
+    ] = None,
+    status: Annotated[
+        Literal["done", "stopped", "failed"] | None,
+        option("--status", help="Every run with this status, in place of names."),
+    ] = None,
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    *,
+    common: Output,
+) -> None:
+    """Delete runs with all their files: those named, or all of a status.
+
+    Examples:
+    `bertkit runs delete bert-tiny-01234567`
+    `bertkit runs delete --status failed --older-than 7`
+    """
+    from bertkit.files import bytes_in
+    from bertkit.run.find import find_run, find_runs
+    from bertkit.run.housekeeping import delete_run, is_older
+
+    if bool(runs) == (status is not None):
+        raise UsageError("name the runs to delete, or give --status failed, stopped or done; see `bertkit runs list`")
+    root = runs_root()
+    found = [find_run(name, root) for name in dict.fromkeys(runs or ())]
+    found = found or [run for run in find_runs(root) if run.status == status]
+    chosen = [run for run in found if is_older(run, older_than)]
+    _free({run.path: bytes_in(run.path) for run in chosen}, "runs", dry_run=dry_run, yes=yes, as_json=common.as_json)
+    if not dry_run:
+        for run in chosen:
+            delete_run(run)
+
+
+def prune(
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    *,
+    common: Output,
+) -> None:
+    """Delete the checkpoints of finished runs; models, metrics and results stay.
+
+    RUN@STEP then names nothing any more in `eval` and `probe`.
+    """
+    from bertkit.files import bytes_in
+    from bertkit.run.find import find_runs
+    from bertkit.run.housekeeping import delete_checkpoints, is_older
+
+    finished = [run for run in find_runs(runs_root()) if run.status == "done" and is_older(run, older_than)]
+    sizes = {run: bytes_in(run.checkpoints) for run in finished}
+    chosen = {run: taken for run, taken in sizes.items() if taken}
+    _free(
+        {run.checkpoints: taken for run, taken in chosen.items()},
+        "checkpoints of finished runs",
+        dry_run=dry_run,
+        yes=yes,
+        as_json=common.as_json,
+    )
+    if not dry_run:
+        for run in chosen:
+            delete_checkpoints(run)
+
+
+def _free(sizes: Mapping[Path, int], what: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Show the directories that are to be deleted and ask for consent, unless it is given or nothing is deleted."""
+    if sizes:
+        console.table(("path", "size"), [(path, size(taken)) for path, taken in sizes.items()])
+    total = f"{what}: {len(sizes):,}, {size(sum(sizes.values()))}"
+    if sizes and not dry_run:
+        confirm(f"delete {total}?", yes=yes)
+    if as_json:
+        deleted = [{"path": path, "bytes": taken} for path, taken in sizes.items()]
+        result({"dry_run": dry_run, "bytes": sum(sizes.values()), "paths": deleted}, as_json=True)
+    else:
+        result(f"{'would delete' if dry_run else 'deleting'} {total}")
+
+
 def _row(run: RunDirectory) -> dict[str, Any]:
     record = run.record
     try:
@@ -195,7 +283,35 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, object]]:
     return [(prefix, value)] if value is not None else []
 
 
-def _numbers(results: dict[str, Any] | None) -> str:
-    """The first numbers of a run's results, for one line."""
-    numbers = [(k, v) for k, v in _flat("", results or {}) if isinstance(v, int | float) and not isinstance(v, bool)]
-    return "  ".join(f"{name} {value:.4g}" for name, value in numbers[:SHOWN_RESULTS])
+def _score(results: dict[str, Any] | None) -> str:
+    """The one figure of a run for its line: a task's primary metric, a suite's average, or the held-out loss."""
+    found = results or {}
+    try:
+        if "primary" in found:
+            task, scores = next(iter(found["tasks"].items()))
+            score = scores[found["primary"]]
+            spread = "" if score["std"] is None else f" ± {score['std']:.4f} ({score['n']} seeds)"
+            return f"{task} {found['primary']} {score['mean']:.4f}{spread}"
+        if isinstance(found.get("average"), float):
+            return f"average {found['average']:.4f}"
+        return f"held-out loss {found['held_out']['loss']:.4g}"
+    except (KeyError, TypeError, ValueError, StopIteration, AttributeError):
+        return ""
+
+
+def _fitted(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
+    """Rows of id, status, steps, start and score as lines in columns; those that a terminal has no room for are left
+    out: the start first, then the steps, then the score."""
+    columns = [0, 1, 2, 3, 4]
+    widths = [max(len(row[column]) for row in rows) for column in columns]
+    for leave_out in (3, 2, 4):
+        if width is None or sum(widths[column] + 2 for column in columns) - 2 <= width:
+            break
+        columns.remove(leave_out)
+    return [
+        "  ".join(
+            row[column].rjust(widths[column]) if column == 2 else row[column].ljust(widths[column])
+            for column in columns
+        ).rstrip()
+        for row in rows
+    ]

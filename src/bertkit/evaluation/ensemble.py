@@ -33,7 +33,8 @@ from bertkit.evaluation.score import is_labelled, matched, read_predictions, sco
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import load_examples
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.trainer import by_name, write_predictions
+from bertkit.finetuning.report import prediction_row, write_lines
+from bertkit.finetuning.trainer import by_name
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.tasks.base import Prediction, Scores
 from bertkit.tasks.catalogue import Kind
@@ -97,7 +98,8 @@ def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
         run.write_environment()
         for part in parts:
             name = "-".join(part.key)
-            write_predictions(run.path / "predictions" / f"{name}.jsonl", part.averaged)
+            rows = [prediction_row(*pair) for pair in zip(part.averaged, part.examples, strict=True)]
+            write_lines(run.path / "predictions" / f"{name}.jsonl", rows)
         results = _results(saved, parts)
         run.write_results(results)
     return Evaluated(run, results)

@@ -18,7 +18,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.plan import MISMATCHED, TaskEvaluation
 from bertkit.evaluation.run import Evaluated
 from bertkit.evaluation.tasks import PREDICTIONS, Measured, Table, evaluate_tasks
-from bertkit.finetuning.trainer import write_predictions
+from bertkit.finetuning.report import prediction_row, write_lines
 from bertkit.inference.predict import Predictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
@@ -179,7 +179,8 @@ def _predict_diagnostic(evaluation: TaskEvaluation, model: Path, run: RunDirecto
         log.warning("%s is not predicted: %s", _DIAGNOSTIC, error)
         return
     predictor = Predictor.load(str(model), arguments.engine(), spec=TASKS["mnli"], offline=arguments.offline)
-    write_predictions(run.path / PREDICTIONS / f"{_DIAGNOSTIC}-test.jsonl", predictor(split.examples))
+    pairs = zip(predictor(split.examples), split.examples, strict=True)
+    write_lines(run.path / PREDICTIONS / f"{_DIAGNOSTIC}-test.jsonl", [prediction_row(*pair) for pair in pairs])
 
 
 def write_submission(run: Path) -> dict[str, Any]:

@@ -32,8 +32,9 @@ from bertkit.evaluation.plan import (
 from bertkit.evaluation.run import Evaluated
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.finetuning.report import prediction_row, write_lines
 from bertkit.finetuning.run import finetune, finished_run
-from bertkit.finetuning.trainer import by_name, seed_summaries, write_predictions
+from bertkit.finetuning.trainer import by_name, seed_summaries
 from bertkit.inference.predict import Predictor
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.progress import Progress, silent_progress
@@ -251,7 +252,7 @@ def _predict_later(
         log.info("%s: predicting %s, %s examples", task.spec.name, split, f"{len(examples):,}")
         predictions = predictor(examples, progress=progress, label=f"{task.spec.name}, {split}")
         if is_best:
-            write_predictions(target, predictions)
+            write_lines(target, [prediction_row(*pair) for pair in zip(predictions, examples, strict=True)])
         if is_scored:
             found = predictor.task.score(predictions, examples)
             scores |= {f"{name}/{split}": value for name, value in found.items()}
@@ -282,7 +283,7 @@ def _as_it_is(evaluation: TaskEvaluation, task: PlannedTask, run: RunDirectory, 
     scores: dict[str, Scores] = {}
     for name, examples in splits.items():
         final = predictor.task.final(predictions[name], tuned)
-        write_predictions(_saved(run, task, name), final)
+        write_lines(_saved(run, task, name), [prediction_row(*pair) for pair in zip(final, examples, strict=True)])
         if name in spec.scored:
             scores[name] = predictor.task.score(final, examples)
     return Measured({0: by_name(scores, main)}, [], predictor.directory, {"steps": 0, "tokens": 0})

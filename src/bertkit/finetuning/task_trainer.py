@@ -10,20 +10,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.finetuning.report import calibration, split_report
 from bertkit.metrics.statistics import no_better_than_constant
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.progress import Progress
 from bertkit.tasks.base import Prediction, Scores
+from bertkit.tasks.classification import TEMPERATURE, THRESHOLDS, Regression
+from bertkit.tasks.span import THRESHOLD
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.method import TrainingData
 
 Predictions = dict[str, list[Prediction]]
 """By split."""
 
+_TUNED = (TEMPERATURE, THRESHOLDS, THRESHOLD)
 LEARNT_TASK = "finetuning_task"
 """The key of config.json that names the published task of a head, as `transformers` calls it."""
 
@@ -92,11 +99,30 @@ class TaskTrainer:
         """The predictions with the settings that are tuned on the selecting split, and these; the model keeps them."""
         main = self.prepared.selecting
         tuned = self.task.tune(predictions[main], self.prepared.others[main].examples)
+        for key in _TUNED:  # of the model that this one started from
+            self.model.extras.pop(key, None)
         self.model.extras |= tuned
         self.model.extras.pop(LEARNT_TASK, None)
         if isinstance(self.recipe.task, str):
             self.model.extras[LEARNT_TASK] = self.name
         return {split: self.task.final(found, tuned) for split, found in predictions.items()}, tuned
+
+    def report(self, before: Predictions, after: Predictions, tuned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """`classes` and `confusion` of each split that has labels, and `calibration` of the selecting one.
+
+        Args:
+            before: predictions as the model was trained.
+            after: those with the tuned settings.
+            tuned: these settings.
+        """
+        others, main = self.prepared.others, self.prepared.selecting
+        found: dict[str, dict[str, Any]] = {}
+        for split, own in after.items():
+            if others[split].scored:
+                for part, value in split_report(self.task, own, others[split].examples).items():
+                    found.setdefault(part, {})[split] = value
+        calibrated = calibration(self.task, before[main], after[main], others[main].examples, tuned)
+        return found if calibrated is None else found | {"calibration": {main: calibrated}}
 
     def degenerate(self, predictions: Predictions, scores: Mapping[str, Scores]) -> str | None:
         """Why the task counts as not learnt, with its name where there are several; None where it was learnt."""
@@ -122,4 +148,10 @@ class TaskTrainer:
         if new_head:
             names |= {name for name in hub_names if name.startswith(f"{head}.")}
         model.initialise(seed, only=names)
+        if isinstance(self.task, Regression) and f"{head}.output.bias" in names:
+            with torch.no_grad():  # starts at the labels' mean, so that no update is spent on finding their scale
+                model.get_parameter(f"{head}.output.bias").fill_(self._label_mean())
         return model
+
+    def _label_mean(self) -> float:
+        return float(np.mean([float(example.label) for example in self.prepared.train.examples]))

@@ -10,12 +10,10 @@ one task's, the best evaluation has the best mean over the tasks, and names are 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.stream import prefetch
-from bertkit.files import finite, write_text
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.finetuning.multitask import joined, save_joined, task_seed
 from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.finetuning.report import mistakes, prediction_row, write_lines
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
 from bertkit.metrics.statistics import summarise
@@ -46,6 +44,9 @@ log = logging.getLogger(__name__)
 
 ADDITIONAL_METRICS = "additional_metrics"
 """The key of results.json that holds the hashes of metrics beside the task's own."""
+
+MISTAKES = "mistakes"
+"""The run's folder of the most confident mistakes."""
 
 Evaluation = dict[str, Any]
 """Step, epoch, and under `scores` the metrics of each watched split (`dev`; of several tasks `rte/dev`)."""
@@ -100,6 +101,7 @@ class Finetuner(Trainer[TaskBatch]):
         self.evaluations: list[Evaluation] = []
         self.best_weights: dict[str, Tensor] = {}
         self._chosen: list[Predictions] = [{} for _ in self.task_trainers]
+        self._reports: list[dict[str, dict[str, Any]]] = []
 
     def new_task_trainer(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str) -> TaskTrainer:
         """One task of the run."""
@@ -214,15 +216,26 @@ class Finetuner(Trainer[TaskBatch]):
         for task_trainer, chosen in zip(self.task_trainers, self._chosen, strict=True):
             splits = task_trainer.prepared.others
             found = {split: chosen.get(split) or self._predicted(task_trainer, split) for split in splits}
-            found, settings = task_trainer.finish(found)
-            for split, own in found.items():
-                write_predictions(self.run.path / "predictions" / f"{task_trainer.name}-{split}.jsonl", own)
-            predictions.append(found)
+            final, settings = task_trainer.finish(found)
+            self._reports.append(task_trainer.report(found, final, settings))
+            self._write_predictions(task_trainer, final)
+            predictions.append(final)
             tuned.append(settings)
         models = {task_trainer.name: task_trainer.model for task_trainer in self.task_trainers}
         tokenizer = self.task_trainers[0].prepared.tokenizer
         self.write_model(partial(save_joined, self.model, models, tokenizer))
         return self.results(predictions, self._labelled(tuned))
+
+    def _write_predictions(self, task_trainer: TaskTrainer, predictions: Predictions) -> None:
+        """Those of each split, and the most confident mistakes on the selecting one."""
+        directory, prepared = self.run.path / "predictions", task_trainer.prepared
+        for split, own in predictions.items():
+            rows = [prediction_row(*pair) for pair in zip(own, prepared.others[split].examples, strict=True)]
+            write_lines(directory / f"{task_trainer.name}-{split}.jsonl", rows)
+        main = prepared.selecting
+        wrong = mistakes(task_trainer.task, predictions[main], prepared.others[main].examples)
+        if wrong:
+            write_lines(self.run.path / MISTAKES / f"{task_trainer.name}-{main}.jsonl", wrong)
 
     def results(self, predictions: Sequence[Predictions], tuned: dict[str, Any]) -> dict[str, Any]:
         optimisation, seed = self.recipe.optimisation, self.recipe.seed
@@ -254,6 +267,11 @@ class Finetuner(Trainer[TaskBatch]):
             "truncation": {name: split.features.account.to_json() for name, split in encoded.items()},
             "notes": {name: split.split.notes for name, split in encoded.items() if split.split.notes},
             **({"tuned": tuned} if tuned else {}),
+            **{
+                part: self._labelled([report.get(part, {}) for report in self._reports])
+                for part in ("classes", "confusion", "calibration")
+                if any(part in report for report in self._reports)
+            },
             **({ADDITIONAL_METRICS: additional} if additional else {}),
             **self.recipe.method.results(self.model, self.run.path),
         }
@@ -315,13 +333,6 @@ def seed_summaries(scores: dict[int, Scores]) -> dict[str, Any]:
     """Each score over the seeds."""
     names = dict.fromkeys(name for found in scores.values() for name in found)
     return {name: summarise({seed: found.get(name) for seed, found in scores.items()}) for name in names}
-
-
-def write_predictions(path: Path, predictions: list[Prediction]) -> None:
-    """One JSON object a line, in the examples' order."""
-    path.parent.mkdir(exist_ok=True)
-    lines = (json.dumps(finite(each.to_json()), ensure_ascii=False, allow_nan=False) for each in predictions)
-    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def in_words(scores: Scores) -> str:

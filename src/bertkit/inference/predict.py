@@ -162,8 +162,13 @@ class Predictor:
         self._warn_of_cut(cut, count)
 
     def tuned(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, Any]:
-        """What decides on no answer, chosen on labelled examples where the model does not bring it along."""
-        return {} if THRESHOLD in self.model.extras else self.task.tune(predictions, examples)
+        """Thresholds and the like, set on labelled examples where the model does not bring them along."""
+        return {} if self._known else self.task.tune(predictions, examples)
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        """What fine-tuning has set and stored with the model."""
+        return {key: self.model.extras[key] for key in self.task.tuned_keys if key in self.model.extras}
 
     def _predicted(
         self, examples: Sequence[Example], progress: Progress = silent_progress, label: str = ""
@@ -180,8 +185,7 @@ class Predictor:
                     " the weights are damaged, or training diverged"
                 )
         found = self.task.predictions(examples, features, outputs)
-        known = {key: self.model.extras[key] for key in (THRESHOLD,) if key in self.model.extras}
-        return self.task.final(found, known), features.account
+        return self.task.final(found, self._known), features.account
 
     def _warn_of_cut(self, cut: int, count: int) -> None:
         if cut:

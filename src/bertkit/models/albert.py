@@ -109,7 +109,7 @@ class AlbertConfig(BertLikeConfig):
             ),
             "sentence_order": HeadPlan(
                 "AlbertForPreTraining",
-                lambda shape: Classifier(shape.width, 2, dropout_rate=dropout),
+                lambda shape: Classifier(shape.width, 2, dropout_rate=0.0),  # as in run_pretraining.py
                 {"output": "sop_classifier.classifier"},
                 pooled=True,
             ),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import BertLikeConfig, Encoder, TransformerConfig
+from bertkit.models.encoder import BertLikeConfig, Encoder, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
 from bertkit.models.recorder import Recorder, Scope
@@ -63,6 +63,9 @@ class BertConfig(BertLikeConfig):
         None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
     )
 
+    initializer: Initializer = "family"
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
     model_type: ClassVar[str] = "bert"
     hub_prefix: ClassVar[str] = "bert"
     base_architecture: ClassVar[str] = "BertModel"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -135,6 +135,15 @@ class EncoderConfig(Settings, ABC):
         }
 
 
+Initializer = Annotated[
+    Literal["family", "normal"],
+    Field(
+        description="How initial weights are drawn: as the family's released code does, or all from a normal"
+        " distribution with a standard deviation of initializer_range, not cut off."
+    ),
+]
+
+
 class TransformerConfig(EncoderConfig):
     """What nearly every family has; defaults are BERT base's."""
 
@@ -153,7 +162,10 @@ class TransformerConfig(EncoderConfig):
         return self.max_position_embeddings
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Truncated normal, at two standard deviations: BERT's."""
+        """Truncated normal, at two standard deviations: BERT's; normal where `initializer` says so."""
+        if getattr(self, "initializer", "family") == "normal":
+            nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
+            return
         std = self.initializer_range
         nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention, attend
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
+from bertkit.models.encoder import Encoder, EncoderConfig, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
 from bertkit.models.recorder import Recorder, Scope
@@ -49,6 +49,7 @@ class ModernBertConfig(TransformerConfig):
     )
     embedding_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the embeddings.")
     max_position_embeddings: int = Field(8192, ge=1, description="Longest sequence in tokens.")
+    initializer: Initializer = "family"
     initializer_cutoff_factor: float = Field(
         2.0, gt=0, description="Initial weights are cut off at so many standard deviations."
     )
@@ -69,6 +70,7 @@ class ModernBertConfig(TransformerConfig):
     classifier_bias: bool = Field(False, description="Whether the dense layer of the heads has a bias.")
     classifier_activation: Activation = Field("gelu", description="Activation of the heads.")
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
     model_type: ClassVar[str] = "modernbert"
     hub_prefix: ClassVar[str] = "model"
     base_architecture: ClassVar[str] = "ModernBertModel"
@@ -107,6 +109,9 @@ class ModernBertConfig(TransformerConfig):
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         """Truncated normal; what adds to the residual stream is smaller by the root of twice the layers."""
+        if self.initializer == "normal":
+            super().draw(name, parameter, generator)
+            return
         std = self.initializer_range
         if name.endswith(_RESIDUAL_OUTPUTS):
             std /= math.sqrt(2 * self.num_hidden_layers)

@@ -144,7 +144,7 @@ def load_sentence_model(directory: Path) -> SentenceModel:
         model,
         _pooling_modes(pooling / CONFIG_FILE),
         [_step(kind, path) for kind, path in modules],
-        max_tokens=settings.get("max_seq_length"),
+        max_tokens=settings.get("max_seq_length") or _tokenizer_limit(root),
         lowercases=bool(settings.get("do_lower_case", False)),
     ).eval()
 
@@ -201,6 +201,12 @@ def _pooling_modes(path: Path) -> tuple[PoolingMode, ...]:
     if unknown:
         raise DataError(f"{path}: pooling_mode is {unknown[0]!r}; known are {', '.join(get_args(PoolingMode))}")
     return modes
+
+
+def _tokenizer_limit(root: Path) -> int | None:
+    """Where sentence-transformers 6 keeps the greatest length; older versions name it in sentence_bert_config.json."""
+    limit = _optional(root / "tokenizer_config.json").get("model_max_length")
+    return int(limit) if isinstance(limit, int | float) else None
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -170,12 +170,15 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
         least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # undefined without
         return {**settings, key: max(least, settings[key] * max_steps // optimisation.steps)}
 
-    schedule = shorter(optimisation.schedule.model_dump(mode="json"), "warmup_steps")
+    def shorter_schedule(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        return shorter(shorter(settings, f"{prefix}warmup_steps"), f"{prefix}total_steps")
+
+    schedule = shorter_schedule(optimisation.schedule.model_dump(mode="json"))
     stages = [stage.model_dump(mode="json") for stage in optimisation.stages]
     for stage in stages:
-        stage["set"] = shorter(stage["set"], "optimisation.schedule.warmup_steps")
+        stage["set"] = shorter_schedule(stage["set"], "optimisation.schedule.")
         if isinstance(own := stage["set"].get("optimisation.schedule"), dict):
-            stage["set"]["optimisation.schedule"] = shorter(own, "warmup_steps")
+            stage["set"]["optimisation.schedule"] = shorter_schedule(own)
     warmup = schedule.get("warmup_steps", 0)
     log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, warmup)
     changed = {"steps": max_steps, "schedule": schedule, "stages": stages}

@@ -15,7 +15,7 @@ Shapes: T tokens, S sequences, I training examples, B sequences of a batch, D wi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -250,6 +250,8 @@ class Task(ABC):
     """The head's name in `bertkit.models.heads.HEAD_KINDS`."""
     metric_of: ClassVar[Mapping[str, str]]
     """Each score that this kind of task can report, and the metric (of `bertkit.metrics.METRICS`) that computes it."""
+    tuned_keys: ClassVar[tuple[str, ...]] = ()
+    """The keys of config.json under which `tune`'s findings are stored with the model."""
     gold_scores: ClassVar[Mapping[str, Any] | None] = None
     """The `scores` of a prediction that is final, such as a gold one."""
 
@@ -363,6 +365,10 @@ class Task(ABC):
     def gold(self, example: Any) -> Any:
         """What a right prediction of the example is; None where that is not known."""
         return example.label
+
+    def classes(self, value: Any) -> frozenset[tuple[Hashable, ...]]:
+        """The items `(class, place)` of a prediction or gold value that are scored by class; none for most tasks."""
+        return frozenset()
 
     def numbered(self, labels: list[Any]) -> list[Any]:
         """Predictions or references for metrics that take label ids."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.errors import DataError
+from bertkit.metrics.calibration import at_temperature, best_threshold, fit_temperature
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -33,6 +35,12 @@ from bertkit.tasks.encoding import Ids, SequenceEncoder, cut_longer, windows
 from bertkit.tasks.examples import TextExample
 
 LABEL = "label"
+TEMPERATURE, THRESHOLDS = "temperature", "label_thresholds"
+"""Keys of config.json: the divisor of a classifier's logits, and the probability from which on each label holds."""
+ENOUGH_TO_TUNE = 100
+"""Labelled examples below which neither is set: they would fit the examples rather than the model."""
+ENOUGH_OF_LABEL = 5
+"""Examples of a label, and examples without it, below which its threshold stays at one half."""
 _THRESHOLD = 0.5
 
 
@@ -176,7 +184,7 @@ class TextTask(Task):
 
 
 class Classification(TextTask):
-    """One of K labels.
+    """One of K labels; its probabilities are calibrated where enough labelled examples set a temperature.
 
     The loss is divided by the number of examples whatever they weigh, so that an update does not depend on which
     labels happen to be in a batch together (torch's mean divides by their weights).
@@ -185,6 +193,7 @@ class Classification(TextTask):
     metric_of: ClassVar[Mapping[str, str]] = {
         name: name for name in ("accuracy", "f1", "macro_f1", "micro_f1", "matthews_correlation")
     }
+    tuned_keys: ClassVar[tuple[str, ...]] = (TEMPERATURE,)
 
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.int64]:
         return label_ids([(example.id, str(example.label)) for example in examples], self.labels.names)
@@ -206,11 +215,41 @@ class Classification(TextTask):
         scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
         return Prediction(example.id, self.labels.names[int(logits_K.argmax())], scores)
 
+    def classes(self, value: str) -> frozenset[tuple[Hashable, ...]]:
+        return frozenset({(str(value),)})
+
     def metric_options(self, metric: str) -> dict[str, Any]:
         return {"positive": self.positive} if metric == "f1" and self.positive is not None else {}
 
     def numbered(self, labels: list[Any]) -> list[Any]:
         return list(label_ids([("", label) for label in labels], self.label_order).tolist())
+
+    def tune(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> dict[str, Any]:
+        """The temperature, see `bertkit.metrics.calibration`."""
+        probability_IK, label_I = self.probabilities(predictions, examples)
+        if label_I.size < ENOUGH_TO_TUNE:
+            return {}
+        return {TEMPERATURE: fit_temperature(probability_IK, label_I)}
+
+    def final(self, predictions: Sequence[Prediction], tuned: Mapping[str, Any]) -> list[Prediction]:
+        """The same labels with probabilities at the temperature."""
+        if TEMPERATURE not in tuned or not predictions:
+            return list(predictions)
+        names = self.labels.names
+        probability_IK = at_temperature(
+            np.array([[each.scores[name] for name in names] for each in predictions]), float(tuned[TEMPERATURE])
+        )
+        rows = zip(predictions, probability_IK.tolist(), strict=True)
+        return [replace(each, scores=dict(zip(names, row, strict=True))) for each, row in rows]
+
+    def probabilities(
+        self, predictions: Sequence[Prediction], examples: Sequence[TextExample]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Probabilities (I, K) and label numbers (I) of the examples that have a label."""
+        known = [pair for pair in zip(predictions, examples, strict=True) if pair[1].label is not None]
+        rows = [[each.scores[name] for name in self.labels.names] for each, _ in known]
+        labels = label_ids([(example.id, str(example.label)) for _, example in known], self.labels.names)
+        return np.array(rows, dtype=np.float64).reshape(-1, self.labels.count), labels
 
     def majority_score(
         self, metric: str, predictions: Sequence[Prediction], examples: Sequence[TextExample]
@@ -221,9 +260,14 @@ class Classification(TextTask):
 
 
 class MultiLabelClassification(TextTask):
-    """Any number of K labels: one sigmoid each, a label holds from one half on; the loss is the labels' mean."""
+    """Any number of K labels: one sigmoid each; the loss is the labels' mean.
+
+    A label is predicted from a probability of one half on, or from its own threshold where enough labelled examples
+    set one.
+    """
 
     metric_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("micro_f1", "macro_f1", "subset_accuracy"), "multi_label")
+    tuned_keys: ClassVar[tuple[str, ...]] = (THRESHOLDS,)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         """Two classes for each label of each example, that it does not hold and that it does, (I K, 2): a softmax over
@@ -257,6 +301,36 @@ class MultiLabelClassification(TextTask):
         probability_K = 1 / (1 + np.exp(-logits_K.astype(np.float64)))
         scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
         return Prediction(example.id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
+
+    def tune(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> dict[str, Any]:
+        """The threshold of each label with the best F1."""
+        known = [
+            (each, set(example.label))
+            for each, example in zip(predictions, examples, strict=True)
+            if isinstance(example.label, tuple)
+        ]
+        if len(known) < ENOUGH_TO_TUNE:
+            return {}
+        found = {}
+        for name in self.labels.names:
+            holds_I = np.array([name in own for _, own in known])
+            enough = min(holds_I.sum(), (~holds_I).sum()) >= ENOUGH_OF_LABEL
+            probability_I = np.array([each.scores[name] for each, _ in known])
+            found[name] = best_threshold(probability_I, holds_I) if enough else _THRESHOLD
+        return {THRESHOLDS: found}
+
+    def final(self, predictions: Sequence[Prediction], tuned: Mapping[str, Any]) -> list[Prediction]:
+        """The labels at the tuned thresholds."""
+        thresholds = tuned.get(THRESHOLDS)
+        if thresholds is None:
+            return list(predictions)
+        return [
+            replace(each, prediction=[n for n, share in each.scores.items() if share >= thresholds.get(n, _THRESHOLD)])
+            for each in predictions
+        ]
+
+    def classes(self, value: Sequence[str]) -> frozenset[tuple[Hashable, ...]]:
+        return frozenset((name,) for name in value)
 
     def metric_options(self, metric: str) -> dict[str, Any]:
         return {"labels": list(self.labels.names)}

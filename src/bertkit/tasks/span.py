@@ -79,6 +79,7 @@ class Span(Task):
 
     head: ClassVar[str] = "span"
     metric_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("f1", "exact_match", "exact"), "squad")
+    tuned_keys: ClassVar[tuple[str, ...]] = (THRESHOLD,)
     gold_scores: ClassVar[Mapping[str, Any] | None] = {THRESHOLD: 0.0}
 
     def __init__(self, metrics: Sequence[str], settings: SpanSettings, *, may_be_impossible: bool) -> None:

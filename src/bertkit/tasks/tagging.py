@@ -12,7 +12,7 @@ Shapes: T packed tokens, I training examples (sequences), W tagged words of one,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -24,6 +24,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.metrics.tagging import conlleval_spans
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -215,6 +216,12 @@ class Tagging(Task):
 
     def gold(self, example: TaggedExample) -> Any:
         return None if example.tags is None else list(example.tags)
+
+    def classes(self, value: Sequence[str]) -> frozenset[tuple[Hashable, ...]]:
+        """Entities with their places where the task scores them, else the tag of each word."""
+        if self.metrics and self.metric_of[self.metrics[0]] != "tag_accuracy":
+            return frozenset(conlleval_spans(value))
+        return frozenset((tag, place) for place, tag in enumerate(value))
 
     def numbered(self, labels: list[Any]) -> list[Any]:
         return [label_ids([("", tag) for tag in tags], self.label_order).tolist() for tags in labels]

@@ -43,7 +43,9 @@ class OptimisationConfig(Settings):
         None, ge=1, description="Sequences, or examples of a task, per update, over all micro-batches and ranks."
     )
     steps: int | None = Field(
-        None, ge=1, description="Updates; of a task at most so many, and the schedule ends with them."
+        None,
+        ge=1,
+        description="Updates; of a task at most so many, and the schedule ends with them unless it has total_steps.",
     )
     epochs: float | None = Field(None, gt=0, description="Of a task: passes over the training examples.")
     stages: list[StageConfig] = Field(default_factory=list, description="Parts of the run, in order; shares sum to 1.")

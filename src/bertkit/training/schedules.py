@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from bertkit.settings import Settings
 
@@ -32,11 +32,26 @@ class Schedule(Settings):
         None, ge=0, lt=1, description="The same as a share of the run's updates, in place of warmup_steps."
     )
 
-    @model_serializer(mode="wrap")
-    def _with_one_warmup(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {
-            key: value for key, value in handler(self).items() if value is not None or not key.startswith("warmup_")
-        }
+    total_steps: int | None = Field(
+        None,
+        ge=1,
+        description="Updates that the schedule is laid out for, where the run or stage ends before; null: as many as it"
+        " has.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"total_steps"})
+    ends: ClassVar[bool] = True
+    """Whether the learning rate depends on how many updates there are."""
+
+    def dumped(self, fields: dict[str, Any]) -> dict[str, Any]:
+        shown = super().dumped(fields)
+        return {key: value for key, value in shown.items() if value is not None or not key.startswith("warmup_")}
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> Self:
+        if self.total_steps is not None and not self.ends:
+            raise ValueError("total_steps has no effect on a schedule without an end; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _one_warmup(self) -> Self:
@@ -47,6 +62,7 @@ class Schedule(Settings):
     def learning_rate(self, step: int, steps: int) -> float:
         """The learning rate of update number `step` (from 0) of `steps`."""
         assert self.peak is not None
+        steps = max(steps, self.total_steps or 0)
         return self.at(step, steps, self.peak, self.warmup(steps))
 
     def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
@@ -114,6 +130,7 @@ class ConstantSchedule(Schedule):
     """Linear rise, then the peak."""
 
     name: Literal["constant"] = "constant"
+    ends: ClassVar[bool] = False
 
     def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
         return peak * min(1.0, (step + 1) / (warmup + 1))
@@ -137,6 +154,7 @@ class InverseSqrtSchedule(Schedule):
     """
 
     name: Literal["inverse-sqrt"] = "inverse-sqrt"
+    ends: ClassVar[bool] = False
 
     @model_validator(mode="after")
     def _warmed_up(self) -> InverseSqrtSchedule:

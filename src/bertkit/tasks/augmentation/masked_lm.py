@@ -4,8 +4,9 @@ Jiao et al. 2020, TinyBERT, arXiv:1909.10351, algorithm 1. A word that is one to
 likeliest words are its candidates; a word of several tokens has the M nearest words by word vectors. In each of N
 copies every word becomes one of its candidates with probability p. As in the released data_augmentation.py the model
 reads the sentence twice, as a pair, the first time with the mask: it sees what stood there, and proposes words like it.
-Stop words and whatever is not letters and digits stay; of a pair each text is altered by itself, N copies with one
-altered and N with the other. Sibling masking.py needs no model.
+Stop words and whatever is not letters and digits stay (with `letters: a-z`, as in the code, whatever has another
+character than a to z); of a pair each text is altered by itself, N copies with one altered and N with the other.
+Sibling masking.py needs no model.
 
 Quirks: candidates are whole words of letters and digits (a token that continues a word, or a sign, is passed over);
 copies are drawn as the paper has it, so that a word may be exchanged for itself; without a file of word vectors a word
@@ -17,11 +18,12 @@ Shapes: R masked copies of sentences, M candidates, V vocabulary, W words.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -47,6 +49,7 @@ from bertkit.text.word_vectors import WordVectors, read_word_vectors
 log = logging.getLogger(__name__)
 
 _HEAD = "masked_lm"
+_A_TO_Z = re.compile("[a-z]+", re.IGNORECASE | re.ASCII)
 _BATCH_TOKENS = 8192
 
 Candidates = dict[int, tuple[str, ...]]
@@ -61,6 +64,8 @@ class MaskedLMWords(Augmentation):
         "kept",
         description="Whether a copy has its example's label, or none, so that the teacher's outputs are its labels.",
     )
+    later_fields: ClassVar[frozenset[str]] = frozenset({"letters"})
+
     model: str = Field(description="Model with a masked-LM head: a Hub id, a model or a run directory.")
     copies: int = Field(
         20, ge=1, description="Copies of each text (N); TinyBERT: 10 for MNLI and QQP, 20 for SST-2 and QNLI, else 30."
@@ -70,7 +75,10 @@ class MaskedLMWords(Augmentation):
     word_vectors: str | None = Field(
         None, description="File of word vectors (GloVe or word2vec text) for words of several tokens; null: they stay."
     )
-    vector_words: int = Field(50_000, ge=2, description="Words read of that file, the commonest first.")
+    vector_words: int = Field(100_000, ge=2, description="Words read of that file, the commonest first.")
+    letters: Literal["any", "a-z"] = Field(
+        "any", description="Which words may change: of any letters and digits, or of the letters a to z alone."
+    )
     stop_words: str | None = Field(
         None, description="File of words that stay, one a line, in lower case; null: English function words."
     )
@@ -154,7 +162,8 @@ class MaskedLMAugmenter(Augmenter):
         return found
 
     def _may_change(self, word: str) -> bool:
-        return word.isalnum() and word.lower() not in self.stop_words
+        of_letters = word.isalnum() if self.settings.letters == "any" else _A_TO_Z.fullmatch(word) is not None
+        return of_letters and word.lower() not in self.stop_words
 
     def _of(self, example: TextExample, found: dict[str, Candidates]) -> list[Variant]:
         first, second = example.text, example.text_pair

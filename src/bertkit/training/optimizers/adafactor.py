@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from bertkit.training.optimizers.base import OptimizerConfig, parameter_groups
+from bertkit.training.optimizers.base import OptimizerConfig
 
 
 class AdafactorConfig(OptimizerConfig):
@@ -29,7 +29,7 @@ class AdafactorConfig(OptimizerConfig):
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(
-            parameter_groups(model, self.weight_decay),
+            self.groups(model),
             lr=0.0,
             beta2_decay=self.beta2_decay,
             eps=(self.eps1, self.eps2),

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from bertkit.training.optimizers.base import OptimizerConfig, parameter_groups
+from bertkit.training.optimizers.base import OptimizerConfig
 
 _LONG_AGO = 1 << 20
 """A step count at which both bias corrections have become exactly 1 in double precision."""
@@ -35,7 +35,7 @@ class _AdamLike(OptimizerConfig):
         Without bias correction the update is that of a run in which the correction has long worn off, so the step count
         starts high: torch's fused kernel has no switch for it. With beta = 0.999, 1 - beta^(2^20) rounds to 1.
         """
-        optimizer = self._kernel(parameter_groups(model, self.weight_decay))
+        optimizer = self._kernel(self.groups(model))
         if not self.bias_correction:
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 optimizer.state[parameter] = {
@@ -59,9 +59,7 @@ class AdamConfig(_AdamLike):
     """Adam with coupled weight decay: L2 regularisation, as papers mean that write "Adam" and "L2 weight decay"."""
 
     name: Literal["adam"] = "adam"
-    weight_decay: float = Field(
-        0.01, ge=0, description="Share of the weight that is added to its gradient; not on biases and norms."
-    )
+    weight_decay: float = Field(0.01, ge=0, description="Share of the weight that is added to its gradient.")
 
     def _kernel(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         return torch.optim.Adam(groups, lr=0.0, betas=self.betas, eps=self.eps, fused=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -20,10 +20,26 @@ from bertkit.settings import Settings
 class OptimizerConfig(Settings, ABC):
     """An update rule. The step sets the schedule's learning rate in each group before every update."""
 
-    weight_decay: float = Field(
-        0.01, ge=0, description="Decay per step, times the learning rate; not on biases and norms."
+    weight_decay: float = Field(0.01, ge=0, description="Decay per step, times the learning rate.")
+    decay_biases_and_norms: bool = Field(
+        False, description="Whether weight decay applies to biases and norms, too, as in fairseq's training loop."
     )
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global norm of the gradient; null: no clipping.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"decay_biases_and_norms"})
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """torch's groups: first matrices and embeddings, then biases and norms, each with its weight decay."""
+        decayed, others = decay_groups(model)
+        return [
+            {"params": decayed, "weight_decay": self.weight_decay},
+            {"params": others, "weight_decay": self.decay_of_others},
+        ]
+
+    @property
+    def decay_of_others(self) -> float:
+        """The weight decay of biases and norms."""
+        return self.weight_decay if self.decay_biases_and_norms else 0.0
 
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -34,7 +50,7 @@ class OptimizerConfig(Settings, ABC):
 
 
 def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters with and without weight decay: biases and norms have none; embeddings are decayed, as BERT's are."""
+    """Matrices and embeddings, and biases and norms, which BERT's weight decay leaves out."""
     norms = {name for name, part in model.named_modules() if isinstance(part, nn.LayerNorm)}
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
@@ -42,12 +58,6 @@ def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramete
         owner, _, kind = name.rpartition(".")
         (kept if kind == "bias" or owner in norms else decayed).append(parameter)
     return decayed, kept
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """torch's groups: first the parameters that are decayed, then those that are not."""
-    decayed, kept = decay_groups(model)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.training.optimizers.base import OptimizerConfig, parameter_groups
+from bertkit.training.optimizers.base import OptimizerConfig
 
 
 class LambConfig(OptimizerConfig):
@@ -29,7 +29,7 @@ class LambConfig(OptimizerConfig):
     )
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        decayed, kept = parameter_groups(model, self.weight_decay)
+        decayed, kept = self.groups(model)
         groups = [{**decayed, "adapted": True}, {**kept, "adapted": self.adapted == "all"}]
         return Lamb(groups, betas=self.betas, eps=self.eps, bias_correction=self.bias_correction)
 

@@ -56,7 +56,10 @@ class MuonConfig(OptimizerConfig):
             adjust_lr_fn=self.adjustment,
         )
         adamw = torch.optim.AdamW(
-            [{"params": others, "weight_decay": self.weight_decay}, {"params": kept, "weight_decay": 0.0}],
+            [
+                {"params": others, "weight_decay": self.weight_decay},
+                {"params": kept, "weight_decay": self.decay_of_others},
+            ],
             lr=0.0,
             betas=self.betas,
             eps=self.eps,

@@ -1,0 +1,129 @@
+"""`bertkit cache`: what the caches take on disk, and how to free it.
+
+Nothing here follows a paper. Everything in a cache can be computed or fetched again; only the directories that bertkit
+makes are touched, never another file that lies beside them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from bertkit.cache import KINDS
+from bertkit.cli.commands import CommandGroup
+from bertkit.cli.console import confirm, console, result, size
+from bertkit.cli.options import DryRun, OlderThan, Output, Yes, runs_root
+from bertkit.errors import UsageError
+from bertkit.files import bytes_in, cache_directory
+
+_DAY = 86_400
+
+
+class Cache(CommandGroup):
+    """Show what the caches take on disk, or clear them."""
+
+    table: ClassVar = {"info": "bertkit.cli.cache:info", "clear": "bertkit.cli.cache:clear"}
+    path = "bertkit cache"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One cached result.
+
+    Attributes:
+        path: a file or a directory.
+        bytes: on disk.
+        written: when its newest file was written, in seconds since 1970.
+    """
+
+    path: Path
+    bytes: int
+    written: float
+
+
+def info(*, common: Output) -> None:
+    """Show where the caches lie, and the entries, size and newest date of each kind."""
+    root = cache_directory()
+    entries = {kind: _entries(root / kind) for kind in KINDS}
+    if common.as_json:
+        kinds = {
+            kind: {"entries": len(found), "bytes": sum(each.bytes for each in found)} for kind, found in entries.items()
+        }
+        result({"path": root, "bytes": sum(each["bytes"] for each in kinds.values()), "kinds": kinds}, as_json=True)
+        return
+    rows = [
+        (kind, len(found), size(sum(each.bytes for each in found)), _date(found), KINDS[kind])
+        for kind, found in entries.items()
+        if found
+    ]
+    console.table(("kind", "entries", "size", "newest", "content"), rows)
+    result(f"{root}: {size(sum(each.bytes for found in entries.values() for each in found))}")
+    console.info("`bertkit cache clear KIND` frees it; models and data sets of the Hub lie elsewhere (`hf cache ls`)")
+
+
+def clear(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KIND]...", show_default=False, help="As `cache info` names them (default: all)."),
+    ] = None,
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    *,
+    common: Output,
+) -> None:
+    """Delete cached results; each is computed again when it is needed. Text that a living run reads is kept."""
+    unknown = [kind for kind in kinds or () if kind not in KINDS]
+    if unknown:
+        raise UsageError(f"no cache named {unknown[0]}; there are {', '.join(KINDS)}")
+    root, now = cache_directory(), time.time()
+    in_use = _shards_in_use()
+    chosen = [
+        entry
+        for kind in dict.fromkeys(kinds or KINDS)
+        for entry in _entries(root / kind)
+        if (older_than is None or now - entry.written >= older_than * _DAY) and entry.path.resolve() not in in_use
+    ]
+    total = f"{len(chosen)} entries, {size(sum(entry.bytes for entry in chosen))}"
+    if chosen and not dry_run:
+        confirm(f"delete {total} from {root}?", yes=yes)
+        for entry in chosen:
+            if entry.path.is_dir() and not entry.path.is_symlink():
+                shutil.rmtree(entry.path)
+            else:
+                entry.path.unlink(missing_ok=True)
+    if common.as_json:
+        paths = [{"path": entry.path, "bytes": entry.bytes} for entry in chosen]
+        freed = sum(entry.bytes for entry in chosen)
+        result({"dry_run": dry_run, "bytes": freed, "paths": paths}, as_json=True)
+    else:
+        result(f"{'would delete' if dry_run else 'deleted'} {total}")
+
+
+def _entries(directory: Path) -> list[_Entry]:
+    """What lies in the directory of a kind; hidden files are still being written."""
+    if not directory.is_dir() or directory.is_symlink():
+        return []
+    found = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    return [_Entry(path, bytes_in(path), _written(path)) for path in found]
+
+
+def _written(path: Path) -> float:
+    return max(each.lstat().st_mtime for each in (path, *path.glob("*")))
+
+
+def _date(entries: list[_Entry]) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.written for entry in entries)))
+
+
+def _shards_in_use() -> set[Path]:
+    """Token shards that a living run reads."""
+    from bertkit.run.find import find_runs
+
+    runs = (run for run in find_runs(runs_root()) if run.status == "running")
+    return {Path(str(run.record["shards"])).resolve() for run in runs if run.record.get("shards")}

@@ -1,0 +1,86 @@
+"""Figures of a fine-tuned model: its learning curve, and which label is taken for which.
+
+Own design, in the style of evaluation/figures.py. Read off a run's metrics.jsonl and results.json, which fine-tuning
+writes; each figure lies beside the CSV that drew it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.evaluation.figures import heat_map, lines, new_figure, plain, save
+from bertkit.run.metrics import METRICS_FILE, read_metrics
+
+MOST_LABELS = 30
+"""With more labels a map of them is not readable; results.json has the counts."""
+
+
+def draw_task_figures(run: Path, results: Mapping[str, Any]) -> list[Path]:
+    """Write `learning-curve` and `confusion-SPLIT` as .svg, .png and .csv below figures/ of a run.
+
+    Args:
+        run: the directory of a run with one seed.
+        results: its results.json.
+    """
+    directory = run / "figures"
+    written = _learning_curve(run, directory)
+    for split, found in results.get("confusion", {}).items():
+        if len(found["labels"]) <= MOST_LABELS:
+            written += _confusion(split, found["labels"], found["counts"], directory)
+    return written
+
+
+def _learning_curve(run: Path, directory: Path) -> list[Path]:
+    steps: dict[int, dict[str, Any]] = {}
+    for line in read_metrics(run / METRICS_FILE):
+        steps.setdefault(line["step"], {}).update(line)
+    rows = [steps[step] for step in sorted(steps)]
+    scores = sorted({key for row in rows for key in row if _is_score(key)})
+    if not scores:
+        return []
+    table = _write(directory / "learning-curve.csv", ["step", "loss", *scores], rows)
+    figure, (losses, shares) = new_figure(f"{run.name}: {rows[-1]['step']:,} steps", panels=2)
+    losses.plot(*_points(rows, "loss"), color="0.4")
+    plain(losses, x="step", y="training loss", title="")
+    evaluated = [row for row in rows if any(key in row for key in scores)]
+    lines(shares, [row["step"] for row in evaluated], {key: [row.get(key) for row in evaluated] for key in scores})
+    plain(shares, x="step", y="score", title="")
+    return [table, *save(figure, directory / "learning-curve")]
+
+
+def _is_score(key: str) -> bool:
+    """Whether a column of the metrics is a score of a split, such as dev/accuracy or rte/dev/accuracy."""
+    return "/" in key and key.partition("/")[0] not in ("loss", "accuracy", "lr")
+
+
+def _points(rows: list[dict[str, Any]], column: str) -> tuple[list[int], list[float]]:
+    pairs = [(row["step"], row[column]) for row in rows if row.get(column) is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _confusion(split: str, labels: list[str], counts: list[list[int]], directory: Path) -> list[Path]:
+    stem = directory / f"confusion-{split.replace('/', '-')}"
+    rows = [{"gold": gold, **dict(zip(labels, row, strict=True))} for gold, row in zip(labels, counts, strict=True)]
+    table = _write(stem.with_suffix(".csv"), ["gold", *labels], rows)
+    total = int(np.sum(counts))
+    side = max(3.2, 0.5 * len(labels) + 1.6)
+    figure, axes = new_figure(f"{split}: {total:,} examples", width=side + 0.8, height=side)
+    count_KK = np.array(counts, dtype=np.float64)
+    heat_map(axes, count_KK, rows=labels, columns=labels, high=max(1.0, float(count_KK.max())), numbers="{:.0f}")
+    axes.set(xlabel="predicted", ylabel="gold")
+    axes.tick_params(axis="x", labelrotation=90 if max(map(len, labels)) > 4 else 0)
+    return [table, *save(figure, stem)]
+
+
+def _write(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path

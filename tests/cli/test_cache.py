@@ -1,0 +1,84 @@
+"""`bertkit cache`: what it counts is what runs have cached, and it deletes nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.training.tiny_run import write_text
+
+Bertkit = Callable[..., Any]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own with a file of the user's beside the kinds, and runs below the same directory."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("BERTKIT_CACHE", str(root))
+    monkeypatch.setenv("BERTKIT_RUNS", str(tmp_path / "runs"))
+    for kind, names in {"shards": ("a", "b"), "teachers": ("c",), "mine": ("d",)}.items():
+        for name in names:
+            (root / kind / name).mkdir(parents=True)
+            (root / kind / name / "values.bin").write_bytes(b"x" * 1500)
+    (root / "plans").mkdir()
+    (root / "plans" / "e.npy").write_bytes(b"y" * 10)
+    return root
+
+
+def test_info_counts_each_kind(cache: Path, bertkit: Bertkit) -> None:
+    found = json.loads(bertkit("cache", "info", "--json").stdout)
+    assert (found["path"], found["bytes"]) == (str(cache), 4510)
+    assert found["kinds"]["shards"] == {"entries": 2, "bytes": 3000}
+    assert found["kinds"]["pydocs"] == {"entries": 0, "bytes": 0}
+    shown = bertkit("cache", "info")
+    assert shown.stdout == f"{cache}: 4.5 kB\n"
+    assert "token shards of texts" in shown.stderr
+
+
+def test_clear_deletes_the_kinds_that_are_named(cache: Path, bertkit: Bertkit) -> None:
+    assert "would delete 2 entries, 3.0 kB" in bertkit("cache", "clear", "shards", "--dry-run").stdout
+    assert (cache / "shards" / "a").exists()
+    found = json.loads(bertkit("cache", "clear", "shards", "plans", "--yes", "--json").stdout)
+    assert (found["bytes"], len(found["paths"])) == (3010, 3)
+    assert [path.name for path in (cache / "shards").iterdir()] == []
+    assert (cache / "teachers" / "c" / "values.bin").exists()
+
+
+def test_clear_never_deletes_what_is_no_cache(cache: Path, tmp_path: Path, bertkit: Bertkit) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "text.txt").write_text("kept")
+    (cache / "shards" / "link").symlink_to(tmp_path / "outside")
+    (cache / "students").symlink_to(tmp_path / "outside")
+    assert bertkit("cache", "clear", "--yes").code == 0
+    assert (cache / "mine" / "d" / "values.bin").exists()
+    assert (tmp_path / "outside" / "text.txt").read_text() == "kept"
+    assert not (cache / "shards" / "link").is_symlink()
+
+
+def test_without_a_terminal_consent_is_an_option(
+    cache: Path, bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    refused = bertkit("cache", "clear")
+    assert refused.code == 2
+    assert "--yes" in refused.stderr
+    assert bertkit("cache", "clear", "shard").code == 2
+    assert (cache / "shards" / "a").exists()
+
+
+def test_all_that_a_run_caches_is_counted(tmp_path: Path, bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BERTKIT_CACHE", str(tmp_path / "own"))
+    write_text(tmp_path / "text.txt", documents=60)
+    words = ["--set", "tokenizer.vocab_size=150", "--max-steps", "2", "--set", "optimisation.batch_sequences=4"]
+    assert bertkit("pretrain", "bert-tiny", "--data", "text.txt", *words).code == 0
+    kinds = json.loads(bertkit("cache", "info", "--json").stdout)["kinds"]
+    assert kinds["shards"]["entries"] == 1
+    assert kinds["plans"]["entries"] > 0
+    known = {*kinds, "locks", "file-hashes.json"}
+    assert {path.name for path in (tmp_path / "own").iterdir()} <= known
+    assert bertkit("cache", "clear", "--yes").code == 0
+    assert bertkit("pretrain", "bert-tiny", "--data", "text.txt", *words).code == 0

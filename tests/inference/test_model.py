@@ -1,0 +1,114 @@
+"""`bertkit.load`: predictions, fills and vectors equal those of the commands and of sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertkit
+from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.run import finetune
+from bertkit.inference.model import Model
+from bertkit.progress import silent_progress
+from tests.overrides import parsed
+from tests.tasks.tiny_kinds import write_kind
+from tests.tasks.tiny_task import write_model
+
+Command = Callable[..., Any]
+TEXTS = ["the film was warm", "", "a", "of the story and the actors is not who what Was . , ?" * 5]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "base")
+
+
+@pytest.mark.parametrize("kind", ["classification", "pair", "tagging", "span", "choice"])
+def test_predictions_are_those_of_the_command(kind: str, base: Path, tmp_path: Path, bertkit: Command) -> None:
+    task, inputs = write_kind(tmp_path, kind)
+    settings = ["batch=7", "optimisation.steps=2", "engine.device=cpu"]
+    settings += ["span.max_query_tokens=8", "data.max_length=32"] if kind == "span" else []
+    run = _finetuned(task, base, tmp_path / "run", settings)
+    printed = [json.loads(line) for line in bertkit("predict", "--model", run, inputs).stdout.splitlines()]
+    rows = [json.loads(line) for line in inputs.read_text().splitlines()] if inputs.suffix == ".jsonl" else None
+    if rows is None:
+        header, *lines = (line.split(",") for line in inputs.read_text().splitlines())
+        rows = [dict(zip(header, line, strict=True)) for line in lines]
+    found = _load(run).predict(rows)
+    assert json.loads(json.dumps(found)) == printed
+
+
+def test_texts_pairs_and_words_are_inputs_too(base: Path, tmp_path: Path) -> None:
+    task, _ = write_kind(tmp_path, "pair")
+    model = _load(_finetuned(task, base, tmp_path / "run", ["optimisation.steps=1"]))
+    inputs = [("the cat", "a dog"), {"text": "the cat", "text_pair": "a dog"}, " "]
+    first, second, blank = model.predict(inputs, top=1)
+    assert first["scores"] == second["scores"]
+    assert len(first["scores"]) == 1
+    assert blank == {"prediction": None}
+
+
+def test_vectors_equal_sentence_transformers(base: Path, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    transformer = modules.Transformer(str(base), max_seq_length=11)
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), pooling_mode="max")
+    oracle = sentence_transformers.SentenceTransformer(
+        modules=[transformer, pooling, modules.Normalize()], device="cpu"
+    )
+    oracle.save(str(tmp_path / "sentences"))
+    found = _load(tmp_path / "sentences").encode(TEXTS)
+    assert (found.shape, found.dtype) == ((4, 30), np.float32)
+    np.testing.assert_allclose(found, oracle.encode(TEXTS), atol=1e-5)
+
+
+def test_the_batch_decides_no_vector(base: Path) -> None:
+    model = _load(base)
+    together = model.encode(TEXTS * 9)
+    alone = np.concatenate([model.encode([text]) for text in TEXTS])
+    np.testing.assert_allclose(together, np.tile(alone, (9, 1)), atol=1e-6)
+    assert model.encode([]).shape == (0, 30)
+
+
+def test_fills_are_those_of_the_command(base: Path, bertkit: Command) -> None:
+    (document,) = json.loads(bertkit("fill", "--model", base, "the [MASK] of the [MASK]", "--top", 3, "--json").stdout)
+    masks = _load(base).fill("the [MASK] of the [MASK]", top=3)
+    assert masks == document["masks"]
+    assert [len(mask) for mask in masks] == [3, 3]
+
+
+def test_what_cannot_be_done_is_an_error_that_says_why(base: Path) -> None:
+    with pytest.raises(DataError, match="no model here"):
+        bertkit.load("./nothing")
+    model = bertkit.load(str(base))
+    with pytest.raises(UsageError, match=r"predict takes a list of texts; write predict\(\[text\]\)"):
+        model.predict("a text")
+    with pytest.raises(UsageError, match="encode takes a list"):
+        model.encode("a text")
+    with pytest.raises(DataError, match="no head of a task"):
+        model.predict(["a text"])
+    with pytest.raises(DataError, match=r"has no \[MASK\]"):
+        model.fill("a text")
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    script = "import sys, bertkit; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def _finetuned(task: OwnTask, base: Path, run_dir: Path, settings: Sequence[str]) -> Path:
+    arguments = FinetuneArguments(task=task, model=str(base), run_dir=run_dir, overrides=parsed(settings))
+    return finetune(arguments, progress=silent_progress).run.path
+
+
+def _load(path: Path) -> Model:
+    return bertkit.load(str(path), device="cpu")

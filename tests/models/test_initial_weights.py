@@ -1,0 +1,59 @@
+"""Initial weights: those of the family's released code, or plain normal ones where the paper's code has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bertkit.models.bert import BertConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.modernbert import ModernBertConfig
+from bertkit.pretraining.recipe import load_recipe
+
+SIZES = {"hidden_size": 120, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 177}
+
+
+@pytest.mark.parametrize("family", [BertConfig, ModernBertConfig])
+def test_plain_normal_weights_are_not_cut_off_and_have_one_spread(
+    family: type[BertConfig] | type[ModernBertConfig],
+) -> None:
+    model = HeadedModel(family(**SIZES, initializer="normal").build(1009), ("masked_lm",))  # type: ignore[arg-type]  # sizes are whole numbers
+    model.initialise(seed=4)
+    matrices = {name: weight for name, weight in model.named_parameters() if weight.ndim == 2 and weight.numel() > 9000}
+    assert len(matrices) > 10
+    for name, weight in matrices.items():
+        assert weight.std().item() == pytest.approx(0.02, rel=0.04), name
+        beyond = (weight.abs() > 0.04).double().mean().item()
+        assert beyond == pytest.approx(0.0455, abs=0.01), name  # of a normal distribution, beyond two deviations
+
+
+@pytest.mark.parametrize("family", [BertConfig, ModernBertConfig])
+def test_the_familys_own_weights_are_cut_off_and_its_settings_have_no_new_key(
+    family: type[BertConfig] | type[ModernBertConfig],
+) -> None:
+    config = family(**SIZES)  # type: ignore[arg-type]  # sizes are whole numbers
+    assert "initializer" not in config.model_dump()
+    assert "initializer" not in config.to_hub()
+    model = HeadedModel(config.build(1009), ("masked_lm",))
+    model.initialise(seed=4)
+    assert model.encoder.word_embedding.weight.abs().max() <= 0.04 + 1e-7
+
+
+@pytest.mark.parametrize("name", ["spanbert-base", "spanbert-large", "cramming", "mosaicbert"])
+def test_recipes_of_codes_with_plain_normal_weights_have_them(name: str) -> None:
+    assert load_recipe(name).model.model_dump()["initializer"] == "normal"
+
+
+def test_cramming_masks_20_of_128_tokens() -> None:
+    recipe = load_recipe("cramming")
+    objective = recipe.objectives[0].model_dump()
+    assert objective["rate"] * recipe.data.sequence_length == 20
+
+
+def test_drawing_is_a_function_of_seed_and_name() -> None:
+    first, second = (HeadedModel(BertConfig(**SIZES, initializer="normal").build(31)) for _ in range(2))  # type: ignore[arg-type]  # sizes are whole numbers
+    for model in (first, second):
+        torch.manual_seed(7 if model is first else 8)
+        model.initialise(seed=2)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)

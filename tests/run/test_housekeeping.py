@@ -1,0 +1,64 @@
+"""Deleting runs and their checkpoints: what is written is left alone, and links are not followed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from making import finished_run, stopped_run
+
+from bertkit.errors import DataError, UsageError
+from bertkit.files import bytes_in
+from bertkit.run.directory import RunDirectory
+from bertkit.run.housekeeping import delete_checkpoints, delete_run, is_older
+from bertkit.run.verify import verify_run
+
+
+def test_a_deleted_run_leaves_what_its_links_name(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "runs")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "text.txt").write_text("kept")
+    (run.path / "link").symlink_to(tmp_path / "mine")
+    (run.checkpoints / "link").symlink_to(tmp_path / "mine")
+    taken = bytes_in(run.path)
+    assert taken > 0
+    delete_run(run)
+    assert not run.path.exists()
+    assert (tmp_path / "mine" / "text.txt").read_text() == "kept"
+    assert bytes_in(run.path) == 0
+
+
+def test_a_run_behind_a_link_is_refused(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "runs")
+    (tmp_path / "elsewhere").symlink_to(run.path)
+    with pytest.raises(DataError, match="is a link to"):
+        delete_run(RunDirectory.open(tmp_path / "elsewhere"))
+    assert run.path.exists()
+
+
+def test_a_run_that_is_being_written_is_refused(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "runs")
+    with run.recording(["bertkit"]):
+        for delete in (delete_run, delete_checkpoints):
+            with pytest.raises(UsageError, match="is writing this run"):
+                delete(RunDirectory.open(run.path))
+    assert list(run.checkpoints.glob("step-*"))
+
+
+def test_a_finished_run_without_checkpoints_is_still_whole(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "runs")
+    delete_checkpoints(run)
+    assert not run.checkpoints.exists()
+    verify_run(run.path).raise_for_errors()
+    delete_checkpoints(run)  # nothing left to delete
+
+
+def test_age_counts_from_the_end_of_a_run(tmp_path: Path) -> None:
+    run = stopped_run(tmp_path / "runs", "bert")
+    assert is_older(run, None)
+    assert is_older(run, 0)
+    assert not is_older(run, 0.01)
+    run.record["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() - 3 * 86_400))
+    assert is_older(run, 2.9)
+    assert not is_older(run, 3.1)
