@@ -39,10 +39,10 @@ class Falling(Trainer[Any]):
 
     remedy = "fall more slowly"
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, ema: float | None = None) -> None:
         config = EngineConfig(device="cpu", precision="fp32", log_every_steps=4, save_every_steps=3, keep_checkpoints=1)
         super().__init__(run, resolve_engine(config))
-        optimisation = OptimisationConfig(max_nonfinite_steps=2)
+        optimisation = OptimisationConfig(max_nonfinite_steps=2, ema=ema)
         self.recipe = SimpleNamespace(name="falling", kind="pretrain", seed=5, optimisation=optimisation, engine=config)
         self.model: Any = nn.Linear(1, 1, bias=False)
         nn.init.ones_(self.model.weight)
@@ -50,6 +50,8 @@ class Falling(Trainer[Any]):
         self.steps = self.ends_at = STEPS
         self.bad_steps: set[int] = set()
         self.evaluated: list[int] = []
+        self.weights_by_step: list[float] = [1.0]
+        self.evaluated_weights: list[float] = []
 
     def batches(self) -> Generator[Sequence[float], None, None]:
         for step in range(self.step, self.ends_at):
@@ -61,6 +63,7 @@ class Falling(Trainer[Any]):
         finite = self.step not in self.bad_steps
         if finite:
             self.training_step.optimizer.step()
+            self.weights_by_step.append(self.model.weight.item())
         self.training_step.optimizer.zero_grad()
         value = loss.item() if finite else math.nan
         return StepOutcome({"fall": TermTotal(value, 1, 0)}, 1.0, tokens=7, finite=finite)
@@ -83,11 +86,13 @@ class Falling(Trainer[Any]):
 
     def evaluate(self) -> None:
         self.evaluated.append(self.step)
+        self.evaluated_weights.append(self.model.weight.item())
 
     def log_start(self) -> None:
         return
 
     def finish(self) -> dict[str, Any]:
+        self.take_average()
         return {"weight": self.model.weight.item(), "steps": self.step, "tokens": self.tokens}
 
 
@@ -179,3 +184,42 @@ def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path: Path) -> N
     write_whole(place, lambda directory: write("new", directory))
     assert (place / "weights").read_text() == "new"
     assert not place.with_name("model.writing").exists()
+
+
+def averaged(weights: Sequence[float], decay: float) -> float:
+    """The formula: each update keeps `decay` of the average, which starts at the first weights."""
+    average = weights[0]
+    for weight in weights[1:]:
+        average = decay * average + (1 - decay) * weight
+    return average
+
+
+def test_the_average_of_the_weights_is_evaluated_and_kept_and_training_goes_on_from_the_last_ones(
+    tmp_path: Path,
+) -> None:
+    run = RunDirectory.create(tmp_path, IDENTITY, tmp_path / "run")
+    loop, plain = Falling(run, ema=0.9), begun(tmp_path / "plain")
+    loop.bad_steps = plain.bad_steps = {3}
+    results, plain_results = trained(loop), trained(plain)
+    assert loop.weights_by_step == plain.weights_by_step
+    assert results["weight"] == pytest.approx(averaged(loop.weights_by_step, 0.9), rel=1e-6)
+    assert results["weight"] != plain_results["weight"]
+    # Step 5 is the fourth that was made: update 3 was not finite.
+    assert loop.evaluated_weights[0] == pytest.approx(averaged(loop.weights_by_step[:5], 0.9), rel=1e-6)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 9])
+def test_a_stopped_average_goes_on_to_the_same_bits(tmp_path: Path, stop: int) -> None:
+    straight = trained(Falling(RunDirectory.create(tmp_path, IDENTITY, tmp_path / "straight"), ema=0.99))
+    run = RunDirectory.create(tmp_path, IDENTITY, tmp_path / "stopped")
+    with stopping_at(stop), pytest.raises(StoppedError):
+        trained(Falling(run, ema=0.99))
+    assert trained(Falling(RunDirectory.open(run.path), ema=0.99)) == straight
+
+
+def test_an_average_is_not_continued_from_a_checkpoint_without_one(tmp_path: Path) -> None:
+    loop = begun(tmp_path)
+    with stopping_at(4), pytest.raises(StoppedError):
+        trained(loop)
+    with pytest.raises(DataError, match=r"has no average of these weights, which optimisation\.ema continues"):
+        trained(Falling(RunDirectory.open(loop.run.path), ema=0.9))

@@ -60,8 +60,9 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         steps=steps,
         tokens=tokens,
         flops=flops,
-        memory_bytes=training_memory_bytes(parts[0].model, micro_batch_tokens=micro_batch_tokens, predictions=0),
-        disk_bytes=parameters.total * (CHECKPOINT_BYTES * 2 + 4 * len(recipes)),
+        memory_bytes=training_memory_bytes(parts[0].model, micro_batch_tokens=micro_batch_tokens, predictions=0)
+        + parameters.total * 2 * recipe.optimisation.average_bytes,
+        disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(recipes)),
         teacher=arguments.planned_teacher(prepared, read),
     )
 

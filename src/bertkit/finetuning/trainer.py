@@ -210,6 +210,8 @@ class Finetuner(Trainer[TaskBatch]):
     def finish(self) -> dict[str, Any]:
         if self.best_weights:
             copy_weights(self.model, self.best_weights)
+        else:
+            self.take_average()
         self.recipe.method.finish(self.model)
         predictions: list[Predictions] = []
         tuned: list[dict[str, Any]] = []

@@ -65,8 +65,8 @@ def pretraining_plan(
         steps=recipe.optimisation.steps,
         tokens=tokens,
         flops=flops,
-        memory_bytes=memory,
-        disk_bytes=parameters.total * (CHECKPOINT_BYTES * kept + 4),
+        memory_bytes=memory + parameters.total * 2 * recipe.optimisation.average_bytes,
+        disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * kept + 4),
         teacher=teacher,
     )
 

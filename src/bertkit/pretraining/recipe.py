@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
-    SerializerFunctionWrapHandler,
     create_model,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -84,9 +82,8 @@ class PretrainingOptimisation(OptimisationConfig):
         given = schedule.warmup_steps is not None or schedule.warmup_share is not None
         return schedule if given else schedule.model_copy(update={"warmup_steps": 0})
 
-    @model_serializer(mode="wrap")
-    def _without_keys_of_tasks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in handler(self).items() if key not in _OF_TASKS}
+    def dumped(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in super().dumped(fields).items() if key not in _OF_TASKS}
 
     @model_validator(mode="after")
     def _of_text_alone(self) -> Self:

@@ -181,6 +181,7 @@ class Pretrainer(Trainer[PackedBatch]):
         optimizer = self.recipe.optimisation.optimizer
         self.model = model.to(self.engine.device)
         self.training_step = Step.plain(self.model, optimizer.build(self.model), self.engine, optimizer.clip_norm)
+        self.start_average()
 
     def _enter(self, stage_run: StageRun) -> None:
         """Grow the model, start it from its generator or freeze the generator, as the stage has it."""
@@ -222,6 +223,7 @@ class Pretrainer(Trainer[PackedBatch]):
 
     def finish(self) -> dict[str, Any]:
         self.save_checkpoint()
+        self.take_average()
         self.model.extras.pop(SCORING_RULE, None)  # an initial model's
         rule = scoring_rule(self.stages[-1].objectives)
         if rule is not None:

@@ -6,7 +6,7 @@ and what is reported, and is not.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -49,6 +49,13 @@ class OptimisationConfig(Settings):
     )
     epochs: float | None = Field(None, gt=0, description="Of a task: passes over the training examples.")
     stages: list[StageConfig] = Field(default_factory=list, description="Parts of the run, in order; shares sum to 1.")
+    ema: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Decay of an exponential moving average of the weights, which is evaluated and saved in place of"
+        " the last ones; null: none.",
+    )
     layer_decay: float = Field(
         1.0,
         gt=0,
@@ -76,6 +83,8 @@ class OptimisationConfig(Settings):
         3, ge=0, description="Updates in a row that may be skipped because loss or gradient was not finite."
     )
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"ema"})
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         warmup = self.schedule.warmup_steps
@@ -94,6 +103,11 @@ class OptimisationConfig(Settings):
     def keeps_best(self) -> bool:
         """Whether the best evaluation's weights are the result."""
         return self.select == "best" or (self.select is None and self.early_stopping is not None)
+
+    @property
+    def average_bytes(self) -> int:
+        """Bytes of a parameter that the average of the weights takes, in memory and in a checkpoint."""
+        return 0 if self.ema is None else 4
 
     def stage_ends(self) -> list[int]:
         """The step after each stage's last; every stage has at least one."""

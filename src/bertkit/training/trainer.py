@@ -25,6 +25,7 @@ from bertkit.progress import Progress, ProgressMeter
 from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
+from bertkit.training.average import WeightAverage
 from bertkit.training.config import TrainingRecipe
 from bertkit.training.cost import measured_peak_flops
 from bertkit.training.engine import Engine
@@ -35,6 +36,9 @@ from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
 from bertkit.training.step import Step, StepOutcome
 
 log = logging.getLogger(__name__)
+
+AVERAGE = "average"
+"""The tensors of a checkpoint that hold the running average of the weights."""
 
 
 class Trainer(ABC, Generic[Batch]):
@@ -60,6 +64,7 @@ class Trainer(ABC, Generic[Batch]):
         self.run = run
         self.engine = engine
         self.meter = WindowMeter()
+        self.average: WeightAverage | None = None
         self.step = self.tokens = self._skipped_in_a_row = 0
 
     def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
@@ -72,6 +77,7 @@ class Trainer(ABC, Generic[Batch]):
         """
         self.progress = progress
         self.check_data()
+        self.start_average()
         torch.manual_seed(self.recipe.seed)
         checkpoint = load_newest_checkpoint(self.run.checkpoints)
         if checkpoint is not None:
@@ -119,6 +125,8 @@ class Trainer(ABC, Generic[Batch]):
         self.tokens += outcome.tokens
         if outcome.finite:
             self._skipped_in_a_row = 0
+            if self.average is not None:
+                self.average.update()
             return outcome
         self._skipped_in_a_row += 1
         log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
@@ -168,6 +176,16 @@ class Trainer(ABC, Generic[Batch]):
         """A context that is open while the run lasts."""
         return nullcontext()
 
+    def start_average(self) -> None:
+        """Average the model's weights from now on, if the recipe does."""
+        decay = self.recipe.optimisation.ema
+        self.average = None if decay is None else WeightAverage(self.model, decay)
+
+    def take_average(self) -> None:
+        """At the end of the run: the model's weights are the average's, if there is one."""
+        if self.average is not None:
+            self.average.take()
+
     def update(self, batches: Sequence[Batch]) -> StepOutcome:
         """Make update number `step`, counted from 0."""
         return self.training_step.update(
@@ -201,7 +219,8 @@ class Trainer(ABC, Generic[Batch]):
         else:
             meter.update(self.step)
         if self.evaluation_is_due():
-            self.evaluate()
+            with nullcontext() if self.average is None else self.average.in_use():
+                self.evaluate()
         if not last and self.step % intervals.save_every_steps == 0:
             self.save_checkpoint()
 
@@ -250,6 +269,7 @@ class Trainer(ABC, Generic[Batch]):
             "weights": self.weights(),
             "optimizer": optimizer_tensors(self.model, self.training_step.optimizer),
             "generators": generators,
+            **({} if self.average is None else {AVERAGE: self.average.tensors}),
             **self.tensors(),
         }
         state |= self.state()
@@ -261,6 +281,8 @@ class Trainer(ABC, Generic[Batch]):
         """Take weights, optimiser, generators and counters from a checkpoint."""
         restore_weights(self.model, checkpoint)
         restore_optimizer(self.model, self.training_step.optimizer, checkpoint.tensors["optimizer"])
+        if self.average is not None:
+            self.average.restore(checkpoint.tensors.get(AVERAGE), str(checkpoint.path))
         torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
         if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
             torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])

@@ -1,0 +1,69 @@
+"""An exponential moving average of the weights, which is evaluated and saved in place of the last ones.
+
+Polyak and Juditsky 1992 (averaging); the exponential form as in Charpentier and Samuel 2024, arXiv:2410.24159 (released
+train_10m.py): after each update, average = decay * average + (1 - decay) * weights, started at the first weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.errors import DataError
+
+
+class WeightAverage:
+    """The running average of a model's parameters, shared ones once.
+
+    Args:
+        model: whose present weights are the first average.
+        decay: what is kept of the average at each update, between 0 and 1.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = model
+        self.decay = decay
+        self.tensors = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after an update."""
+        weights = [parameter.detach() for parameter in self.model.parameters()]
+        torch._foreach_lerp_(list(self.tensors.values()), weights, 1 - self.decay)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The model has the average's weights inside, and its own again afterwards, to the bit."""
+        own = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        self.take()
+        try:
+            yield
+        finally:
+            _copy(self.model, own)
+
+    def take(self) -> None:
+        """Give the model the average's weights for good."""
+        _copy(self.model, self.tensors)
+
+    def restore(self, tensors: Mapping[str, Tensor] | None, source: str) -> None:
+        """Go on from a checkpoint's average.
+
+        Raises:
+            DataError: the checkpoint has none, or one of other weights.
+        """
+        if tensors is None or tensors.keys() != self.tensors.keys():
+            raise DataError(
+                f"{source}: has no average of these weights, which optimisation.ema continues; resume with the recipe"
+                " that began the run, or start a new run"
+            )
+        for name, average in self.tensors.items():
+            average.copy_(tensors[name])
+
+
+@torch.no_grad()
+def _copy(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
