@@ -20,6 +20,7 @@ from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt import GptConfig
 from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.mobilebert import MobileBertConfig
@@ -78,6 +79,10 @@ def gpt2(layers: int, width: int, heads: int) -> Gpt2Config:
     return Gpt2Config(
         num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width
     )
+
+
+def gpt_bert(width: int, intermediate: int) -> GptBertConfig:
+    return GptBertConfig(hidden_size=width, num_attention_heads=width // 64, intermediate_size=intermediate)
 
 
 IB_BERT = MobileBertConfig(
@@ -157,6 +162,10 @@ SIZES = {
     "gpt2-774m": Size(gpt2(36, 1280, 20), 50_257, None, 774_030_080, ("causal_lm",), (774, 1)),
     "gpt2-1558m": Size(gpt2(48, 1600, 25), 50_257, None, 1_557_611_200, ("causal_lm",), (1558, 1)),
     "distilgpt2": Size(gpt2(6, 768, 12), 50_257, None, None, ("causal_lm",), (82, 1)),
+    # Charpentier and Samuel 2024, 30M and 119M; then the baseline of the BabyLM challenge of 2025.
+    "gpt-bert-small": Size(gpt_bert(384, 1280), 8_192, None, 29_892_164, ("masked_lm",), (30, 1)),
+    "gpt-bert-base": Size(gpt_bert(768, 2560), 16_384, None, 119_454_532, ("masked_lm",), (119, 1)),
+    "gpt-bert-babylm-2025": Size(gpt_bert(384, 1280), 16_384, None, 33_046_084, ("masked_lm",), (33, 1)),
     # Yang et al. 2019.
     "xlnet-base": Size(XlnetConfig(), 32_000, 116_718_336, published_millions=(117, 1)),
     "xlnet-large": Size(

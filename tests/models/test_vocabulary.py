@@ -34,6 +34,21 @@ def test_loss_and_gradients_are_the_plain_ones(rows: int, bias: bool) -> None:
     assert correct == (projection.logits().argmax(dim=-1) == id_M).sum()
 
 
+@pytest.mark.parametrize("rows", [1, 5, 400])
+def test_the_z_loss_is_the_mean_square_of_the_denominators_logarithm(rows: int) -> None:
+    """Its factor is far larger than in training, so that its gradient counts."""
+    leaves, id_M = tensors()
+    projection = VocabularyProjection(*leaves)
+    loss, _ = projection.cross_entropy(id_M, z_loss=0.2, logit_bytes=rows * 4 * WORDS)
+    gradients = torch.autograd.grad(loss * 0.3, leaves)
+    logits_MV = projection.logits()
+    square = torch.logsumexp(logits_MV, dim=-1).square().sum()
+    plain = functional.cross_entropy(logits_MV, id_M, reduction="sum") + 0.2 * square
+    torch.testing.assert_close(loss, plain)
+    for ours, theirs in zip(gradients, torch.autograd.grad(plain * 0.3, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_frozen_gets_no_gradient_and_nothing_is_kept_without_gradients() -> None:
     (states, weight, bias), id_M = tensors()
     weight.requires_grad_(False)

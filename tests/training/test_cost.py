@@ -15,6 +15,7 @@ from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.mobilebert import MobileBertConfig
@@ -66,6 +67,8 @@ def forward_flops(model: HeadedModel) -> float:
         # Maps of relative positions, and the two segments' scores, are all that is left out.
         (XlnetConfig(**XLNET_SIZES), (), 0.1),
         (DebertaV2Config(**SIZES, position_buckets=64), ("masked_lm",), 0.1),
+        # Only the maps of its 15 rows are left out.
+        (GptBertConfig(**SIZES, position_bucket_size=8), ("masked_lm",), 0.025),
     ],
     ids=lambda value: value.model_type if isinstance(value, EncoderConfig) else None,
 )

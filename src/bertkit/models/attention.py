@@ -293,6 +293,11 @@ class SelfAttention(nn.Module):
         return 2
 
     @property
+    def products_per_token(self) -> int:
+        """The same for each token alone, as with the rows of a table; 0 where there are none."""
+        return 0
+
+    @property
     def window_side(self) -> int | None:
         """How many tokens on either side are seen; all where None."""
         return None

@@ -92,9 +92,14 @@ class DisentangledAttention(SelfAttention):
         """(R, D) to (R, D)."""
 
     def disentangled(
-        self, hidden_TD: Tensor, sequences: PackedSequences, distances: Distances | None, scope: Scope
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        distances: Distances | None,
+        scope: Scope,
+        index_M: Tensor | None = None,
     ) -> Tensor:
-        """(T, D) to (T, D). Points: those of `project`."""
+        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`."""
         rate = self.dropout_rate if self.training else 0.0
         bias = None if distances is None or not self.kinds else self._bias(distances)
 
@@ -110,7 +115,7 @@ class DisentangledAttention(SelfAttention):
                 scale=self.scale,
             )
 
-        return self.project(hidden_TD, mix, scope)
+        return self.project(hidden_TD, mix, scope, index_M)
 
     def _bias(self, distances: Distances) -> Bias:
         """Equation 4's second and third term. The query's position relative to the key is the negative of the key's

@@ -21,6 +21,7 @@ from bertkit.errors import DataError
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
+from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import LABELLED
 from bertkit.models.int8 import TRAINING_REFUSED
@@ -50,9 +51,10 @@ _KINDS: dict[str, type[EncoderConfig]] = {
     **FAMILIES,
     BilstmConfig.model_type: BilstmConfig,
     FeatureLstmConfig.model_type: FeatureLstmConfig,
+    "gpt_bert": GptBertConfig,
 }
-"""By model_type, all that can be read: the families, and the two that no recipe pretrains and the Hub has no class
-for."""
+"""By model_type, all that can be read: the families, the two that no recipe pretrains and the Hub has no class for, and
+another spelling of a family."""
 _WRITTEN_ANEW = {
     *("architectures", "model_type", "vocab_size", "tie_word_embeddings", "dtype"),
     *("id2label", "label2id", "num_labels", "problem_type"),
@@ -110,6 +112,12 @@ def write_tokenizer(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -
     )
 
 
+def _type_of_code(contents: Mapping[str, Any]) -> str | None:
+    """The model type of a config.json without one: that of the code published beside GPT-BERT's checkpoints."""
+    names = contents.get("architectures") or ()
+    return GptBertConfig.model_type if any(str(name).startswith("GPTBERT") for name in names) else None
+
+
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     """The family's settings and all of config.json.
 
@@ -123,7 +131,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(contents, dict):
         raise DataError(f"{path}: expected a JSON object, found {type(contents).__name__}")
-    kind = _KINDS.get(str(contents.get("model_type")))
+    kind = _KINDS.get(str(contents.get("model_type") or _type_of_code(contents)))
     if kind is None:
         raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")
     if not isinstance(contents.get("vocab_size"), int):

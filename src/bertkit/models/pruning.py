@@ -28,6 +28,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.attention import SelfAttention
 from bertkit.models.disentangled import KeysWithoutBias
 from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.gpt_bert import GptBertAttention
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.mpnet import MPNetLayer
 
@@ -54,6 +55,8 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
         reason = "all layers read one table with a bias for every head"
     elif any(isinstance(attention, KeysWithoutBias) for attention in found):
         reason = "its files hold one matrix for equally many heads of queries, keys and values"
+    elif any(isinstance(attention, GptBertAttention) for attention in found):
+        reason = "a norm over the outputs of all heads follows them"
     if reason is not None:
         kind = _family(encoder)
         raise UsageError(f"heads cannot be taken out of a model of the family {kind}: {reason}; {_OTHERWISE}")
@@ -322,6 +325,11 @@ def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
         )
     if config.model_type == "modernbert" and kept[0] != 0:
         raise UsageError(f"layers: {list(kept)}; ModernBERT's first layer alone has no norm before it: keep layer 0")
+    if moved and config.model_type == "gpt-bert":
+        raise UsageError(
+            f"layers: {list(kept)}; each layer of GPT-BERT reads a weighted sum of all before it, so they cannot move;"
+            " keep the first ones (method.layers=first)"
+        )
     lists = {"attention_window": getattr(config, "windows", ()), "layer_types": getattr(config, "kinds", ())}
     for name, values in lists.items():
         if name in settings and values:

@@ -16,6 +16,7 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.ernie import ErnieConfig
 from bertkit.models.gpt import GptConfig
 from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.modernbert import ModernBertConfig
@@ -33,6 +34,7 @@ AnyEncoderConfig = Annotated[
     | ElectraConfig
     | ErnieConfig
     | Gpt2Config
+    | GptBertConfig
     | GptConfig
     | LongformerConfig
     | MPNetConfig

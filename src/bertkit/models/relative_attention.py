@@ -181,6 +181,7 @@ class RelativeAttention(nn.Module):
     position_maps: ClassVar[tuple[str, ...]] = ("relative",)
     products_per_pair: ClassVar[int] = 4
     """As in `SelfAttention`, and query with distance, of which there are twice as many as keys."""
+    products_per_token: ClassVar[int] = 0
     window_side: ClassVar[None] = None
 
     def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:

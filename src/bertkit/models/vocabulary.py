@@ -69,16 +69,20 @@ class VocabularyProjection(WordLogits):
     def rows(self, index_M: Tensor) -> VocabularyProjection:
         return VocabularyProjection(self.states_ME.index_select(0, index_M), self.weight_VE, self.bias_V)
 
-    def cross_entropy(self, id_M: Tensor, *, logit_bytes: int = LOGIT_BYTES) -> tuple[Tensor, Tensor]:
+    def cross_entropy(
+        self, id_M: Tensor, *, z_loss: float = 0.0, logit_bytes: int = LOGIT_BYTES
+    ) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of rows whose largest logit is their word's.
 
         Computed in float32 from logits in autocast's precision.
 
         Args:
             id_M: the word of each row.
+            z_loss: factor of each row's squared log-sum of exponentials, which is added to its cross-entropy
+                (Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 5).
             logit_bytes: of float32 logits that exist at once; one row at least.
         """
-        return self._by_parts(_CrossEntropy(id_M), logit_bytes)
+        return self._by_parts(_CrossEntropy(id_M, z_loss), logit_bytes)
 
     def divergence(
         self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int = LOGIT_BYTES
@@ -147,9 +151,10 @@ class _PartLoss(ABC):
 
 @dataclass(frozen=True)
 class _CrossEntropy(_PartLoss):
-    """Against one word for each row."""
+    """Against one word for each row, and `z_loss` times the squared log-sum of exponentials."""
 
     id_M: Tensor
+    z_loss: float = 0.0
 
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         label_m1 = self.id_M[part, None]
@@ -160,9 +165,16 @@ class _CrossEntropy(_PartLoss):
         correct = (logits_mV[reached].argmax(dim=-1) == label_m1.flatten()[reached]).sum()
         probability = torch.softmax(logits_mV, dim=-1)
         # The largest probability is one over the sum of exponentials: at least 1 / V, so that its log is exact.
-        loss = (top_m1 - probability.amax(dim=-1, keepdim=True).log() - label_logit_m1).sum()
-        gradient = probability.scatter_add_(1, label_m1, torch.full_like(top_m1, -1.0)) if learning else None
-        return loss, correct, gradient
+        log_sum_m1 = top_m1 - probability.amax(dim=-1, keepdim=True).log()
+        loss = (log_sum_m1 - label_logit_m1).sum()
+        if self.z_loss:
+            loss = loss + self.z_loss * log_sum_m1.square().sum()
+        if not learning:
+            return loss, correct, None
+        if self.z_loss:
+            # The log-sum's own gradient is the probability.
+            probability = probability.mul_(1 + 2 * self.z_loss * log_sum_m1)
+        return loss, correct, probability.scatter_add_(1, label_m1, torch.full_like(top_m1, -1.0))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor
 from torch.nn import functional
 
@@ -179,6 +179,13 @@ class Objective(Settings, ABC):
 class TokenPrediction(Objective):
     """An objective that predicts tokens, each from the state at its index, by one head over the vocabulary."""
 
+    z_loss: float = Field(
+        0.0,
+        ge=0,
+        description="In training, factor of the mean squared logarithm of the softmax's denominator, which is added to"
+        " the term's mean; GPT-BERT's is 1e-4.",
+    )
+
     target: ClassVar[Target | None] = "token"
     states: ClassVar[States] = "targets"
 
@@ -187,12 +194,17 @@ class TokenPrediction(Objective):
         """The masked LM's head, which objectives of this kind share."""
         return ("masked_lm",)
 
+    @model_serializer(mode="wrap")
+    def _without_idle_z_loss(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A recipe from before the key keeps its hash.
+        return {key: value for key, value in handler(self).items() if key != "z_loss" or value}
+
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy at the targets, in nats; the vocabulary projection runs on these alone."""
         targets = batch.targets[self.term]
         (head,) = self.heads
         projection = model.projection(head, hidden_TD.index_select(0, targets.index_M))
-        return LossSum.of_words(projection, targets.id_M)
+        return LossSum.of_words(projection, targets.id_M, z_loss=self.z_loss if model.training else 0.0)
 
 
 class SequenceClassification(Objective):

@@ -156,7 +156,8 @@ def _products(
     products = linear * tokens
     for attention in attentions:
         pairs = tokens * _keys_seen(attention, squared_lengths / tokens)
-        products += attention.products_per_pair * attention.query.out_features * pairs
+        rows = attention.products_per_pair * pairs + attention.products_per_token * tokens
+        products += rows * attention.query.out_features
     for head in model.head_names:
         weights = _map_weights(model.get_submodule(head))
         if HEAD_KINDS[head] == "vocabulary":

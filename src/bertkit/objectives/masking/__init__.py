@@ -12,11 +12,12 @@ from bertkit.objectives.masking.ngrams import Ngrams
 from bertkit.objectives.masking.phrases import Phrases
 from bertkit.objectives.masking.rare import RareTokens
 from bertkit.objectives.masking.spans import Spans
+from bertkit.objectives.masking.tiled_spans import TiledSpans
 from bertkit.objectives.masking.tokens import Tokens
 from bertkit.objectives.masking.words import Words
 
 AnyUnits = Annotated[
-    Tokens | Words | Ngrams | Spans | Phrases | AnnotatedSpans | RareTokens, Field(discriminator="name")
+    Tokens | Words | Ngrams | Spans | TiledSpans | Phrases | AnnotatedSpans | RareTokens, Field(discriminator="name")
 ]
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Phrases",
     "RareTokens",
     "Spans",
+    "TiledSpans",
     "Tokens",
     "Words",
 ]

@@ -1,0 +1,106 @@
+"""Short spans of tokens that cover the whole text, those first that were hidden least often in earlier epochs.
+
+Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159; procedure of the released pretraining/dataset.py: the text is
+cut into spans whose lengths are 1 to `longest`, each equally likely, with one uniform number u a span; a token that was
+predicted c times before has the key u e^c, and the tokens with the smallest keys are chosen. One draw decides for a
+whole span whether it is masked, replaced or kept.
+
+There the dataset keeps the counts c. Here a sample's choices in the earlier epochs are made again from their draws, so
+that they stay a function of seed, epoch and sample, for any number of workers and after any resume. Sibling spans.py is
+SpanBERT's, in words and without memory.
+
+Quirks honoured: the masking rate is of the ordinary tokens; counts begin anew with every stage. Quirks left: the count
+is rounded to the nearest, not up or down by chance, and the last span is cut where it is reached; earlier epochs are
+made again at the present masking rate, and as if no sample had been causal in them; counts also begin anew every 16
+epochs, or the work would grow with the epochs.
+
+Shapes: T packed tokens, B sequences, M chosen tokens.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from bertkit.data.config import DataConfig
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy
+
+REMEMBERED_EPOCHS = 16
+"""Epochs after which all counts begin anew."""
+
+
+class TiledSpans(MaskingStrategy):
+    """Spans that lie end to end, chosen by chance and by how often their tokens were chosen before."""
+
+    name: Literal["tiled-spans"] = "tiled-spans"
+    longest: int = Field(3, ge=1, description="Tokens of the longest span.")
+
+    replaced_as_one: ClassVar[bool] = True
+
+    def errors(self, data: DataConfig) -> list[str]:
+        found = []
+        if data.layout.epoch_dependent:
+            found.append(
+                f"units.name: {self.name} counts how often a token was hidden, and the layout {data.layout.choice}"
+                " makes other samples in every epoch; write data.layout.name: full-sentences, or units.name: spans"
+            )
+        if data.static_copies is not None:
+            found.append(
+                f"units.name: {self.name} counts how often a token was hidden, and data.static_copies:"
+                f" {data.static_copies} repeats the same masks; write data.static_copies: null, or units.name: spans"
+            )
+        return found
+
+    def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+        """The rate of the ordinary tokens, rounded, and at least one."""
+        counts_B: Integers = np.maximum(1, np.rint(rate * ordinary_B)).astype(np.int64)
+        return counts_B
+
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+        place_B = samples.epoch_B % REMEMBERED_EPOCHS
+        times_T = np.zeros(samples.ids_T.size, dtype=np.int64)
+        chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
+        first_T = np.zeros(samples.ids_T.size, dtype=np.int64)
+        for place in range(int(place_B.max(initial=-1)) + 1):
+            # Samples of a batch may be of two epochs: each takes part until its own.
+            epoch_B = samples.epoch_B - place_B + place
+            takes_part_T = (place_B >= place)[samples.sequence_T]
+            span_first_T, uniform_T = self._spans(samples, epoch_B, draw)
+            now_T = _smallest(uniform_T * np.exp(times_T), counts_B, samples) & takes_part_T
+            times_T += now_T
+            is_own_T = (place_B == place)[samples.sequence_T]
+            chosen_T |= now_T & is_own_T
+            first_T = np.where(is_own_T, span_first_T, first_T)
+        index_M = np.flatnonzero(chosen_T)
+        return Chosen(index_M, first_T[index_M])
+
+    def _spans(self, samples: Samples, epoch_B: Integers, draw: Draw) -> tuple[Integers, NDArray[np.float64]]:
+        """In an epoch, the packed position of the first token of each one's span, and the span's uniform number.
+
+        A special token ends a span, so that none reaches from one document into the next.
+        """
+        at = {"epoch": epoch_B[samples.sequence_T], "sample": samples.sample_B[samples.sequence_T]}
+        # The k-th length of a sequence has position k as its address; the spans in use are those that begin inside.
+        length_T = 1 + draw.integers("mask/length", self.longest, **at, position=samples.position_T)
+        sum_T = np.cumsum(length_T) - length_T
+        begin_T = sum_T - sum_T[samples.cu_seqlens_B1[:-1]][samples.sequence_T]
+        inside_T = begin_T < samples.lengths_B[samples.sequence_T]
+        starts_T = samples.special_T.copy()
+        starts_T[1:] |= samples.special_T[:-1]
+        starts_T[(begin_T + samples.cu_seqlens_B1[samples.sequence_T])[inside_T]] = True
+        first_T = np.flatnonzero(starts_T)[np.cumsum(starts_T) - 1]
+        return first_T, draw.uniform("mask/choose", **at, position=samples.position_T[first_T])
+
+
+def _smallest(key_T: NDArray[np.float64], counts_B: Integers, samples: Samples) -> NDArray[np.bool_]:
+    """The tokens of each sequence with the smallest keys that may be chosen; of equal keys the first."""
+    order_T = np.lexsort((np.where(samples.fixed_T, np.inf, key_T), samples.sequence_T))
+    # Sequences stay in order under this sort, so a token's rank is its position among its sequence's tokens.
+    chosen_T = np.zeros(key_T.size, dtype=np.bool_)
+    chosen_T[order_T] = (samples.position_T < counts_B[samples.sequence_T]) & ~samples.fixed_T[order_T]
+    return chosen_T
