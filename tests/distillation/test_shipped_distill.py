@@ -26,8 +26,8 @@ ON_SPANS = "distilbert-task"
 SMALL: dict[str, tuple[str, ...]] = {
     "distil-task": (),
     "pd": ("--student", "small"),
-    "pkd": (),
-    "pkd-3": (),
+    "pkd": ("--set", "student.of=teacher"),
+    "pkd-3": ("--set", "student.of=teacher"),
     "prune-heads": (),
     "qbert": ("--set", "method.groups=3"),
     "theseus": ("--set", "method.successors=2"),

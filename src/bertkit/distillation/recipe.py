@@ -27,6 +27,7 @@ from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, TeacherObjective
 from bertkit.distillation.objectives import DISTILLATION_OBJECTIVES, DistillationObjective, distillation_objectives
 from bertkit.distillation.shared_projections import SharedProjections
+from bertkit.distillation.teacher_files import pretrained_model_of
 from bertkit.distillation.terms import TERMS, Attention, DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, long_keys, with_task_settings
@@ -122,6 +123,13 @@ class TeacherLayers(CopiedParts):
     init: Literal["teacher", "random"] = Field(
         "teacher", description="random: the same shape with all weights drawn anew."
     )
+    of: str | None = Field(
+        None,
+        description="Model whose layers, embeddings and pooler they are, below a new classifier; '?': the pretrained"
+        " one that the teacher's run started from; null: the teacher.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"of"})
 
     @model_validator(mode="after")
     def _named_or_listed(self) -> TeacherLayers:
@@ -463,6 +471,14 @@ def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
         raise UsageError("teacher: which one? Give --teacher MODEL, a model that was fine-tuned on the task")
     if isinstance(recipe.student, GivenModel) and recipe.student.model == TO_BE_GIVEN:
         raise UsageError("student.model: which one? Give --student MODEL")
+    if isinstance(recipe.student, TeacherLayers) and recipe.student.of == TO_BE_GIVEN:
+        pretrained = pretrained_model_of(recipe.teachers[0])
+        if pretrained is None:
+            raise UsageError(
+                f"student.of: which pretrained model was the teacher {recipe.teachers[0]} fine-tuned from? Give --set"
+                " student.of=MODEL; --set student.of=null takes the teacher's own layers"
+            )
+        recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update={"of": pretrained})})
     if len(recipe.specs) > 1:
         names = ", ".join(spec.name for spec in recipe.specs)
         raise UsageError(f"task: a student is distilled on one task at a time, not on {names}; give --task TASK")

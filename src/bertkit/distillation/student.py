@@ -1,6 +1,7 @@
 """How a student is made and initialised: on a task from its recipe, on text from parts of its teacher.
 
-Sun et al. 2019, PKD, arXiv:1908.09355, section 4.2 (the teacher's first layers); Sanh et al. 2019, DistilBERT,
+Sun et al. 2019, PKD, arXiv:1908.09355, section 4.2 (the first layers of the pretrained model, not of the fine-tuned
+teacher: run_student_patience.py loads them so); Sanh et al. 2019, DistilBERT,
 arXiv:1910.01108, section 3, and its released extract_distilbert.py (one layer out of two, without segment types and
 pooler); Turc et al. 2019, arXiv:1908.08962 (a small pretrained model). On text the student has a configuration of its
 own, and takes the teacher's parameters of the same name and shape. Siblings: models/pruning.py takes layers out of a
@@ -50,6 +51,8 @@ def student_directory(recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Pa
         name = student.model
     elif isinstance(student, BilstmStudent):
         return cached_bilstm(recipe, student, cache=cache, offline=offline)
+    elif isinstance(student, TeacherLayers) and student.of is not None:
+        directory, name = encoder_directory(find_model(student.of, offline=offline)), student.of
     else:
         directory, name = teacher.directories[0], teacher.names[0]
     if (
@@ -80,6 +83,11 @@ def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig
 
 def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> HeadedModel | None:
     """The student before its first step, made of its teacher; None where it is a model of its own.
+
+    Args:
+        recipe: resolved.
+        teacher: the teacher, or the model whose layers the recipe takes in its place.
+        seed: of what is drawn.
 
     Raises:
         UsageError: a student that its teacher's layers do not make.

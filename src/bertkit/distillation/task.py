@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bertkit.cache import RecordCache
 from bertkit.distillation.activations import ModelShape, ShapePair
 from bertkit.distillation.loss_terms import TaskDistillationTerms, TaughtBatch, TeacherCost, task_query
-from bertkit.distillation.recipe import DistillRecipe
+from bertkit.distillation.recipe import DistillRecipe, TeacherLayers
 from bertkit.distillation.student import new_student
 from bertkit.distillation.task_data import DistillationData
 from bertkit.distillation.teacher import Teacher
@@ -71,7 +71,9 @@ class DistilledTask(TaskTrainer):
     def new_model(self, seed: int) -> HeadedModel:
         if self.start is not None:
             return self.read_model(self.start, seed, new_head=False)
-        made = new_student(self.distillation, self.teachers[0], seed=seed)
+        student = self.distillation.student
+        pretrained = isinstance(student, TeacherLayers) and student.of is not None
+        made = new_student(self.distillation, super().new_model(seed) if pretrained else self.teachers[0], seed=seed)
         return super().new_model(seed) if made is None else made
 
 

@@ -22,7 +22,7 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
-from bertkit.models.model_files import encoder_directory, find_model, weights_hash
+from bertkit.models.model_files import encoder_directory, find_model, is_model, weights_hash
 from bertkit.tasks.spec import TaskSpec
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -143,3 +143,11 @@ def cache_identity(
         "recorded": spec.to_json(),
         "precision": precision,
     }
+
+
+def pretrained_model_of(teacher: str) -> str | None:
+    """The model that a teacher's run was fine-tuned from; None where the teacher is no model of such a run."""
+    path = Path(teacher).expanduser()
+    directory = next((each for each in (path / "model", path) if is_model(each)), None)
+    recipe = None if directory is None else recipe_of(directory)
+    return None if recipe is None else recipe.model
