@@ -15,7 +15,7 @@ from bertkit.models.hub import load_model
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
-STILL = ("--set", "optimisation.schedule.peak=1e-30", "--max-steps", "1")
+STILL = ("--set", "student.number=2", "--set", "optimisation.schedule.peak=1e-30", "--max-steps", "1")
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +60,11 @@ def layer(model: HeadedModel, number: int) -> list[torch.Tensor]:
 def test_the_layers_are_those_of_the_model_that_the_teacher_started_from(
     command: Bertkit, teacher: Path, tmp_path: Path
 ) -> None:
-    one = ("--set", "student.number=1")
-    done = command("distill", "pkd", "--teacher", teacher, *one, "--run-dir", tmp_path / "s", *STILL)
+    done = command("distill", "pkd", "--teacher", teacher, "--run-dir", tmp_path / "s", *STILL)
     assert done.code == 0, done.stderr
     student, taught, base = loaded(tmp_path / "s"), loaded(teacher), loaded(teacher.parent / "base")
-    assert student.encoder.config.model_dump()["num_hidden_layers"] == 1
-    for own, pretrained, tuned in zip(layer(student, 0), layer(base, 0), layer(taught, 0), strict=True):
+    assert student.encoder.config.model_dump()["num_hidden_layers"] == 2
+    for own, pretrained, tuned in zip(layer(student, 1), layer(base, 1), layer(taught, 1), strict=True):
         torch.testing.assert_close(own, pretrained, rtol=0, atol=1e-12)
         assert not torch.equal(own, tuned)
     head = "sequence_classification.output.weight"
