@@ -60,6 +60,9 @@ def study(
     arms: Annotated[
         list[str] | None, option("--arms", metavar="ARM,ARM", help="Compare these arms alone. Repeatable.")
     ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time, each in a process; they share the cores.")
+    ] = 1,
     *,
     common: StudyOptions,
 ) -> None:
@@ -71,7 +74,8 @@ def study(
     `bertkit study --resume`
     """
     from bertkit.study.plan import study_plan
-    from bertkit.study.run import PlannedStudy, StudyArguments, run_study
+    from bertkit.study.planned import PlannedStudy
+    from bertkit.study.run import StudyArguments, run_study
 
     arguments = StudyArguments(
         recipe=file or None,
@@ -85,6 +89,7 @@ def study(
         sources=data or (),
         data_dir=data_dir,
         arms=[name.strip() for each in arms or () for name in each.split(",") if name.strip()],
+        jobs=jobs,
     )
     if common.plan:
         planned = PlannedStudy(arguments.requested(), arguments.cache, arguments.offline)

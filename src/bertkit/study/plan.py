@@ -11,7 +11,7 @@ from typing import Any
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.recipe.hashing import what_hash
 from bertkit.study.budget import StepCost
-from bertkit.study.run import PlannedStudy
+from bertkit.study.planned import PlannedStudy
 
 
 def study_plan(planned: PlannedStudy) -> dict[str, Any]:

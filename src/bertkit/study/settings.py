@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from bertkit.errors import UsageError
 from bertkit.recipe.errors import validate
@@ -139,13 +139,21 @@ class Study(RecipeHeader):
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"seed"})
 
-    @field_validator("arms", "measures", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _without_removed(cls, entries: Any) -> Any:
-        """`--set arms.NAME=null` removes an entry."""
-        if not isinstance(entries, Mapping):
-            return entries
-        return {name: entry for name, entry in entries.items() if entry is not None}
+    def _without_removed(cls, data: Any) -> Any:
+        """`--set measures.NAME=null` removes an entry, and the claims that need it."""
+        if not isinstance(data, Mapping):
+            return data
+        entries = {key: data[key] for key in ("arms", "measures") if isinstance(data.get(key), Mapping)}
+        removed = {key: {name for name, entry in own.items() if entry is None} for key, own in entries.items()}
+        if not any(removed.values()):
+            return data
+        kept = {key: {name: entry for name, entry in own.items() if entry is not None} for key, own in entries.items()}
+        claims = data.get("claims")
+        if isinstance(claims, list):
+            kept["claims"] = [each for each in claims if not _needs(each, data.get("baseline"), removed)]  # type: ignore[assignment]  # a list among mappings
+        return {**data, **kept}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -226,6 +234,16 @@ class Study(RecipeHeader):
     def measure(self, name: str) -> Measure:
         """The measure of that name."""
         return self.measures[name]
+
+
+def _needs(claim: Any, baseline: Any, removed: Mapping[str, set[str]]) -> bool:
+    """Whether a claim, as it is written, names an arm or a measure that is removed."""
+    if not isinstance(claim, Mapping):
+        return False
+    arms = {claim.get("arm"), claim.get("against") or baseline}
+    measures = claim.get("measure")
+    named = set(measures) if isinstance(measures, list) else {measures}
+    return bool(arms & removed.get("arms", set()) or named & removed.get("measures", set()))
 
 
 def names_of(names: Names) -> list[str]:
