@@ -40,7 +40,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder of the study; figures take longer than all the rest, and only `straight` draws them."""
     monkeypatch.chdir(home)
+    monkeypatch.setattr("bertkit.study.run.draw_figures", lambda *_: [])
 
 
 def test_every_arm_is_scored_at_its_best_candidate_on_fresh_seeds(home: Path) -> None:
@@ -93,21 +95,19 @@ def test_figures_have_the_table_that_drew_them(home: Path) -> None:
         assert len(list(csv.DictReader(file))) == 4
 
 
-@pytest.mark.parametrize("updates", [2, 4])
-def test_stopped_again_and_again_within_its_runs_it_ends_with_the_same_results(home: Path, updates: int) -> None:
-    """Each attempt makes so many updates of a run; a run of three or six steps needs several."""
-    name = f"stopped-{updates}"
+def test_stopped_again_and_again_within_its_runs_it_ends_with_the_same_results(home: Path) -> None:
+    """Each attempt makes two updates of a run of three or six."""
     stops: list[str] = []
-    while not (home / name / "results.json").exists():
+    while not (home / "stopped" / "results.json").exists():
         try:
-            with stopping_at(updates):
-                run_study(arguments(home, name, resume=bool(stops)), progress=silent_progress)
+            with stopping_at(2):
+                run_study(arguments(home, "stopped", resume=bool(stops)), progress=silent_progress)
         except StoppedError as stopped:
             stops.append(str(stopped))
-            assert RunDirectory.open(home / name).status == "stopped"
+            assert RunDirectory.open(home / "stopped").status == "stopped"
     assert len(stops) > 3
-    assert all(f"go on with `bertkit study --resume {home / name}`" in stop for stop in stops)
-    assert results(home, name) == results(home, "straight")
+    assert all(f"go on with `bertkit study --resume {home / 'stopped'}`" in stop for stop in stops)
+    assert results(home, "stopped") == results(home, "straight")
 
 
 def test_killed_between_two_runs_it_does_not_repeat_what_is_finished(
@@ -152,37 +152,42 @@ def test_broken_off_while_a_run_is_measured_it_ends_with_the_same_results(
     assert results(home, "measured") == results(home, "straight")
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_command_ends_it_with_75_and_it_goes_on(home: Path) -> None:
     environment = {**os.environ, "BERTKIT_CACHE": str(home / "cache")}
     command = [sys.executable, "-m", "bertkit", "study"]
     given = ["small.yaml", "--data", "text.txt", "--data-dir", ".", "--run-dir", "signalled"]
     with subprocess.Popen([*command, *given], cwd=home, env=environment, stderr=subprocess.PIPE, text=True) as process:
         lines = home / "signalled" / "runs" / "masked-candidate=1" / "metrics.jsonl"
-        ends = time.monotonic() + 60
-        while not lines.exists() and process.poll() is None and time.monotonic() < ends:
+        while not lines.exists() and process.poll() is None:
             time.sleep(0.001)
         process.send_signal(signal.SIGINT)
-        _, story = process.communicate(timeout=60)
+        _, story = process.communicate()
     assert process.returncode == 75, story
     assert "go on with `bertkit study --resume signalled`" in story
     resumed = subprocess.run(
-        [*command, "--resume", "signalled"], cwd=home, env=environment, capture_output=True, text=True, timeout=120
+        [*command, "--resume", "signalled"], cwd=home, env=environment, capture_output=True, text=True, check=False
     )
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.strip() == "signalled"
     assert results(home, "signalled") == results(home, "straight")
 
 
+@pytest.mark.slow
 def test_two_runs_at_a_time_give_the_same_results(home: Path) -> None:
-    run_study(arguments(home, "together", jobs=2), progress=silent_progress)
-    assert results(home, "together") == results(home, "straight")
+    sets = ["choose=null"]
+    run_study(arguments(home, "alone", *sets), progress=silent_progress)
+    run_study(arguments(home, "together", *sets, jobs=2), progress=silent_progress)
+    assert results(home, "together") == results(home, "alone")
+    assert {arm: own["candidates"] for arm, own in results(home, "alone")["choice"].items()} == {
+        "masked": [],
+        "causal": [],
+    }
 
 
 def test_an_error_in_a_process_is_the_commands(home: Path) -> None:
     with stopping_at(1), pytest.raises(StoppedError):
         run_study(arguments(home, "broken"), progress=silent_progress)
-    for checkpoint in (home / "broken" / "runs").glob("*/checkpoints/*/weights.safetensors"):
-        checkpoint.write_bytes(b"no weights")
     (home / "broken" / "runs" / "masked-candidate=1" / "run.json").write_text("{}")
     with pytest.raises(DataError, match=r"run\.json: .*the file is damaged"):
         run_study(arguments(home, "broken", resume=True, jobs=2), progress=silent_progress)

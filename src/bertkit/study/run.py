@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bertkit.errors import UsageError
+from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json, write_text
 from bertkit.pretraining.arguments import source_overrides
 from bertkit.progress import Progress
@@ -127,8 +127,11 @@ def run_study(arguments: StudyArguments, *, progress: Progress, begun: Begun = l
     with run.recording(arguments.command):
         run.write_environment()
         write_json(run.path / COSTS, costs)
-        results = StudyWork(planned, workplace, costs, progress, begun, arguments.jobs).results()
-        write_report(run.path, study, results)
+        try:
+            results = StudyWork(planned, workplace, costs, progress, begun, arguments.jobs).results()
+            write_report(run.path, study, results)
+        except KeyboardInterrupt as interrupt:
+            raise StoppedError("interrupted", f"go on with `bertkit study --resume {run.path}`") from interrupt
         run.write_results(results)
         totals = {key: sum(each[key] or 0 for each in results["runs"]) for key in ("steps", "tokens")}
         run.update(seconds=round(time.monotonic() - started, 1), **totals)

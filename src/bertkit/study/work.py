@@ -91,13 +91,8 @@ class StudyWork:
                 self._announce(piece, steps)
                 self.workplace.carry_out(piece, steps, progress=self.progress, begun=self.begun)
         except StoppedError as stopped:
-            raise StoppedError(stopped.reason, self._remedy) from stopped
-        except KeyboardInterrupt as interrupt:
-            raise StoppedError("interrupted", self._remedy) from interrupt
-
-    @property
-    def _remedy(self) -> str:
-        return f"go on with `bertkit study --resume {self.workplace.directory}`"
+            remedy = f"go on with `bertkit study --resume {self.workplace.directory}`"
+            raise StoppedError(stopped.reason, remedy) from stopped
 
     def _scores(self, piece: Piece) -> dict[str, Any] | None:
         return self.workplace.scores_of(piece)
