@@ -100,8 +100,9 @@ def run_study(arguments: StudyArguments, *, progress: Progress, begun: Begun = l
     """
     run = None if arguments.resume is None else run_of(arguments)
     study = arguments.requested() if run is None else resumed_recipe(arguments, run)
-    if run is not None and (finished := FinishedRun.done(run)):
-        return finished
+    if run is not None and run.status == "done" and run.results is not None:
+        log.info("%s is done already", run.path)
+        return FinishedRun(run, run.results, (run,))
     planned = PlannedStudy(study, arguments.cache, arguments.offline)
     planned.check()
     fingerprints = planned.fingerprints(progress)

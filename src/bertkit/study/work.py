@@ -108,9 +108,11 @@ class StudyWork:
         if not timed:
             return ""
         training = sum(scores["training_seconds"] for _, scores in timed) / sum(piece.share for piece, _ in timed)
-        measuring = sum(scores["measuring_seconds"] for _, scores in timed) / len(timed)
+        asked = sum(len(self.workplace.asked(piece)) for piece, _ in timed)
+        measuring = sum(scores["measuring_seconds"] for _, scores in timed) / asked
         names = {piece.name for piece, _ in done}
-        left = sum(piece.share * training + measuring for piece in self.pieces if piece.name not in names)
+        rest = [piece for piece in self.pieces if piece.name not in names]
+        left = sum(piece.share * training + len(self.workplace.asked(piece)) * measuring for piece in rest)
         return f", {_duration(left / self.jobs)} left"
 
 
