@@ -166,7 +166,7 @@ def _by_slots(
 
     def cut(rows_bNSH: Tensor) -> Tensor:
         """(b, N, C, w, H)."""
-        return functional.pad(rows_bNSH, (0, 0, 0, missing)).unflatten(2, (most, size))
+        return functional.pad(rows_bNSH, (0, 0, 0, missing)).view(*rows_bNSH.shape[:2], most, size, rows_bNSH.shape[3])
 
     query, key, value = cut(query_bNSH), cut(key_bNSH), cut(value_bNSH)
     slots_bNCK = _slots(blocks_b, pattern, device)
@@ -222,6 +222,6 @@ def _with_global_blocks(
     first_and_last = query_bNCwH.transpose(1, 2)[sequence_l[:, None], place_l2].transpose(1, 2).flatten(2, 3)
     mask = None if block.mask_b11S is None else block.mask_b11S[sequence_l]
     seen = fused_attention(first_and_last, key_bNSH[sequence_l], value_bNSH[sequence_l], mask)
-    by_place = seen.unflatten(2, (2, -1)).transpose(1, 2)
+    by_place = seen.view(*seen.shape[:2], 2, -1, seen.shape[3]).transpose(1, 2)
     place = (sequence_l[:, None].expand_as(place_l2), place_l2)
     return mixed_bNCwH.transpose(1, 2).index_put(place, by_place.to(mixed_bNCwH.dtype)).transpose(1, 2)
