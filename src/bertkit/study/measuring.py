@@ -158,7 +158,9 @@ class Asking:
         results = finetune(arguments, progress=self.progress).results
         ((_, scores),) = results["tasks"].items()
         metric = measure.metric or results["primary"]
-        return Answer(scores[metric]["mean"], more={"metric": metric})
+        score = scores[metric]["mean"]
+        reason = "its score is undefined, as where every prediction is the same" if score is None else None
+        return Answer(score, reason, more={"metric": metric})
 
 
 def _held_out(measure: HeldOutMeasure, run: RunDirectory) -> Answer:
