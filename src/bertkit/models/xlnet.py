@@ -13,7 +13,7 @@ Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary,
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -36,6 +36,7 @@ from bertkit.models.relative_attention import (
 )
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout
+from bertkit.settings import UnreadKey
 
 _ATTENTION = "layer.{n}.rel_attn"
 _MAPS = ("hook_attn_scores", "hook_pattern")
@@ -63,6 +64,11 @@ class XlnetConfig(EncoderConfig):
     reuse_len: int | None = Field(
         None, ge=0, description="First tokens of each sequence that go into the memory; null or 0: all."
     )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        why = "training reads each batch without a memory of those before"
+        yield UnreadKey("mem_len", why)
+        yield UnreadKey("reuse_len", why)
 
     model_type: ClassVar[str] = "xlnet"
     hub_prefix: ClassVar[str] = "transformer"

@@ -21,6 +21,7 @@ from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.resolve import Override
+from bertkit.recipe.unread import Part, refuse_unread, unread_settings, warn_unread
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
 from bertkit.training.trainer import Trainer
@@ -73,6 +74,28 @@ class RunArguments(ABC, Generic[RunRecipe]):
         Raises:
             UsageError: all errors at once.
         """
+
+    def parts(self, recipe: RunRecipe) -> Sequence[Part]:
+        """The parts of a recipe's run in which settings differ."""
+        return [Part(recipe)]
+
+    def inherited(self, recipe: RunRecipe) -> Mapping[str, BaseModel]:
+        """Settings of a recipe that are a model's and not the user's, by section."""
+        return {}
+
+    def new_recipe(self) -> RunRecipe:
+        """`requested`, for a new run.
+
+        Raises:
+            UsageError: also where a key has no effect.
+        """
+        recipe = self.requested()
+        self.refuse_unread(recipe)
+        return recipe
+
+    def refuse_unread(self, recipe: RunRecipe) -> None:
+        """Raise UsageError for keys that are set and that nothing reads."""
+        refuse_unread(unread_settings(recipe, self.parts(recipe), self.inherited(recipe)), recipe.name)
 
     @abstractmethod
     def recorded(self, run: RunDirectory) -> RunRecipe:
@@ -137,6 +160,8 @@ def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> Run
     recorded = arguments.recorded(run)
     wanted = arguments.changed(recorded) if arguments.names_nothing else arguments.requested()
     require_same_result(recorded, wanted, run.path)
+    # A run of an earlier version may have keys that are refused today.
+    warn_unread(unread_settings(recorded, arguments.parts(recorded), arguments.inherited(recorded)))
     return recorded.model_copy(
         update={name: getattr(wanted, name) for name in ("engine", "metrics") if hasattr(wanted, name)}
     )
