@@ -87,7 +87,7 @@ def parts_of(recipe: Recipe) -> list[Part]:
     """Each stage as a part of the run, as long as its schedule is."""
     parts = []
     for stage in stages_of(recipe):
-        own, changes = stage.recipe, ()
+        own, changes = stage.recipe, tuple[str, ...]()
         if stage.own_schedule:
             steps = {"steps": stage.end_step - stage.first_step}
             own = own.model_copy(update={"optimisation": own.optimisation.model_copy(update=steps)})

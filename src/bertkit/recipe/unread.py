@@ -2,8 +2,8 @@
 
 Nothing here follows a paper. Which keys nothing reads is said by each settings class (`Settings.unread_keys`), beside
 what reads the others. Here they are collected over a whole recipe, with its stages or a run that goes before: a key
-counts as read if any part of the run reads it, and as set if its value is not the default. Sibling hashing.py has the
-hash.
+counts as read if any part of the run reads it. It counts as set if the recipe would be another without it: its value
+is not the default, and not that of the recipe which this one extends. Sibling hashing.py has the hash.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from bertkit.errors import UsageError
@@ -65,7 +65,11 @@ class _Found:
 
 
 def unread_settings(
-    recipe: Settings, parts: Sequence[Part] = (), inherited: Mapping[str, BaseModel] | None = None
+    recipe: Settings,
+    parts: Sequence[Part] = (),
+    *,
+    inherited: Mapping[str, BaseModel] | None = None,
+    base: Mapping[str, Any] | None = None,
 ) -> list[UnreadSetting]:
     """The keys of a recipe that are set and that nothing reads.
 
@@ -74,13 +78,20 @@ def unread_settings(
         parts: of its run, such as stages; left out, it is its only part.
         inherited: settings by section that the user did not write, such as those of an initial model under `model`: a
             value that is the inherited one is not set.
+        base: the recipe that it extends, as plain data.
     """
     parts = parts or [Part(recipe)]
     inherited = inherited or {}
     found = [dict(_unread(part.recipe, inherited)) for part in parts]
     everywhere = _unread_in_all(recipe, parts, found)
-    settings = [_described(key, one) for key, one in everywhere.items() if key.partition(".")[0] not in NOT_DECIDING]
+    settings = [
+        _described(key, one)
+        for key, one in everywhere.items()
+        if key.partition(".")[0] not in NOT_DECIDING and not _equals(one.value, _plain_at(base, key))
+    ]
     for part, own in zip(parts, found, strict=True):
+        if part.where and _equals(_at(recipe, part.where), _plain_at(base, part.where)):
+            continue
         settings += [
             _described(key, one, part.where)
             for key, one in own.items()
@@ -191,6 +202,28 @@ def _at(settings: Any, key: str) -> Any:
         else:
             settings = getattr(settings, name, _MISSING)
     return settings
+
+
+def _plain_at(data: Any, key: str) -> Any:
+    """The same of plain data, where an item of a list is a mapping with its name as the only key."""
+    for name in key.split("."):
+        if isinstance(data, list):
+            items = {str(number): item for number, item in enumerate(data)}
+            for item in data:
+                items |= item if isinstance(item, dict) else {str(item): {}}
+            data = items
+        data = data.get(name, _MISSING) if isinstance(data, Mapping) else _MISSING
+    return data
+
+
+def _equals(value: Any, plain: Any) -> bool:
+    """Whether plain data mean this value."""
+    if isinstance(value, Settings):
+        try:
+            return isinstance(plain, Mapping) and type(value).model_validate_json(json.dumps(plain)) == value
+        except ValidationError:
+            return False
+    return bool(plain == (list(value) if isinstance(value, tuple) else value))
 
 
 def _default_at(settings: Any, key: str) -> Any:

@@ -71,7 +71,7 @@ class SourceOptions(Settings):
         return {key: value for key, value in self.model_dump(mode="json").items() if key != "span_fields" or value}
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        data = getattr(recipe, "data", None)
+        data: Any = getattr(recipe, "data", None)
         if getattr(data, "is_tokenised", False):
             why = f"data.sources ({data.sources[0]}) are token shards, which are used as they are"
             yield from (UnreadKey(name, why, refused=False) for name in type(self).model_fields)

@@ -67,7 +67,7 @@ class TokenizerConfig(Settings):
         return self.lowercases and self.type != "byte-bpe" if self.strip_accents is None else self.strip_accents
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        data = getattr(recipe, "data", None)
+        data: Any = getattr(recipe, "data", None)
         names = set(type(self).model_fields)
         if getattr(data, "is_tokenised", False):
             why = f"data.sources ({data.sources[0]}) are token shards, which have a tokenizer"
@@ -76,8 +76,9 @@ class TokenizerConfig(Settings):
             yield from (UnreadKey(name, why, refused=False) for name in sorted(given))
         elif self.path is not None:
             why = "tokenizer.path names a tokenizer, which is taken as it is"
+            # The size is read by --plan, which does not open the tokenizer.
             remedy = "leave tokenizer.path out, and a vocabulary is learnt"
-            yield from (UnreadKey(name, why, remedy, refused=False) for name in sorted(names - {"path"}))
+            yield from (UnreadKey(name, why, remedy, refused=False) for name in sorted(names - {"path", "vocab_size"}))
         elif self.type == "unigram":
             yield UnreadKey("min_frequency", "a unigram vocabulary has no merges", "take another tokenizer.type")
         elif self.type == "byte-bpe":

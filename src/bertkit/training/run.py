@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from pydantic import BaseModel
+
 from bertkit.errors import DataError
 from bertkit.files import cache_directory
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.recipe.header import RecipeHeader
-from bertkit.recipe.resolve import Override
-from bertkit.recipe.unread import Part, refuse_unread, unread_settings, warn_unread
+from bertkit.recipe.resolve import Override, base_of
+from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_settings, warn_unread
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
 from bertkit.training.trainer import Trainer
@@ -95,7 +97,12 @@ class RunArguments(ABC, Generic[RunRecipe]):
 
     def refuse_unread(self, recipe: RunRecipe) -> None:
         """Raise UsageError for keys that are set and that nothing reads."""
-        refuse_unread(unread_settings(recipe, self.parts(recipe), self.inherited(recipe)), recipe.name)
+        refuse_unread(self.unread(recipe), recipe.name)
+
+    def unread(self, recipe: RunRecipe) -> list[UnreadSetting]:
+        """The keys of a recipe of this command that are set and that nothing reads."""
+        base = {} if self.recipe is None else base_of(self.recipe)
+        return unread_settings(recipe, self.parts(recipe), inherited=self.inherited(recipe), base=base)
 
     @abstractmethod
     def recorded(self, run: RunDirectory) -> RunRecipe:
@@ -161,7 +168,7 @@ def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> Run
     wanted = arguments.changed(recorded) if arguments.names_nothing else arguments.requested()
     require_same_result(recorded, wanted, run.path)
     # A run of an earlier version may have keys that are refused today.
-    warn_unread(unread_settings(recorded, arguments.parts(recorded), arguments.inherited(recorded)))
+    warn_unread([each for each in arguments.unread(recorded) if each.refused])
     return recorded.model_copy(
         update={name: getattr(wanted, name) for name in ("engine", "metrics") if hasattr(wanted, name)}
     )
