@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,7 @@ def unread_settings(
     *,
     inherited: Mapping[str, BaseModel] | None = None,
     base: Mapping[str, Any] | None = None,
+    overridden: Collection[str] = (),
 ) -> list[UnreadSetting]:
     """The keys of a recipe that are set and that nothing reads.
 
@@ -79,11 +80,13 @@ def unread_settings(
         inherited: settings by section that the user did not write, such as those of an initial model under `model`: a
             value that is the inherited one is not set.
         base: the recipe that it extends, as plain data.
+        overridden: dotted keys that the command line sets. What every stage sets for itself is in a recipe what a run
+            without the stages would have; on the command line it is a mistake.
     """
     parts = parts or [Part(recipe)]
     inherited = inherited or {}
     found = [dict(_unread(part.recipe, inherited)) for part in parts]
-    everywhere = _unread_in_all(recipe, parts, found)
+    everywhere = _unread_in_all(recipe, parts, found, overridden)
     settings = [
         _described(key, one)
         for key, one in everywhere.items()
@@ -148,7 +151,9 @@ def _children(value: Any, key: str) -> Iterator[tuple[str, Settings]]:
             yield from _children(item, key if isinstance(item, NamedItem) else f"{key}.{number}")
 
 
-def _unread_in_all(recipe: Settings, parts: Sequence[Part], found: Sequence[Mapping[str, _Found]]) -> dict[str, _Found]:
+def _unread_in_all(
+    recipe: Settings, parts: Sequence[Part], found: Sequence[Mapping[str, _Found]], overridden: Collection[str]
+) -> dict[str, _Found]:
     """The recipe's own settings that no part reads: unread where it holds, or changed there."""
 
     def is_read(key: str) -> bool:
@@ -158,11 +163,10 @@ def _unread_in_all(recipe: Settings, parts: Sequence[Part], found: Sequence[Mapp
         )
 
     own = {key: one for each in found for key, one in each.items() if _at(recipe, key) == one.value}
-    replaced = UnreadKey("", "every part of the run has a value of its own for it", "let one of them leave it to this")
-    for key in {change for part in parts for change in part.changes}:
-        value, default = _at(recipe, key), _default_at(recipe, key)
-        if key not in own and value not in (default, _MISSING):
-            own[key] = _Found(value, default, replaced)
+    replaced = UnreadKey("", "every stage has a value of its own for it", "change it in optimisation.stages")
+    for key in overridden:
+        if key not in own:
+            own[key] = _Found(_at(recipe, key), PydanticUndefined, replaced)
     return {key: one for key, one in own.items() if not is_read(key)}
 
 
@@ -170,8 +174,8 @@ def _described(key: str, found: _Found, where: str = "") -> UnreadSetting:
     unread = found.unread
     is_plain = not isinstance(found.value, Settings | list | tuple)
     value = f" ({_show(found.value)})" if is_plain else ""
-    remedies = [] if found.default is PydanticUndefined else ["leave it out"]
-    if is_plain and not isinstance(found.default, Settings) and remedies:
+    remedies = ["leave it out"]
+    if is_plain and not isinstance(found.default, Settings) and found.default is not PydanticUndefined:
         remedies.append(f"write its default, {_show(found.default)}")
     remedies += [unread.remedy] if unread.remedy else []
     place = f"{where}: " if where else ""

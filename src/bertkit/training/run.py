@@ -22,6 +22,7 @@ from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.recipe.header import RecipeHeader
+from bertkit.recipe.renamed import new_key
 from bertkit.recipe.resolve import Override, base_of
 from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_settings, warn_unread
 from bertkit.run.directory import RunDirectory, RunIdentity
@@ -102,7 +103,13 @@ class RunArguments(ABC, Generic[RunRecipe]):
     def unread(self, recipe: RunRecipe) -> list[UnreadSetting]:
         """The keys of a recipe of this command that are set and that nothing reads."""
         base = {} if self.recipe is None else base_of(self.recipe)
-        return unread_settings(recipe, self.parts(recipe), inherited=self.inherited(recipe), base=base)
+        return unread_settings(
+            recipe,
+            self.parts(recipe),
+            inherited=self.inherited(recipe),
+            base=base,
+            overridden=[new_key(override.key) for override in self.overrides],
+        )
 
     @abstractmethod
     def recorded(self, run: RunDirectory) -> RunRecipe:
