@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.models.bert import BertConfig
+from bertkit.models.layers import ACTIVATIONS
 from bertkit.pretraining.recipe import Recipe
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
@@ -97,9 +98,10 @@ class PretrainingDraws:
             "model": {key: value for key, value in model.items() if value is not None},
             "objective": objective,
             "optimisation": {
+                "optimizer": {"clip_norm": 0.05},
                 "schedule": {"name": "bert", "peak": 0.01, "warmup_steps": 4},
                 "batch_sequences": 4,
-                "steps": 40,
+                "steps": 240,
                 "stages": generator.choice(_STAGES),
             },
             "engine": {"device": "cpu", "precision": "fp32", "micro_batch_tokens": 100_000, "workers": 0},
@@ -122,6 +124,9 @@ class PretrainingDraws:
         """The recipe with what null, or another way to write the same value, stands for."""
         data = recipe.model_dump(mode="json")
         tokenizer, model, optimisation = recipe.tokenizer, recipe.model, recipe.optimisation
+        for name, value in data["model"].items():
+            if isinstance(value, str) and value in ACTIVATIONS:
+                data["model"][name] = next(one for one, each in ACTIVATIONS.items() if each is ACTIVATIONS[value])
         data["tokenizer"] |= {"lowercase": tokenizer.lowercases, "strip_accents": tokenizer.strips_accents}
         for name in ("classifier_dropout", "cls_dropout"):
             if getattr(model, name, 0) is None:
@@ -156,6 +161,8 @@ class PretrainingDraws:
             "sample_megabytes": [64.0, 0.002, 0.004],
             "sources": [[text], [records], [text, german], [german]],
             "languages": [{}, {"en": [text]}, {"en": [text], "de": [german]}, {"en": [records], "de": [german]}],
+            # Of a single file, `file` makes a document of which no part can be drawn.
+            "documents": ["blank-line", "wikitext", "line"],
             "text_field": ["text", "other"],
             "span_fields": [[], ["spans"], ["more"]],
             "sequence_length": [16, 24, 32],
@@ -199,7 +206,7 @@ class PretrainingDraws:
             "generator_size": [0.5, 1.0],
             "z_loss": [0.0, 1e-4, 1e-2],
             "optimizer": [
-                {"name": name, **more}
+                {"name": name, "clip_norm": 0.05, **more}
                 for name in ("adamw", "adam", "lamb", "adafactor", "muon")
                 for more in ({}, {"weight_decay": 0.0})
             ],
@@ -209,7 +216,7 @@ class PretrainingDraws:
             "eps2": [1e-3, 0.1],
             "beta2_decay": [-0.8, -0.5],
             "clip_threshold": [1.0, 1.01],
-            "clip_norm": [None, 0.01, 0.1],
+            "clip_norm": [None, 0.01, 0.05],
             "weight_decay": [0.0, 0.01, 0.5],
             "schedule": [
                 {"name": "linear", "peak": 0.01, "warmup_steps": 4},
@@ -224,10 +231,10 @@ class PretrainingDraws:
             ],
             "warmup_steps": [0, 3, 4],
             "warmup_share": [0.1, 0.2],
-            "total_steps": [None, 10, 60],
+            "total_steps": [None, 100, 300],
             "floor": [0.0, 0.2, 1.0],
             "stable_share": [0.5, 0.7, 1.0],
-            "optimisation.steps": [40, 48],
+            "optimisation.steps": [240, 250],
             "batch_sequences": [4, 5],
             "ema": [None, 0.5, 0.9],
             "max_nonfinite_steps": [0, 1, 3],

@@ -106,7 +106,7 @@ class Pretraining:
         reads_types = recipe.model.reads_token_types
         for stage in trainer.stages:
             own = range(stage.stage.end_step - stage.stage.first_step)
-            for step in {own[0], own[1], own[len(own) // 2], own[-1]}:
+            for step in {*own[:4], *own[:: len(own) // 5], own[-1]}:
                 yield _samples(stage.batches.samples(step), reads_types)
         yield weights(trainer.model)
         torch.manual_seed(recipe.seed)

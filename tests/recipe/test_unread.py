@@ -38,7 +38,7 @@ class Tally:
     refused_in_vain: list[str] = field(default_factory=list)
 
 
-def one_draw(draws: Any, observe: Observe, unread: Callable[[Any], list[UnreadSetting]], seed: int, tally: Tally) -> bool:
+def one_draw(draws: Any, observe: Observe, unread: Callable[[Any, str], list[UnreadSetting]], seed: int, tally: Tally) -> bool:
     """Draw a recipe, change a key and note what that does; False where the draw makes no recipe."""
     generator = random.Random(seed)
     recipe = draws.base(generator)
@@ -56,11 +56,11 @@ def one_draw(draws: Any, observe: Observe, unread: Callable[[Any], list[UnreadSe
         return False
     tally.keys[key] += 1
     where = f"seed {seed}: {key}: {value_at(recipe, key)!r} to {value_at(other, key)!r}"
-    before, after = (any(_is_of(each, key) for each in unread(one)) for one in (recipe, other))
+    before, after = (any(_is_of(each, key) for each in unread(one, key)) for one in (recipe, other))
     # Where the key is unread at one of the two values alone, such as a floor of 1, the two may differ.
     if changes and after and (before or is_default(recipe, key)):
         tally.refused_in_vain.append(where)
-    told = before or after or any(f"{key}: " in each.why for each in unread(other))
+    told = before or after or any(f"{key}: " in each.why for each in unread(other, key))
     tally.outcomes["changes what is computed" if changes else "told" if told else "silent"] += 1
     if not told and not changes:
         tally.silent.append(where)
@@ -75,8 +75,8 @@ def drawn(directory: Path, count: int, first_seed: int = 0, *, show: bool = Fals
     """So many changed keys of pretraining recipes."""
     draws, pretraining, tally = PretrainingDraws(directory), Pretraining(directory / "cache"), Tally()
 
-    def unread(recipe: Any) -> list[UnreadSetting]:
-        return unread_settings(recipe, parts_of(recipe))
+    def unread(recipe: Any, key: str) -> list[UnreadSetting]:
+        return unread_settings(recipe, parts_of(recipe), overridden=[key])
 
     seed = first_seed
     while sum(tally.outcomes.values()) < count:
