@@ -6,13 +6,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tests.recipe.observed_runs import write_texts
+from tests.training.tiny_run import write_model
+
 from bertkit.models.bert import BertConfig
 from bertkit.models.layers import ACTIVATIONS
 from bertkit.pretraining.recipe import Recipe
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
-from tests.recipe.observed_runs import write_texts
-from tests.training.tiny_run import write_model
 
 SIZES = {
     "hidden_size": 16,
@@ -174,8 +175,7 @@ class PretrainingDraws:
             "short_sequence_probability": [0.1, 0.7, 1.0],
             "layout": _LAYOUTS,
             "units": [
-                {"name": name}
-                for name in ("pieces", "words", "ngrams", "spans", "tiled-spans", "rare", "phrases")
+                {"name": name} for name in ("pieces", "words", "ngrams", "spans", "tiled-spans", "rare", "phrases")
             ]
             + [
                 {"name": "annotated", "field": "spans"},

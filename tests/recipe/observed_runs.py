@@ -187,7 +187,19 @@ def _for_tasks(model: HeadedModel) -> Observed:
 def write_texts(directory: Path) -> dict[str, Path]:
     """Small texts of several formats and languages, with what settings of tokenizers and readers decide in them."""
     generator = np.random.default_rng(0)
-    nouns = ("Cat", "letters", "functions", "tensor", "matrix", "paper", "numbers", "café", "Zürich", "naïveté", "New York")
+    nouns = (
+        "Cat",
+        "letters",
+        "functions",
+        "tensor",
+        "matrix",
+        "paper",
+        "numbers",
+        "café",
+        "Zürich",
+        "naïveté",
+        "New York",
+    )
     verbs = ("reads", "returned", "writing", "holds", "keeps", "finding")
     rare = ("ß", "λ", "Ω", "ж", "ø")
 
@@ -198,14 +210,22 @@ def write_texts(directory: Path) -> dict[str, Path]:
         return " ".join(map(str, words)) + "."
 
     def document() -> list[str]:
-        return [f"{sentence()} {sentence()}" if generator.random() < 0.3 else sentence() for _ in range(generator.integers(3, 12))]
+        return [
+            f"{sentence()} {sentence()}" if generator.random() < 0.3 else sentence()
+            for _ in range(generator.integers(3, 12))
+        ]
 
     documents = [document() for _ in range(40)]
-    text = "\n\n".join("\n".join([*([f" = Title {number} = "] if number % 5 == 0 else []), *own]) for number, own in enumerate(documents))
+    text = "\n\n".join(
+        "\n".join([*([f" = Title {number} = "] if number % 5 == 0 else []), *own])
+        for number, own in enumerate(documents)
+    )
     files = {name: directory / name for name in ("en.txt", "de.txt", "records.jsonl", "lexicon.txt")}
     files["en.txt"].write_text(text + "\n", encoding="utf-8")
     small = [document() for _ in range(12)]
-    files["de.txt"].write_text("\n\n".join("\n".join(own).replace("The", "Das") for own in small) + "\n", encoding="utf-8")
+    files["de.txt"].write_text(
+        "\n\n".join("\n".join(own).replace("The", "Das") for own in small) + "\n", encoding="utf-8"
+    )
     records = []
     for own in documents[:30]:
         line = " ".join(own)

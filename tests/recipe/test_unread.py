@@ -16,14 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-
-from bertkit.pretraining.stages import parts_of
-from bertkit.recipe.unread import UnreadSetting, unread_settings
 from tests.recipe.drawn_pretraining import PretrainingDraws
 from tests.recipe.drawn_settings import changed, is_default, value_at
+from tests.recipe.drawn_tasks import TaskDraws
 from tests.recipe.observed_runs import Pretraining, differs
+from tests.recipe.observed_tasks import TaskRuns
+
+from bertkit.distillation.recipe import DistillRecipe
+from bertkit.distillation.recipe import parts_of as run_parts
+from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.stages import parts_of as stage_parts
+from bertkit.recipe.unread import Part, UnreadSetting, unread_settings
 
 Observe = Callable[[Any], Iterator[str]]
 
@@ -38,7 +42,9 @@ class Tally:
     refused_in_vain: list[str] = field(default_factory=list)
 
 
-def one_draw(draws: Any, observe: Observe, unread: Callable[[Any, str], list[UnreadSetting]], seed: int, tally: Tally) -> bool:
+def one_draw(
+    draws: Any, observe: Observe, unread: Callable[[Any, str], list[UnreadSetting]], seed: int, tally: Tally
+) -> bool:
     """Draw a recipe, change a key and note what that does; False where the draw makes no recipe."""
     generator = random.Random(seed)
     recipe = draws.base(generator)
@@ -71,28 +77,46 @@ def _is_of(unread: UnreadSetting, key: str) -> bool:
     return key == unread.key or key.startswith(f"{unread.key}.")
 
 
-def drawn(directory: Path, count: int, first_seed: int = 0, *, show: bool = False) -> Tally:
-    """So many changed keys of pretraining recipes."""
-    draws, pretraining, tally = PretrainingDraws(directory), Pretraining(directory / "cache"), Tally()
-
-    def unread(recipe: Any, key: str) -> list[UnreadSetting]:
-        return unread_settings(recipe, parts_of(recipe), overridden=[key])
-
-    seed = first_seed
+def drawn(directory: Path, on: str, count: int, first_seed: int = 0, *, show: bool = False) -> Tally:
+    """So many changed keys of recipes on text, or on tasks."""
+    draws: Any = PretrainingDraws(directory) if on == "text" else TaskDraws(directory)
+    runs: Any = Pretraining(directory / "cache") if on == "text" else TaskRuns(directory)
+    tally, seed = Tally(), first_seed
     while sum(tally.outcomes.values()) < count:
-        one_draw(draws, pretraining.observed, unread, seed, tally)
+        one_draw(draws, runs.observed, unread, seed, tally)
+        if show:
+            for each in (*tally.silent, *tally.refused_in_vain):
+                if each.startswith(f"seed {seed}:"):
+                    print(each, flush=True)
         seed += 1
-        if show and seed % 100 == 0:
-            print(seed, dict(tally.outcomes), flush=True)
+        if show and seed % 50 == 0:
+            print(on, seed, dict(tally.outcomes), flush=True)
     return tally
 
 
-if __name__ == "__main__":
+def unread(recipe: Any, key: str) -> list[UnreadSetting]:
+    """The keys that nothing reads, where the command line has set one."""
+    if isinstance(recipe, Recipe):
+        parts = stage_parts(recipe)
+    else:
+        parts = run_parts(recipe) if isinstance(recipe, DistillRecipe) else [Part(recipe)]
+    return unread_settings(recipe, parts, overridden=[key])
+
+
+def main(count: int, first_seed: int) -> None:
+    """Draw, and print what was found."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name:
-        found = drawn(Path(name), int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, show=True)
-    print(dict(found.outcomes), f"{len(found.keys)} keys")
-    print(*(f"silent: {each}" for each in found.silent), sep="\n")
-    print(*(f"refused in vain: {each}" for each in found.refused_in_vain), sep="\n")
-    print("fewest:", found.keys.most_common()[-20:])
+    shares = {"text": count - count // 4, "tasks": count // 4}
+    for on, share in shares.items():
+        with tempfile.TemporaryDirectory() as name:
+            found = drawn(Path(name), on, share, first_seed, show=True)
+        print(f"{on}: {dict(found.outcomes)}, {len(found.keys)} different keys")
+        for each in found.silent:
+            print("silent:", each)
+        for each in found.refused_in_vain:
+            print("refused in vain:", each)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

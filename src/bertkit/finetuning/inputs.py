@@ -76,6 +76,9 @@ class FinetuneData(Settings):
         entries = task if isinstance(task, tuple) else (task,)
         if all(isinstance(entry, OwnTask) for entry in entries):
             yield UnreadKey("directory", "task names the files of its own")
+        dev = {name for spec in (recipe.specs if task else ()) for name in spec.scored if name.startswith("dev")}
+        if set(self.predict) <= dev:
+            yield UnreadKey("predict", "these splits are evaluated, and so predicted in any case", refused=False)
         if getattr(recipe, "transfer", None) is not None:
             yield UnreadKey("train_examples", "transfer is learnt from in place of the training examples")
 
