@@ -89,11 +89,11 @@ class PretrainingDraws:
             objective = [{"causal_lm": {"head": "causal_lm"}}]
         settings: dict[str, Any] = {
             "name": "drawn",
-            "tokenizer": {"vocab_size": 150},
+            "tokenizer": {"vocab_size": 200},
             "data": {
                 "sources": [self.files["en.txt"]],
                 "layout": generator.choice(_LAYOUTS),
-                "sequence_length": 24,
+                "sequence_length": 32,
                 "held_out": 0.1,
             },
             "model": {key: value for key, value in model.items() if value is not None},
@@ -156,8 +156,8 @@ class PretrainingDraws:
             "init": [None, self.model],
             "path": [None, self.model],
             "tokenizer.type": ["wordpiece", "bpe", "byte-bpe", "unigram"],
-            "vocab_size": [150, 170, 300],
-            "min_frequency": [2, 1, 40],
+            "vocab_size": [150, 170, 200],
+            "min_frequency": [2, 40],
             "character_coverage": [0.9999, 0.99, 0.9],
             "sample_megabytes": [64.0, 0.002, 0.004],
             "sources": [[text], [records], [text, german], [german]],
@@ -166,7 +166,7 @@ class PretrainingDraws:
             "documents": ["blank-line", "wikitext", "line"],
             "text_field": ["text", "other"],
             "span_fields": [[], ["spans"], ["more"]],
-            "sequence_length": [16, 24, 32],
+            "sequence_length": [12, 16, 32],
             "static_copies": [None, 1, 2],
             "max_epochs": [None, 0.01],
             "held_out": [0.1, 0.3],
@@ -240,7 +240,7 @@ class PretrainingDraws:
             "max_nonfinite_steps": [0, 1, 3],
             "set": [
                 _SHORT,
-                {"data.sequence_length": 32},
+                {"data.sequence_length": 12},
                 {"optimisation.batch_sequences": 3},
                 {"optimisation.schedule": {"name": "polynomial", "peak": 0.01, "floor": 1.0, "power": 2.0}},
                 {"optimisation.schedule": {"name": "constant", "peak": 0.02}},

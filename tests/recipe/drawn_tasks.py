@@ -96,17 +96,19 @@ class TaskDraws:
     def domains(self) -> dict[str, Any]:
         """Values by key, where they are no plain numbers, or where a small run shows the effect of some alone."""
         return {
-            "new_head": [False, True],
+            # Read where the model has the task's head already, of which the teacher alone has one.
+            "new_head": lambda recipe: [False, True] if _kind_of(recipe) == "distill" else [],
             "text": ["review", "other"],
             "text_pair": [None, "left"],
             "label": ["stars", "other"],
             "endings": [["endings"], ["other"]],
-            "id": [None, "id"],
+            "id": [None, "review"],
             "columns.separator": ["|", ";"],
-            "labels": [None, ["bad", "good"], ["good", "bad"]],
+            "labels": [None, ["good", "bad"]],
             "task.metrics": [None],
             "directory": [None, "/nowhere"],
-            "max_length": [8, 24],
+            # Sentences have at most eight tokens.
+            "max_length": lambda recipe: [8, 24] if _kind_of(recipe) in ("pair", "span") else [],
             "train_examples": [None, 12, 15],
             "predict": [[], ["dev"]],
             "window_stride": [None, 2],
@@ -178,7 +180,7 @@ class TaskDraws:
             "total_steps": [None, 30],
             "batch_sequences": [7, 5],
             "optimisation.steps": [None, 4],
-            "epochs": [2, 1, 3],
+            "epochs": lambda recipe: [2, 1, 3] if recipe.optimisation.steps is None else [],
             "ema": [None, 0.5],
             "layer_decay": [1.0, 0.5],
             "evaluations_per_epoch": [1, 2],
@@ -226,3 +228,10 @@ class TaskDraws:
         if student and "number" in student and isinstance(student["layers"], str) and student["layers"] != "all":
             student["number"] = student["number"] or 1
         return data
+
+
+def _kind_of(recipe: Any) -> str:
+    """The kind of a recipe's task; distill of any that distils."""
+    if isinstance(recipe, DistillRecipe):
+        return "distill"
+    return "several" if isinstance(recipe.task, tuple) else str(recipe.task.name)

@@ -51,8 +51,8 @@ REFUSED = "refused"
 """Begins what is observed of a recipe that the program refuses."""
 
 
-def differs(first: Callable[[], Observed], second: Callable[[], Observed]) -> bool | None:
-    """Whether two runs compute different things; None where the first is refused.
+def differs(first: Callable[[], Observed], second: Callable[[], Observed]) -> str:
+    """What came of two runs: different, equal, or which of them the program refused: first, or second.
 
     What is dear is computed only where all before it is equal. The runs take turns, each with the state of torch's
     generator that it left.
@@ -67,12 +67,13 @@ def differs(first: Callable[[], Observed], second: Callable[[], Observed]) -> bo
 
     while True:
         mine, other = part(0), part(1)
-        if mine is not None and mine.startswith(REFUSED):
-            return None
+        for name, found in (("first", mine), ("second", other)):
+            if found is not None and found.startswith(REFUSED):
+                return name
         if mine != other:
-            return True
+            return "different"
         if mine is None:
-            return False
+            return "equal"
 
 
 def weights(model: nn.Module) -> str:

@@ -63,6 +63,7 @@ class TaskRuns:
                 results = trainer.train(progress=silent_progress)
             yield _plain([json.loads(line) for line in run.metrics.read_text().splitlines()])
             yield weights(trainer.model)
+            yield digest(bool(trainer.best_weights))
             yield _plain({key: value for key, value in results.items() if key not in ("seed", "selected")})
             yield _plain([file.read_text() for file in sorted(path.glob("predictions/*"))])
             with trainer.session():

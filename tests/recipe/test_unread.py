@@ -39,7 +39,7 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     keys: Counter[str] = field(default_factory=Counter)
     silent: list[str] = field(default_factory=list)
-    refused_in_vain: list[str] = field(default_factory=list)
+    told_in_vain: list[str] = field(default_factory=list)
 
 
 def one_draw(
@@ -57,19 +57,21 @@ def one_draw(
     key, other = found
     if draws.meaning(recipe) == draws.meaning(other):
         return False
-    changes = differs(partial(observe, recipe), partial(observe, other))
-    if changes is None:
+    outcome = differs(partial(observe, recipe), partial(observe, other))
+    if outcome == "first":
         return False
     tally.keys[key] += 1
     where = f"seed {seed}: {key}: {value_at(recipe, key)!r} to {value_at(other, key)!r}"
     before, after = (any(_is_of(each, key) for each in unread(one, key)) for one in (recipe, other))
-    # Where the key is unread at one of the two values alone, such as a floor of 1, the two may differ.
-    if changes and after and (before or is_default(recipe, key)):
-        tally.refused_in_vain.append(where)
     told = before or after or any(f"{key}: " in each.why for each in unread(other, key))
-    tally.outcomes["changes what is computed" if changes else "told" if told else "silent"] += 1
-    if not told and not changes:
-        tally.silent.append(where)
+    if outcome == "equal":
+        outcome = "told" if told else "silent"
+        tally.silent += [] if told else [where]
+    # Where a key is unread at one of the two values alone, such as a floor of 1, the two may differ.
+    elif outcome == "different" and after and (before or is_default(recipe, key)):
+        outcome = "told in vain"
+        tally.told_in_vain.append(where)
+    tally.outcomes[{"second": "refused"}.get(outcome, outcome)] += 1
     return True
 
 
@@ -85,7 +87,7 @@ def drawn(directory: Path, on: str, count: int, first_seed: int = 0, *, show: bo
     while sum(tally.outcomes.values()) < count:
         one_draw(draws, runs.observed, unread, seed, tally)
         if show:
-            for each in (*tally.silent, *tally.refused_in_vain):
+            for each in (*tally.silent, *tally.told_in_vain):
                 if each.startswith(f"seed {seed}:"):
                     print(each, flush=True)
         seed += 1
@@ -114,8 +116,27 @@ def main(count: int, first_seed: int) -> None:
         print(f"{on}: {dict(found.outcomes)}, {len(found.keys)} different keys")
         for each in found.silent:
             print("silent:", each)
-        for each in found.refused_in_vain:
-            print("refused in vain:", each)
+        for each in found.told_in_vain:
+            print("told in vain:", each)
+
+
+@pytest.mark.parametrize(("on", "count"), [("text", 80), ("tasks", 12)])
+def test_no_key_is_silent_and_none_is_refused_in_vain(on: str, count: int, tmp_path: Path) -> None:
+    found = drawn(tmp_path, on, count)
+    assert found.silent == []
+    assert found.told_in_vain == []
+    assert found.outcomes["different"] > count / 2
+
+
+def test_what_is_observed_of_a_run_is_the_same_each_time(tmp_path: Path) -> None:
+    recipe = PretrainingDraws(tmp_path).base(random.Random(4))
+    runs = Pretraining(tmp_path / "cache")
+    assert recipe is not None
+    assert differs(partial(runs.observed, recipe), partial(runs.observed, recipe)) == "equal"
+    reseeded = recipe.model_copy(update={"seed": 1})
+    assert differs(partial(runs.observed, recipe), partial(runs.observed, reseeded)) == "different"
+    renamed = recipe.model_copy(update={"name": "other"})
+    assert differs(partial(runs.observed, recipe), partial(runs.observed, renamed)) == "equal"
 
 
 if __name__ == "__main__":

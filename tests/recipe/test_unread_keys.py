@@ -244,9 +244,8 @@ def request(home: Path, *overrides: str, **more: Any) -> PretrainArguments:
 
 def test_a_new_run_is_refused_with_all_keys_at_once(tmp_path: Path) -> None:
     wanted = request(tmp_path, "new_pieces=random", "data.language_smoothing=0.5")
-    with pytest.raises(UsageError, match=r"2 keys without effect(.|\n)*new_pieces(.|\n)*language_smoothing") as refused:
+    with pytest.raises(UsageError, match=r"2 keys without effect(.|\n)*new_pieces(.|\n)*language_smoothing"):
         run_pretraining(wanted, progress=silent_progress)
-    assert refused.value.code == 2
     assert not (tmp_path / "run").exists()
 
 
