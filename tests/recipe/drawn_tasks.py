@@ -104,7 +104,8 @@ class TaskDraws:
             "endings": [["endings"], ["other"]],
             "id": [None, "review"],
             "columns.separator": ["|", ";"],
-            "labels": [None, ["good", "bad"]],
+            # A student's labels have the order of its teacher's logits, and these only name them.
+            "labels": lambda recipe: [] if _kind_of(recipe) == "distill" else [None, ["good", "bad"]],
             "task.metrics": [None],
             "directory": [None, "/nowhere"],
             # Sentences have at most eight tokens.

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.recipe.drawn_pretraining import PretrainingDraws
 from tests.recipe.drawn_settings import changed, is_default, value_at
