@@ -83,7 +83,7 @@ class Finetuner(Trainer[TaskBatch]):
         self.steps = self.order.steps(optimisation.epochs, optimisation.steps)
         if optimisation.steps is not None and optimisation.steps > self.steps:
             log.warning(
-                "optimisation.steps (%s) has no effect: optimisation.epochs (%g) are over after %s updates; raise epochs",
+                "optimisation.steps (%s) has no effect: optimisation.epochs (%g) end after %s updates; raise epochs",
                 f"{optimisation.steps:,}",
                 optimisation.epochs,
                 f"{self.steps:,}",
