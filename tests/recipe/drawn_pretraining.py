@@ -34,6 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "electra": _EMBEDDINGS,
     "ernie": {},
     "mobilebert": {**_EMBEDDINGS, "intra_bottleneck_size": 8, "num_feedforward_networks": 2},
+    "mosaicbert": {},
     "modernbert": {"num_hidden_layers": 3, "local_attention": 6},
     "deberta": {},
     "deberta-v2": {"position_buckets": 8},
