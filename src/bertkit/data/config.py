@@ -68,4 +68,5 @@ class DataConfig(Settings):
             yield UnreadKey("language_smoothing", f"there are {count} in data.languages", "give data.languages two")
         objectives = getattr(recipe, "objectives", ())
         if not self.layout.epoch_dependent and not any(each.draws for each in objectives):
-            yield UnreadKey("static_copies", f"neither the layout {self.layout.choice} nor an objective draws anything")
+            why = f"neither the layout {self.layout.choice} nor an objective draws anything"
+            yield UnreadKey("static_copies", why, refused=False)

@@ -60,6 +60,9 @@ class DebertaLikeConfig(TransformerConfig):
     classes: ClassVar[str]
     """What the names of the Hub's classes begin with."""
 
+    of_distances: ClassVar[tuple[str, ...]] = ("max_relative_positions", "position_buckets", "share_att_key")
+    """Settings of relative positions alone."""
+
     hub_prefix: ClassVar[str] = "deberta"
     pooler_hub_name: ClassVar[str | None] = "pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {
@@ -81,9 +84,6 @@ class DebertaLikeConfig(TransformerConfig):
         if not self.relative_attention:
             why = "model.relative_attention is false, and there is no table of distances"
             yield from (UnreadKey(name, why) for name in self.of_distances if name in type(self).model_fields)
-
-    of_distances: ClassVar[tuple[str, ...]] = ("max_relative_positions", "position_buckets", "share_att_key")
-    """Settings of relative positions alone."""
 
     @property
     def furthest(self) -> int:

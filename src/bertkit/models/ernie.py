@@ -36,10 +36,6 @@ class ErnieConfig(BertLikeConfig):
         None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
     )
 
-    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        if not self.use_task_id:
-            yield UnreadKey("task_type_vocab_size", "model.use_task_id is false: there is no embedding of the task")
-
     model_type: ClassVar[str] = "ernie"
     hub_prefix: ClassVar[str] = "ernie"
     base_architecture: ClassVar[str] = "ErnieModel"
@@ -47,6 +43,10 @@ class ErnieConfig(BertLikeConfig):
         frozenset({"masked_lm", "next_sentence"}): "ErnieForPreTraining"
     }
     pooler_hub_name: ClassVar[str | None] = "ernie.pooler.dense"
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not self.use_task_id:
+            yield UnreadKey("task_type_vocab_size", "model.use_task_id is false: there is no embedding of the task")
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Ernie:
         return Ernie(self, vocab_size)

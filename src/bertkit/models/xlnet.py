@@ -65,11 +65,6 @@ class XlnetConfig(EncoderConfig):
         None, ge=0, description="First tokens of each sequence that go into the memory; null or 0: all."
     )
 
-    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        why = "training reads each batch without a memory of those before"
-        yield UnreadKey("mem_len", why)
-        yield UnreadKey("reuse_len", why)
-
     model_type: ClassVar[str] = "xlnet"
     hub_prefix: ClassVar[str] = "transformer"
     causal_attention: ClassVar[bool] = False
@@ -99,6 +94,11 @@ class XlnetConfig(EncoderConfig):
         "summary_use_proj": True,
         "summary_activation": "tanh",
     }
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        why = "training reads each batch without a memory of those before"
+        yield UnreadKey("mem_len", why)
+        yield UnreadKey("reuse_len", why)
 
     @property
     def reads_token_types(self) -> bool:

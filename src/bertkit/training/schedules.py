@@ -145,14 +145,13 @@ class PolynomialSchedule(Schedule):
     """Linear rise, then (1 - progress)^power down to `floor` times the peak."""
 
     name: Literal["polynomial"] = "polynomial"
+    power: float = Field(1.0, gt=0, description="Exponent of the decay; 1: linear, 3: Longformer's, steep first.")
+    floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
         if self.floor == 1:
             yield UnreadKey("power", "schedule.floor is 1: the learning rate stays at its peak")
-
-    power: float = Field(1.0, gt=0, description="Exponent of the decay; 1: linear, 3: Longformer's, steep first.")
-    floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
 
     def after_warmup(self, step: int, steps: int, peak: float, warmup: int) -> float:
         return peak * (self.floor + (1 - self.floor) * math.pow(1 - _progress(step, steps, warmup), self.power))
@@ -191,6 +190,8 @@ class WarmupStableDecaySchedule(Schedule):
     stable_share: float = Field(
         0.9, ge=0, le=1, description="Share of the steps after the warm-up that are at the peak."
     )
+    decay: Literal["1-sqrt", "linear", "cosine"] = Field("1-sqrt", description="The shape of the decay.")
+    floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
@@ -202,9 +203,6 @@ class WarmupStableDecaySchedule(Schedule):
             why = "schedule.floor is 1: the learning rate stays at its peak"
             yield UnreadKey("decay", why)
             yield UnreadKey("stable_share", why)
-
-    decay: Literal["1-sqrt", "linear", "cosine"] = Field("1-sqrt", description="The shape of the decay.")
-    floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
 
     def after_warmup(self, step: int, steps: int, peak: float, warmup: int) -> float:
         decay_start = warmup + round(self.stable_share * (steps - warmup))
