@@ -76,11 +76,14 @@ class SourceOptions(Settings):
             why = f"data.sources ({data.sources[0]}) are token shards, which are used as they are"
             yield from (UnreadKey(name, why, refused=False) for name in type(self).model_fields)
             return
+        # A recipe for other sources than those that the command line gives has keys of theirs, which are no mistake.
         kinds = {_kind_of_source(source) for source in getattr(data, "all_sources", ())}
         if kinds and kinds <= {"text", "builtin"}:
-            yield UnreadKey("text_field", "no source has records with fields, as JSONL, CSV, Parquet or Hub data have")
+            why = "no source has records with fields, as JSONL, CSV, Parquet or Hub data have"
+            yield UnreadKey("text_field", why, refused=False)
         if kinds and kinds <= {"records", "builtin"}:
-            yield UnreadKey("documents", "no source is a text file, and in other formats each record is a document")
+            why = "no source is a text file, and in other formats each record is a document"
+            yield UnreadKey("documents", why, refused=False)
         if not any(getattr(each, "reads_annotated_spans", False) for each in getattr(recipe, "objectives", ())):
             yield UnreadKey(
                 "span_fields",
