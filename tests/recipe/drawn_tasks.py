@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tasks.tiny_kinds import KINDS, write_kind
-from tests.tasks.tiny_task import write_model
+from tests.tasks.tiny_task import BAD, GOOD, NOUNS, write_model
 
 from bertkit.distillation.recipe import DistillRecipe
 from bertkit.finetuning.recipe import FinetuneRecipe
@@ -35,6 +35,10 @@ class TaskDraws:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
         self.tasks = {kind: write_kind(directory, kind)[0].model_dump(mode="json") for kind in KINDS}
+        # Classes are learnt of more words than these texts have.
+        tagged = [f"{word}\t{tag}\n" for tag, words in (("N", NOUNS), ("A", GOOD + BAD)) for word in words]
+        (directory / "tags.txt").write_text("".join(tagged), encoding="utf-8")
+        self.augmentation = {"name": "masking", "copies": 2, "tags": str(directory / "tags.txt")}
         self.model = str(write_model(directory / "model", dropout=0.1))
         labels = Labels(("bad", "good"), "single_label_classification")
         head = ("sequence_classification",)
@@ -63,7 +67,7 @@ class TaskDraws:
             settings |= {"kind": "distill", "teacher": self.teacher, "student": generator.choice(_STUDENTS)}
             settings["distillation"] = generator.choice(_TERMS)
             if generator.random() < 0.3:
-                settings["augmentation"] = {"name": "masking", "copies": 2}
+                settings["augmentation"] = self.augmentation
         else:
             settings["model"] = self.model
         try:
@@ -205,13 +209,13 @@ class TaskDraws:
             "embedding_size": [8, 6],
             "classifier_width": [8, 6],
             "initializer_range": [0.25, 0.1],
-            "augmentation": [None, {"name": "masking", "copies": 2}, {"name": "masking", "copies": 2, "ngram": 0.0}],
+            "augmentation": [None, self.augmentation, {**self.augmentation, "ngram": 0.0}],
             "copies": [1, 2],
             "mask": [0.1, 0.5],
             "same_tag": [0.1, 0.0, 0.4],
             "ngram": [0.25, 0.0, 0.9],
             "longest_ngram": [1, 5],
-            "tags": ["learnt", None],
+            "tags": [self.augmentation["tags"], None],
             "control": [False, True],
         }
 
