@@ -174,8 +174,9 @@ def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> Run
     recorded = arguments.recorded(run)
     wanted = arguments.changed(recorded) if arguments.names_nothing else arguments.requested()
     require_same_result(recorded, wanted, run.path)
-    # A run of an earlier version may have keys that are refused today.
-    warn_unread([each for each in arguments.unread(recorded) if each.refused])
+    if run.status != "done":
+        # A run of an earlier version may have keys that are refused today.
+        warn_unread([each for each in arguments.unread(recorded) if each.refused])
     return recorded.model_copy(
         update={name: getattr(wanted, name) for name in ("engine", "metrics") if hasattr(wanted, name)}
     )
