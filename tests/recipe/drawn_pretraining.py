@@ -9,6 +9,7 @@ from typing import Any
 from tests.recipe.observed_runs import write_texts
 from tests.training.tiny_run import write_model
 
+from bertkit.distillation.recipe import DistillTextRecipe
 from bertkit.models.bert import BertConfig
 from bertkit.models.layers import ACTIVATIONS
 from bertkit.pretraining.recipe import Recipe
@@ -55,6 +56,14 @@ OBJECTIVES: list[list[Any]] = [
     ["random_token_detection"],
     ["masked_lm", {"sentence_order": {}}],
 ]
+_PAIRS = {"layers": [[1, 1], [2, 2]]}
+_TAUGHT: list[list[Any]] = [
+    [{"soft_targets": {"weight": 2.0}}, "masked_lm", "cosine"],
+    [{"hidden_states": _PAIRS}, {"attention": _PAIRS}],
+    [{"logit_error": {"positions": "masked"}}, {"masked_lm": {"weight": 0.0}}, {"feature_maps": _PAIRS}],
+]
+_DISTILLED = 0.2
+"""Share of the recipes that distil."""
 _LAYOUTS: list[dict[str, Any]] = [
     {"name": "segment-pair", "swap_probability": 0.3},
     {"name": "sentence-pair", "swap_probability": 0.3},
@@ -108,6 +117,16 @@ class PretrainingDraws:
             },
             "engine": {"device": "cpu", "precision": "fp32", "micro_batch_tokens": 100_000, "workers": 0},
         }
+        if generator.random() < _DISTILLED:
+            settings |= {
+                "kind": "distill",
+                "teacher": self.model,
+                "student": generator.choice([None, {"layers": [0, 1]}]),
+                "tokenizer": {"path": self.model},
+                "model": {"family": "bert", **SIZES},
+                "objective": generator.choice(_TAUGHT),
+                "teacher_store": generator.choice([None, {"top_k": 4}]),
+            }
         return validated(settings)
 
     @property
@@ -120,6 +139,9 @@ class PretrainingDraws:
             "stages": "drawn with the recipe, and their settings below",
             "share": "shares of stages sum to 1, so that one alone cannot be changed",
             "objective": "its items are drawn",
+            "teacher": "names a model",
+            "progressive": "makes stages of its own, as the command does before a run",
+            "gb": "decides what is kept on disk alone",
         }
 
     def meaning(self, recipe: Recipe) -> Any:
@@ -248,6 +270,17 @@ class PretrainingDraws:
                 {"objective": [{"masked_lm": {"random_share": 0.0, "random_from": "corpus"}}]},
                 {"objective": ["masked_lm"]},
             ],
+            "student": [None, {"layers": [0, 1]}, {"layers": None}, {"layers": [1, 1]}],
+            "student.layers": [None, [0, 1], [1, 1]],
+            "frozen": [[], ["embeddings.position"]],
+            "hidden_states.layers": [[[1, 1]], [[2, 1]]],
+            "attention.layers": [[[1, 1]], [[2, 1]]],
+            "feature_maps.layers": [[[1, 1]], [[2, 1]]],
+            "cosine.layers": [[[1, 1]], [[2, 1]]],
+            "projection": [None, "fit"],
+            "temperature": [1.0, 3.0],
+            "teacher_store": [None, {"top_k": 4}],
+            "top_k": [2, 4],
             # Sizes that fit the others.
             "hidden_size": [16, 24],
             "num_hidden_layers": [2, 3, 4],
@@ -290,7 +323,7 @@ class PretrainingDraws:
 def validated(settings: dict[str, Any]) -> Recipe | None:
     """The recipe, or None where its parts do not fit."""
     try:
-        return validate(Located.of(settings, "drawn"), Recipe)
+        return validate(Located.of(settings, "drawn"), DistillTextRecipe if "teacher" in settings else Recipe)
     except ValueError:
         return None
 

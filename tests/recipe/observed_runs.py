@@ -20,11 +20,14 @@ import torch
 from torch import nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.distillation.recipe import DistillTextRecipe
+from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import open_shards
-from bertkit.pretraining.trainer import Pretrainer, check_epochs
+from bertkit.pretraining.trainer import check_epochs
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -99,7 +102,9 @@ class Pretraining:
         tokenizer = load_tokenizer(shards.directory)
         count = int(shards.segment_start_S1[-1])
         yield digest(tokenizer.fingerprint, shards.tokens_between(0, count), shards.segment_start_S1)
-        trainer = Pretrainer(recipe, shards, RunDirectory(self.cache / "none", {}), cache=self.cache)
+        kind = DistillTextArguments if isinstance(recipe, DistillTextRecipe) else PretrainArguments
+        arguments = kind(cache=self.cache, offline=True)
+        trainer = arguments.trainer(recipe, shards, RunDirectory(self.cache / "none", {}))
         check_epochs(recipe, trainer.stages)
         steps = trainer.steps
         yield digest([stage.stage.learning_rate(step) for stage in trainer.stages for step in _steps_of(stage)])
