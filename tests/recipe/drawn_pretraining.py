@@ -252,8 +252,9 @@ class PretrainingDraws:
                 {"name": "warmup-stable-decay", "peak": 0.01, "stable_share": 1.0},
                 {"name": "warmup-stable-decay", "peak": 0.01, "stable_share": 0.5, "floor": 1.0},
             ],
-            "warmup_steps": [0, 3, 4],
-            "warmup_share": [0.1, 0.2],
+            # A warm-up that is over before the first stage that follows this schedule is not found out.
+            "warmup_steps": lambda recipe: [] if _first_has_own_schedule(recipe) else [0, 3, 4],
+            "warmup_share": lambda recipe: [] if _first_has_own_schedule(recipe) else [0.1, 0.2],
             "total_steps": [None, 300, 900],
             "floor": [0.0, 0.2, 1.0],
             "stable_share": [0.5, 0.7, 1.0],
@@ -330,3 +331,8 @@ def validated(settings: dict[str, Any]) -> Recipe | None:
 
 def _flat(value: Any) -> Any:
     return value if isinstance(value, tuple) else (value,)
+
+
+def _first_has_own_schedule(recipe: Recipe) -> bool:
+    stages = recipe.optimisation.stages
+    return bool(stages) and "optimisation.schedule" in stages[0].set

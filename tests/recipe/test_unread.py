@@ -92,7 +92,7 @@ def drawn(directory: Path, on: str, count: int, first_seed: int = 0, *, show: bo
                 if each.startswith(f"seed {seed}:"):
                     print(each, flush=True)
         seed += 1
-        if show and seed % 50 == 0:
+        if show and seed % 10 == 0:
             print(on, seed, dict(tally.outcomes), flush=True)
     return tally
 
