@@ -150,6 +150,16 @@ def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
     return tree
 
 
+def base_of(name: str) -> dict[str, Any]:
+    """The settings of the recipe that this one extends, as plain data; none where it extends none."""
+    path = find_recipe(name)
+    extends = _read(path).child("extends")
+    if extends is None:
+        return {}
+    plain: dict[str, Any] = _with_bases(find_recipe(str(extends.value), path), ()).plain()
+    return plain
+
+
 def _named(path: Path) -> Located:
     """A file's tree with its bases merged in, named after the file where it gives no name of its own."""
     tree = _with_bases(path, ())
