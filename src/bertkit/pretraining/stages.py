@@ -1,8 +1,9 @@
 """The stages of a run: the same recipe with some settings changed for a share of the steps.
 
 Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. A stage may
-change the data, the objectives, the batch, the number of layers (see models/conversion.py) and the schedule, which then
-counts the stage's own steps. Each stage is checked like a recipe of its own before the first step is taken.
+change the data, the objectives, the batch, the number of layers (see models/conversion.py), the learning rates of
+parameters and the schedule, which then counts the stage's own steps. Each stage is checked like a recipe of its own
+before the first step is taken.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _MAY_CHANGE = (
     "model.num_hidden_layers",
     "optimisation.batch_sequences",
     "optimisation.schedule",
+    "optimisation.groups",
 )
 _SAME_TEXT = ("sources", "languages", "reading", "held_out")
 """Keys of data that all stages share: what one of them holds out, no other may train on."""
@@ -35,6 +37,7 @@ class Stage:
         first_step, end_step: the steps that it takes, the end not included.
         recipe: with the stage's settings in place.
         own_schedule: whether the learning rate follows a schedule of the stage's own, over its own steps.
+        new_moments: whether it begins with a new optimiser.
     """
 
     number: int
@@ -42,6 +45,7 @@ class Stage:
     end_step: int
     recipe: Recipe
     own_schedule: bool = False
+    new_moments: bool = False
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of the run's update number `step`, from 0."""
@@ -77,7 +81,7 @@ def stages_of(recipe: Recipe) -> list[Stage]:
                     " text; go on with other text in a run of its own, with --init"
                 )
         _check_generator(recipe, stages[-1].recipe if stages else None, staged, number)
-        stages.append(Stage(number, first, end, staged, own_schedule))
+        stages.append(Stage(number, first, end, staged, own_schedule, bool(configs) and configs[number].new_moments))
         first = end
     return stages
 

@@ -12,6 +12,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bertkit.data.batch import PackedBatch
 from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.samples import Vocabulary
@@ -45,6 +47,7 @@ from bertkit.run.figures import draw_curves
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
+from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step
 from bertkit.training.trainer import Trainer, write_whole
 
@@ -143,7 +146,9 @@ class Pretrainer(Trainer[PackedBatch]):
         ]
         self._use(self._new_model(self.stages[0].stage.recipe.model))
         self._check_growth()
+        self._check_groups()
         self.current = self.stages[0]
+        self._set_rates(self.current)
         self._last_evaluation: tuple[int, dict[str, Any]] = (-1, {})
 
     def check_data(self) -> None:
@@ -159,6 +164,35 @@ class Pretrainer(Trainer[PackedBatch]):
                 "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"
                 " as it is; leave model.num_hidden_layers out of the stages"
             )
+
+    def _check_groups(self) -> None:
+        """Raise UsageError if groups of a stage do not name the parameters that its model will have."""
+        known = {self.stages[0].stage.recipe.model: self.model}
+        for each in self.stages:
+            config = each.stage.recipe.model
+            if config not in known:
+                with torch.device("meta"):
+                    known[config] = pretraining_model(config, each.objectives, self.vocabulary.size)
+            self.parameter_rates(known[config], each)
+
+    def parameter_rates(self, model: HeadedModel, stage_run: StageRun) -> dict[str, float]:
+        """The factor of each parameter's learning rate in a stage.
+
+        Raises:
+            UsageError: a group names no parameter of the model.
+        """
+        names = [name for name, _ in model.named_parameters()]
+        try:
+            return group_rates(names, stage_run.stage.recipe.optimisation.groups)
+        except UsageError as error:
+            stage = stage_run.stage.number
+            raise UsageError(f"stage {stage}: {error}" if len(self.stages) > 1 else str(error)) from None
+
+    def _set_rates(self, stage_run: StageRun) -> None:
+        """Let gradients reach what the stage trains, each parameter at its learning rate."""
+        self.rates.thaw()
+        set_trained(self.model, stage_run.objectives)
+        self.rates.set(self.parameter_rates(self.model, stage_run))
 
     def new_terms(self, stage_run: StageRun) -> ObjectiveTerms:
         """What a stage minimises."""
@@ -178,10 +212,15 @@ class Pretrainer(Trainer[PackedBatch]):
 
     def _use(self, model: HeadedModel) -> None:
         """Train this model from now on, with a new optimiser."""
-        optimizer = self.recipe.optimisation.optimizer
         self.model = model.to(self.engine.device)
-        self.training_step = Step.plain(self.model, optimizer.build(self.model), self.engine, optimizer.clip_norm)
+        self._new_optimizer()
         self.start_average()
+
+    def _new_optimizer(self) -> None:
+        settings = self.recipe.optimisation.optimizer
+        optimizer = settings.build(self.model)
+        self.training_step = Step.plain(self.model, optimizer, self.engine, settings.clip_norm)
+        self.rates = ParameterRates(self.model, optimizer)
 
     def _enter(self, stage_run: StageRun) -> None:
         """Grow the model, start it from its generator or freeze the generator, as the stage has it."""
@@ -197,7 +236,10 @@ class Pretrainer(Trainer[PackedBatch]):
                 take_over(self.model, leader)
                 self._use(self.model)
                 log.info("step %d: the model takes over the weights of its generator", self.step)
-        set_trained(self.model, stage_run.objectives)
+            if stage.new_moments and before is not None:
+                self.rates.thaw()
+                self._new_optimizer()
+        self._set_rates(stage_run)
 
     def batches(self) -> Generator[list[PackedBatch], None, None]:
         for stage_run in self.stages:

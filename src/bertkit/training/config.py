@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from bertkit.settings import Settings
 from bertkit.training.engine_config import EngineConfig as EngineConfig
 from bertkit.training.optimizers import OptimizerOrNone
+from bertkit.training.rates import RateGroup
 from bertkit.training.schedules import AnySchedule, LinearSchedule
 
 
@@ -23,8 +24,14 @@ class StageConfig(Settings):
     set: dict[str, Any] = Field(
         default_factory=dict,
         description="Settings that differ, by dotted key: data.sequence_length: 128. Of objective any; of data any but"
-        " its text; model.num_hidden_layers; optimisation.batch_sequences and optimisation.schedule.",
+        " its text; model.num_hidden_layers; optimisation.batch_sequences, optimisation.schedule and"
+        " optimisation.groups.",
     )
+    new_moments: bool = Field(
+        False, description="Begin with the optimiser's running means at zero, as a run of its own does."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"new_moments"})
 
 
 def _linear_unless_named(schedule: Any) -> Any:
@@ -56,6 +63,11 @@ class OptimisationConfig(Settings):
         description="Decay of an exponential moving average of the weights, which is evaluated and saved in place of"
         " the last ones; null: none.",
     )
+    groups: list[RateGroup] = Field(
+        default_factory=list,
+        description="Parameters with a learning rate of their own, or frozen; of several groups that name one the first"
+        " holds.",
+    )
     layer_decay: float = Field(
         1.0,
         gt=0,
@@ -83,7 +95,7 @@ class OptimisationConfig(Settings):
         3, ge=0, description="Updates in a row that may be skipped because loss or gradient was not finite."
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"ema"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"ema", "groups"})
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

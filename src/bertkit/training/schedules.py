@@ -5,7 +5,7 @@ Loshchilov and Hutter 2017, arXiv:1608.03983 (cosine); Vaswani et al. 2017, arXi
 (inverse-sqrt); Hu et al. 2024, arXiv:2404.06395, section 4 (warmup-stable-decay); Hägele et al. 2024, arXiv:2405.18392
 (1-sqrt). A schedule is its own settings; a step's number counts updates from 0.
 
-The rise to the peak over w updates follows each schedule's source: step / w (bert, electra), (step + 1) / w
+The rise to the peak over w updates follows each schedule's source: step / w (bert, electra, mobilebert), (step + 1) / w
 (inverse-sqrt, whose steps count from 1), and (step + 1) / (w + 1) of all others, which neither start at zero nor have
 the peak twice.
 """
@@ -105,6 +105,19 @@ class ElectraSchedule(Schedule):
     def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
         warmed_up = min(1.0, step / warmup) if warmup else 1.0
         return peak * (1 - step / steps) * warmed_up
+
+
+class MobileBertSchedule(Schedule):
+    """Peak * min(step / w, 0.9 + 0.1 sqrt(1 - step / N)): the curve of each phase of MobileBERT's transfer.
+
+    As released (Sun et al. 2020, arXiv:2004.02984, distill_util.py), where a phase's warm-up w is a tenth of its N
+    updates.
+    """
+
+    name: Literal["mobilebert"] = "mobilebert"
+
+    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+        return peak * min(step / warmup if warmup else 1.0, 0.9 + 0.1 * math.sqrt(1 - step / steps))
 
 
 class LinearSchedule(Schedule):
@@ -210,6 +223,7 @@ _DECAYS: dict[str, Callable[[float], float]] = {
 _Schedule = (
     BertSchedule
     | ElectraSchedule
+    | MobileBertSchedule
     | LinearSchedule
     | CosineSchedule
     | PolynomialSchedule
