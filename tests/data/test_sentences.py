@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bertkit.data.layouts import Address, DocSentences, FullSentences
+from bertkit.data.batch import PackedBatch
+from bertkit.data.layouts import Address, DocSentences, FullSentences, PackedDocuments
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.shards import TokenShards
@@ -21,13 +22,17 @@ def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_shards(tmp_path_factory.mktemp("shards"), documents, shard_tokens=3000)
 
 
-def assembled(layout: FullSentences | DocSentences, shards: TokenShards, documents: np.ndarray) -> Samples:
+def assembled(
+    layout: FullSentences | DocSentences | PackedDocuments, shards: TokenShards, documents: np.ndarray
+) -> Samples:
     plan = layout.plan(shards, documents, LENGTH, Draw(0), 0)
     return layout.assemble(shards, plan, vocabulary(), Address(np.zeros(len(plan), int), np.arange(len(plan))))
 
 
-@pytest.mark.parametrize("layout", [FullSentences(), DocSentences()])
-def test_every_token_is_read_once_and_in_order(layout: FullSentences | DocSentences, shards: TokenShards) -> None:
+@pytest.mark.parametrize("layout", [FullSentences(), DocSentences(), PackedDocuments()])
+def test_every_token_is_read_once_and_in_order(
+    layout: FullSentences | DocSentences | PackedDocuments, shards: TokenShards
+) -> None:
     samples = assembled(layout, shards, whole_documents(shards))
     np.testing.assert_array_equal(samples.ids_T[~samples.special_T] - FIRST_ID, np.arange(shards.tokens))
     assert samples.lengths_B.max() <= LENGTH
@@ -73,3 +78,34 @@ def test_a_run_stops_only_where_the_next_segment_has_no_room(shards: TokenShards
         if start in starts and end in starts and end not in document_token:
             next_end = starts[np.searchsorted(starts, end) + 1]
             assert next_end - start > LENGTH - 2
+
+
+def test_packed_documents_fill_samples_with_sequences_of_one_document_each(shards: TokenShards) -> None:
+    documents = whole_documents(shards)
+    document_token = shards.segment_start_S1[shards.document_start_D1]
+    plan = PackedDocuments().plan(shards, documents, LENGTH, Draw(0), 0)
+    samples = assembled(PackedDocuments(), shards, documents)
+    first_token = samples.ids_T[samples.cu_seqlens_B1[:-1] + 1] - FIRST_ID
+    last_token = samples.ids_T[samples.cu_seqlens_B1[1:] - 2] - FIRST_ID
+    document_of = np.searchsorted(document_token, np.stack([first_token, last_token]), side="right")
+    np.testing.assert_array_equal(document_of[0], document_of[1])
+    # A sample's sequences take its tokens, special ones counted, and the next sentence would not have fitted.
+    row_of = np.searchsorted(plan["start"], first_token, side="right") - 1
+    filled = np.bincount(row_of, samples.lengths_B, minlength=len(plan))
+    assert filled.max() <= LENGTH
+    assert (np.bincount(row_of) > 1).any()
+    starts = shards.segment_start_S1
+    for row in range(len(plan) - 1):
+        end = int(plan["end"][row])
+        if int(plan["start"][row]) in starts and end in starts:
+            next_tokens = int(starts[np.searchsorted(starts, end) + 1]) - end
+            more = next_tokens + (2 if end in document_token else 0)
+            assert filled[row] + more > LENGTH
+    # Each has draws of its own, though several share a sample.
+    assert len({(epoch, sample) for epoch, sample in zip(samples.epoch_B, samples.sample_B, strict=True)}) == len(
+        samples.lengths_B
+    )
+    np.testing.assert_array_equal(samples.sample_B & ((1 << 50) - 1), row_of)
+    batch = PackedBatch.from_samples(samples)
+    assert batch.sequences.num_sequences == len(first_token)
+    assert all(batch.positions_T[start] == 0 for start in samples.cu_seqlens_B1[:-1])

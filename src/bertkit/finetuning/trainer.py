@@ -83,8 +83,10 @@ class Finetuner(Trainer[TaskBatch]):
         self.order = TaskOrder.of(recipe, prepared)
         self.steps = self.order.steps(optimisation.epochs, optimisation.steps)
         self.model = joined([task_trainer.model for task_trainer in self.task_trainers]).to(self.engine.device)
-        settings = optimisation.optimizer
-        assert settings is not None
+        peak = optimisation.schedule.peak
+        assert optimisation.optimizer is not None
+        assert peak is not None
+        settings = optimisation.optimizer.for_peak(peak)
         optimizer = settings.build(self.model)
         by_layer = layer_rates(self.model, optimisation.layer_decay)
         self.rates = ParameterRates(self.model, optimizer)

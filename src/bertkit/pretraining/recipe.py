@@ -108,6 +108,11 @@ class Recipe(RecipeHeader):
         description="Where the tokenizer is not the initial model's: embeddings of new tokens start as the mean of the"
         " initial model's tokens for them, or at random.",
     )
+    init_tiling: bool = Field(
+        False,
+        description="Whether the initial model may be smaller than the recipe's: its weights are then repeated in every"
+        " direction, and its layers drawn out; the recipe's sizes stay.",
+    )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
     model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
@@ -117,9 +122,13 @@ class Recipe(RecipeHeader):
     optimisation: PretrainingOptimisation = Field(description="Optimiser, schedule, batch and number of steps.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"init_tiling"})
+
     @model_validator(mode="after")
     def _nouns_fit_together(self) -> Recipe:
         errors = []
+        if self.init_tiling and self.init is None:
+            errors.append("init_tiling has no effect without init, the smaller model to start from")
         if self.data.sequence_length > self.model.max_tokens:
             errors.append(
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"

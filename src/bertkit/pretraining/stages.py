@@ -1,9 +1,9 @@
 """The stages of a run: the same recipe with some settings changed for a share of the steps.
 
 Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. A stage may
-change the data, the objectives, the batch, the number of layers (see models/conversion.py), the learning rates of
-parameters and the schedule, which then counts the stage's own steps. Each stage is checked like a recipe of its own
-before the first step is taken.
+change the data, the objectives, the batch, the number of layers (see models/conversion.py), rotary positions, the
+learning rates of parameters and the schedule, which then counts the stage's own steps. Each stage is checked like a
+recipe of its own before the first step is taken.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _MAY_CHANGE = (
     "data",
     "objective",
     "model.num_hidden_layers",
+    "model.global_rope_theta",
+    "model.local_rope_theta",
     "optimisation.batch_sequences",
     "optimisation.schedule",
     "optimisation.groups",

@@ -20,11 +20,12 @@ from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
 from bertkit.errors import DataError, UsageError
-from bertkit.models.conversion import converted, stack_layers, with_vocabulary
+from bertkit.models.conversion import converted, grown, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, save_model
+from bertkit.models.tiling import tiled
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
     add_companions,
@@ -217,7 +218,9 @@ class Pretrainer(Trainer[PackedBatch]):
         self.start_average()
 
     def _new_optimizer(self) -> None:
-        settings = self.recipe.optimisation.optimizer
+        optimisation = self.recipe.optimisation
+        assert optimisation.schedule.peak is not None
+        settings = optimisation.optimizer.for_peak(optimisation.schedule.peak)
         optimizer = settings.build(self.model)
         self.training_step = Step.plain(self.model, optimizer, self.engine, settings.clip_norm)
         self.rates = ParameterRates(self.model, optimizer)
@@ -228,9 +231,11 @@ class Pretrainer(Trainer[PackedBatch]):
         before = self.stages[stage.number - 1] if stage.number else None
         if stage.first_step == self.step:
             if before is not None and stage.recipe.model != before.stage.recipe.model:
-                self._use(stack_layers(self.model, stage.recipe.model))
-                depth = stage.recipe.model.model_dump()["num_hidden_layers"]
-                log.info("step %d: the model grows to %d layers", self.step, depth)
+                model = grown(self.model, stage.recipe.model)
+                if model is not self.model:
+                    self._use(model)
+                    depth = stage.recipe.model.model_dump()["num_hidden_layers"]
+                    log.info("step %d: the model grows to %d layers", self.step, depth)
             leader = takes_over(stage_run.objectives)
             if leader is not None and before is not None and takes_over(before.objectives) is None:
                 take_over(self.model, leader)
@@ -321,7 +326,7 @@ class Pretrainer(Trainer[PackedBatch]):
             tokenizer = load_tokenizer(directory)
             check_vocabulary(loaded, tokenizer, source=str(directory))
             model, remade = with_vocabulary(
-                converted(loaded, first),
+                tiled(loaded, first, seed=self.recipe.seed) if self.recipe.init_tiling else converted(loaded, first),
                 tokenizer,
                 self.tokenizer,
                 new_tokens=self.recipe.new_pieces,
@@ -331,9 +336,11 @@ class Pretrainer(Trainer[PackedBatch]):
                 log.info("new vocabulary of %s", remade)
             add_companions(model, objectives, pad_id=self.vocabulary.pad_id)
             model.initialise_companions(self.recipe.seed)
-            if remade is None:  # a companion's embeddings are of the old vocabulary, too
+            if (
+                remade is None and not self.recipe.init_tiling
+            ):  # a companion's embeddings are of the old vocabulary, too
                 load_companions(model, directory)
-            return model if config == first else stack_layers(model, config)
+            return grown(model, config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model.initialise(self.recipe.seed)
         return model

@@ -24,8 +24,8 @@ class StageConfig(Settings):
     set: dict[str, Any] = Field(
         default_factory=dict,
         description="Settings that differ, by dotted key: data.sequence_length: 128. Of objective any; of data any but"
-        " its text; model.num_hidden_layers; optimisation.batch_sequences, optimisation.schedule and"
-        " optimisation.groups.",
+        " its text; model.num_hidden_layers and the rope_theta of rotary positions; optimisation.batch_sequences,"
+        " optimisation.schedule and optimisation.groups.",
     )
     new_moments: bool = Field(
         False, description="Begin with the optimiser's running means at zero, as a run of its own does."

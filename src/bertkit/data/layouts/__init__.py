@@ -8,8 +8,19 @@ from pydantic import Field
 
 from bertkit.data.layouts.base import Address, Layout
 from bertkit.data.layouts.pairs import SegmentPair, SentencePair
-from bertkit.data.layouts.sentences import DocSentences, FullSentences
+from bertkit.data.layouts.sentences import DocSentences, FullSentences, PackedDocuments
 
-AnyLayout = Annotated[SegmentPair | SentencePair | FullSentences | DocSentences, Field(discriminator="name")]
+AnyLayout = Annotated[
+    SegmentPair | SentencePair | FullSentences | DocSentences | PackedDocuments, Field(discriminator="name")
+]
 
-__all__ = ["Address", "AnyLayout", "DocSentences", "FullSentences", "Layout", "SegmentPair", "SentencePair"]
+__all__ = [
+    "Address",
+    "AnyLayout",
+    "DocSentences",
+    "FullSentences",
+    "Layout",
+    "PackedDocuments",
+    "SegmentPair",
+    "SentencePair",
+]
