@@ -207,18 +207,20 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
     engine, parameters = resolve_engine(recipe.engine), count_parameters(teacher).total
     flops = memory_bytes = disk_bytes = 0.0
     for stage in stages_of(recipe):
-        length, sequences = stage.recipe.data.sequence_length, stage.recipe.optimisation.batch_sequences
-        tokens = sequences * length
+        length = stage.recipe.data.sequence_length
         for objective in stage.recipe.objectives:
             if isinstance(objective, MixedVocabulary):
                 rows = objective.expected_count(length) / length
-                flops += (stage.end_step - stage.first_step) * step_flops(
-                    teacher,
-                    tokens=tokens,
-                    squared_lengths=tokens * length,
-                    predictions={MaskedLM.term: tokens * rows},
-                    sequences=sequences,
-                )
+                for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+                    tokens = sequences * length
+                    flops += (end - first) * step_flops(
+                        teacher,
+                        tokens=tokens,
+                        squared_lengths=tokens * length,
+                        predictions={MaskedLM.term: tokens * rows},
+                        sequences=sequences,
+                    )
+                tokens = stage.recipe.optimisation.batch_sequences * length
                 read = min(engine.micro_batch_tokens, tokens)
                 memory = training_memory_bytes(teacher, micro_batch_tokens=read, predictions=read * rows)
                 memory_bytes = max(memory_bytes, memory)

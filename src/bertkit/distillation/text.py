@@ -162,7 +162,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         """How much the teacher's outputs in this stage will take."""
         recipe, batches, settings = stage_run.stage.recipe, stage_run.batches, self.student_recipe.teacher_store
         assert settings is not None
-        sequences = (stage_run.stage.end_step - stage_run.stage.first_step) * recipe.optimisation.batch_sequences
+        sequences = stage_run.stage.sequences()
         if recipe.data.static_copies is not None:
             sequences = min(sequences, recipe.data.static_copies * batches.stream.epoch_length(0))
         sequences += sum(batch.num_sequences for batch in stage_run.held_out.batches)

@@ -86,6 +86,12 @@ class PretrainingOptimisation(OptimisationConfig):
         return {key: value for key, value in super().dumped(fields).items() if key not in _OF_TASKS}
 
     @model_validator(mode="after")
+    def _one_stage_by_time(self) -> Self:
+        if self.schedule.clock == "time" and self.stages:
+            raise ValueError("stages end with their updates, and schedule.clock is time; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _of_text_alone(self) -> Self:
         fields = type(self).model_fields
         stray = [key for key in _OF_TASKS if getattr(self, key) != fields[key].default]

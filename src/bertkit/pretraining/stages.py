@@ -8,12 +8,14 @@ recipe of its own before the first step is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from bertkit.errors import UsageError
 from bertkit.objectives.forward import takes_over
 from bertkit.pretraining.recipe import Recipe
 from bertkit.recipe.resolve import overrides_of, with_overrides
+from bertkit.training.batch_ramp import BatchSizes
 
 _MAY_CHANGE = (
     "data",
@@ -22,6 +24,7 @@ _MAY_CHANGE = (
     "model.global_rope_theta",
     "model.local_rope_theta",
     "optimisation.batch_sequences",
+    "optimisation.batch_ramp",
     "optimisation.schedule",
     "optimisation.groups",
 )
@@ -40,6 +43,7 @@ class Stage:
         recipe: with the stage's settings in place.
         own_schedule: whether the learning rate follows a schedule of the stage's own, over its own steps.
         new_moments: whether it begins with a new optimiser.
+        sequences_before, run_sequences: of the stages before, and of the whole run.
     """
 
     number: int
@@ -48,13 +52,38 @@ class Stage:
     recipe: Recipe
     own_schedule: bool = False
     new_moments: bool = False
+    sequences_before: int = 0
+    run_sequences: int = 0
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the run's update number `step`, from 0."""
-        optimisation = self.recipe.optimisation
-        if self.own_schedule:
-            return optimisation.schedule.learning_rate(step - self.first_step, self.end_step - self.first_step)
-        return optimisation.schedule.learning_rate(step, optimisation.steps)
+        """The learning rate of the run's update number `step`, from 0; by time, as if all updates took as long."""
+        schedule = self.recipe.optimisation.schedule
+        first, steps = (self.first_step, self.end_step - self.first_step) if self.own_schedule else (0, self.run_steps)
+        if schedule.clock == "updates":
+            return schedule.learning_rate(step - first, steps)
+        if schedule.clock == "time":
+            return schedule.at_progress((step - first) / steps)
+        read, whole = self.sequences(self.first_step, step), self.sequences()
+        if not self.own_schedule:
+            read, whole = self.sequences_before + read, self.run_sequences
+        return schedule.at_progress(read / whole)
+
+    @property
+    def run_steps(self) -> int:
+        """Updates of the whole run."""
+        return self.recipe.optimisation.steps
+
+    @cached_property
+    def batch_sizes(self) -> BatchSizes:
+        """Sequences of the run's updates, as they are in this stage."""
+        return self.recipe.optimisation.batch_sizes()
+
+    def sequences(self, first: int | None = None, end: int | None = None) -> int:
+        """Sequences that the run's updates from `first` until before `end` read; all of the stage's without them."""
+        sizes = self.batch_sizes
+        return sizes.before(self.end_step if end is None else end) - sizes.before(
+            self.first_step if first is None else first
+        )
 
 
 def stages_of(recipe: Recipe) -> list[Stage]:
@@ -85,7 +114,8 @@ def stages_of(recipe: Recipe) -> list[Stage]:
         _check_generator(recipe, stages[-1].recipe if stages else None, staged, number)
         stages.append(Stage(number, first, end, staged, own_schedule, bool(configs) and configs[number].new_moments))
         first = end
-    return stages
+    whole = [stage.sequences() for stage in stages]
+    return [replace(stage, sequences_before=sum(whole[: stage.number]), run_sequences=sum(whole)) for stage in stages]
 
 
 def _check_generator(recipe: Recipe, before: Recipe | None, staged: Recipe, number: int) -> None:

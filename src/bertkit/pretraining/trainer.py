@@ -98,6 +98,7 @@ class StageRun:
             micro_batch_tokens=micro_batch_tokens,
             first_step=stage.first_step,
             run_steps=recipe.optimisation.steps,
+            sizes=stage.batch_sizes,
         )
 
     @cached_property
@@ -209,6 +210,8 @@ class Pretrainer(Trainer[PackedBatch]):
         return self.terms(self.current)
 
     def learning_rate(self, step: int) -> float:
+        if self.clock is not None:
+            return self.recipe.optimisation.schedule.at_progress(self.clock.share(step))
         return self.current.stage.learning_rate(step)
 
     def _use(self, model: HeadedModel) -> None:
@@ -368,11 +371,14 @@ def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
     limit, optimisation = recipe.data.max_epochs, recipe.optimisation
     if limit is None:
         return
-    epochs_a_step = [each.batches.batch_sequences / each.batches.stream.epoch_length(0) for each in stages]
+    epoch_samples = [each.batches.stream.epoch_length(0) for each in stages]
 
     def epochs(steps: int) -> float:
+        own = [each.stage.recipe.optimisation.model_copy(update={"steps": steps}) for each in stages]
         ends = optimisation.model_copy(update={"steps": steps}).stage_ends()
-        return sum((end - first) * each for first, end, each in zip([0, *ends], ends, epochs_a_step, strict=False))
+        sizes = [each.batch_sizes() for each in own]
+        stretches = zip([0, *ends], ends, sizes, epoch_samples, strict=False)
+        return sum((each.before(end) - each.before(first)) / samples for first, end, each, samples in stretches)
 
     wanted = epochs(optimisation.steps)
     if wanted <= limit:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from bertkit.settings import Settings
+from bertkit.training.batch_ramp import BatchRamp, BatchSizes
 from bertkit.training.engine_config import EngineConfig as EngineConfig
 from bertkit.training.optimizers import OptimizerOrNone
 from bertkit.training.rates import RateGroup
@@ -25,7 +26,7 @@ class StageConfig(Settings):
         default_factory=dict,
         description="Settings that differ, by dotted key: data.sequence_length: 128. Of objective any; of data any but"
         " its text; model.num_hidden_layers and the rope_theta of rotary positions; optimisation.batch_sequences,"
-        " optimisation.schedule and optimisation.groups.",
+        " batch_ramp, schedule and groups.",
     )
     new_moments: bool = Field(
         False, description="Begin with the optimiser's running means at zero, as a run of its own does."
@@ -48,6 +49,9 @@ class OptimisationConfig(Settings):
     )
     batch_sequences: int | None = Field(
         None, ge=1, description="Sequences, or examples of a task, per update, over all micro-batches and ranks."
+    )
+    batch_ramp: BatchRamp | None = Field(
+        None, description="Of text: smaller batches in the run's first updates; null: none."
     )
     steps: int | None = Field(
         None,
@@ -95,13 +99,15 @@ class OptimisationConfig(Settings):
         3, ge=0, description="Updates in a row that may be skipped because loss or gradient was not finite."
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"ema", "groups"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"batch_ramp", "ema", "groups"})
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         warmup = self.schedule.warmup_steps
         if warmup is not None and self.steps is not None and warmup >= self.steps:
             raise ValueError(f"schedule.warmup_steps ({warmup}) must be below steps ({self.steps})")
+        if self.batch_ramp is not None and self.batch_sequences is not None:
+            self.batch_ramp.smaller(self.batch_sequences)
         total = sum(stage.share for stage in self.stages)
         if self.stages and abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of stages sum to {total:g}, not 1")
@@ -110,6 +116,12 @@ class OptimisationConfig(Settings):
         if self.early_stopping is not None and self.select == "last":
             raise ValueError("early_stopping goes with select: best; the last evaluation is one that was no better")
         return self
+
+    def batch_sizes(self) -> BatchSizes:
+        """Sequences of each update of the run."""
+        assert self.batch_sequences is not None
+        assert self.steps is not None
+        return BatchSizes(self.batch_sequences, self.steps, self.batch_ramp)
 
     @property
     def keeps_best(self) -> bool:
