@@ -354,6 +354,18 @@ def test_24h_bert_follows_the_time() -> None:
         assert schedule.at_progress(hour / 24) == pytest.approx(1e-3 * by_code, abs=1e-10)
 
 
+def test_24h_bert_has_no_norm_of_its_embeddings() -> None:
+    recipe = load_recipe("24h-bert")
+    with torch.device("meta"):
+        names = [name for name, _ in pretraining_model(recipe.model, recipe.objectives, 30_522).named_parameters()]
+    norms = {name.rpartition(".")[0] for name in names if "norm" in name}
+    assert not any("embedding" in name for name in norms)
+    layers = {
+        f"encoder.layers.{number}.{kind}" for number in range(24) for kind in ("attention_norm", "feed_forward_norm")
+    }
+    assert norms == layers | {"encoder.norm", "masked_lm.norm"}
+
+
 def test_babylm_reads_at_most_ten_epochs_and_follows_its_curriculum() -> None:
     recipe = load_recipe("babylm-strict-small")
     stages = stages_of(recipe)

@@ -7,12 +7,12 @@ from typing import Annotated
 from pydantic import Field
 
 from bertkit.data.layouts.base import Address, Layout
+from bertkit.data.layouts.chunks import SingleSegment
 from bertkit.data.layouts.pairs import SegmentPair, SentencePair
 from bertkit.data.layouts.sentences import DocSentences, FullSentences, PackedDocuments
 
-AnyLayout = Annotated[
-    SegmentPair | SentencePair | FullSentences | DocSentences | PackedDocuments, Field(discriminator="name")
-]
+_Layouts = SegmentPair | SentencePair | FullSentences | DocSentences | PackedDocuments | SingleSegment
+AnyLayout = Annotated[_Layouts, Field(discriminator="name")]
 
 __all__ = [
     "Address",
@@ -23,4 +23,5 @@ __all__ = [
     "PackedDocuments",
     "SegmentPair",
     "SentencePair",
+    "SingleSegment",
 ]

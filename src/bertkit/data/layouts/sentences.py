@@ -24,12 +24,15 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 
-_ROW = np.dtype([("start", "<u8"), ("end", "<u8")])
+RUN_ROW = np.dtype([("start", "<u8"), ("end", "<u8")])
+"""A sample's range of tokens."""
 _PART_BITS = 50
 """A sample's number and its language (language_stream.py) lie below the number of a document in it."""
 
 
-class _Sentences(Layout):
+class Sentences(Layout):
+    """Runs of text behind a classifier token, each document in one closed by a separator."""
+
     special_tokens: ClassVar[int] = 2
     epoch_dependent: ClassVar[bool] = False
 
@@ -62,7 +65,7 @@ class _Sentences(Layout):
         )
 
 
-class DocSentences(_Sentences):
+class DocSentences(Sentences):
     """Runs that stop at the end of their document."""
 
     name: Literal["doc-sentences"] = "doc-sentences"
@@ -72,10 +75,10 @@ class DocSentences(_Sentences):
         rows: list[tuple[int, int]] = []
         for low, high in documents_N2.tolist():
             rows += _fill(shards.segment_start_S1[low : high + 1].tolist(), room)
-        return np.array(rows, dtype=_ROW)
+        return np.array(rows, dtype=RUN_ROW)
 
 
-class FullSentences(_Sentences):
+class FullSentences(Sentences):
     """Runs that continue into the next document, with a separator between the two."""
 
     name: Literal["full-sentences"] = "full-sentences"
@@ -93,10 +96,10 @@ class FullSentences(_Sentences):
             starts.append(int(shards.segment_start_S1[run[-1, 1]]) + len(run) - 1)
             shifts.append(len(run) - 1)
             rows += _fill_shifted(starts, shifts, room)
-        return np.array(rows, dtype=_ROW)
+        return np.array(rows, dtype=RUN_ROW)
 
 
-class PackedDocuments(_Sentences):
+class PackedDocuments(Sentences):
     """Samples filled with whole sentences of one document after the other, each document a sequence of its own: its
     tokens attend to it alone, and its positions are counted from 0. A batch has as many tokens as with full-sentences.
 
@@ -127,7 +130,7 @@ class PackedDocuments(_Sentences):
                 step = stop - first if behind > segment else room
                 rows += [(left, min(left + step, stop)) for left in range(first, stop, step)]
                 segment = last + 1
-        return np.array(rows, dtype=_ROW)
+        return np.array(rows, dtype=RUN_ROW)
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
         """Each document in a sample is a sequence, addressed by the sample and its number in it."""
@@ -143,7 +146,7 @@ class PackedDocuments(_Sentences):
             number_b += range(len(edges) - 1)
         sample_b = address.sample_B[row_b] + (np.array(number_b, dtype=np.int64) << _PART_BITS)
         return super().assemble(
-            shards, np.array(parts, dtype=_ROW), vocabulary, Address(address.epoch_B[row_b], sample_b)
+            shards, np.array(parts, dtype=RUN_ROW), vocabulary, Address(address.epoch_B[row_b], sample_b)
         )
 
 
