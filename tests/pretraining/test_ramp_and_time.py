@@ -188,3 +188,8 @@ def test_stages_by_time_are_refused(home: Path) -> None:
     stages = "optimisation.stages=[{share: 0.5}, {share: 0.5}]"
     with pytest.raises(UsageError, match=r"stages end with their updates, and schedule\.clock is time"):
         load_recipe(str(home / "time.yaml"), parsed([stages]))
+
+
+def test_times_to_follow_without_a_schedule_by_time_are_refused(home: Path) -> None:
+    with pytest.raises(UsageError, match=r"engine\.follow_times goes with optimisation\.schedule\.clock: time"):
+        trained(home, "ramp", "no-time", "engine.follow_times=elsewhere")

@@ -367,7 +367,8 @@ def with_phases(recipe: DistillTextRecipe, shapes: ShapePair) -> DistillTextReci
             settings = {**progressive.phases, "objective": items}
             if groups := progressive.groups(layer):
                 settings["optimisation.groups"] = groups
-            stages.append({"share": share, "set": settings, "new_moments": progressive.new_moments})
+            anew = progressive.new_moments and layer > 1
+            stages.append({"share": share, "set": settings, "new_moments": anew})
         rest = 1 - share * shapes.student.layers
         stages.append({"share": rest, "set": dict(progressive.then), "new_moments": progressive.new_moments})
     return with_overrides(recipe, overrides_of({"progressive": None, "optimisation.stages": stages}))

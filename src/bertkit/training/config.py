@@ -111,6 +111,8 @@ class OptimisationConfig(Settings):
         total = sum(stage.share for stage in self.stages)
         if self.stages and abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of stages sum to {total:g}, not 1")
+        if self.stages and self.stages[0].new_moments:
+            raise ValueError("stages.0.new_moments: every run begins with new moments; leave it out")
         if self.steps is not None and len(self.stages) > self.steps:
             raise ValueError(f"{len(self.stages)} stages in {self.steps} steps: a stage ends before it begins")
         if self.early_stopping is not None and self.select == "last":

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic
 import torch
 from torch import Tensor, nn
 
-from bertkit.errors import DataError, DivergedError, StoppedError
+from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
@@ -187,6 +187,8 @@ class Trainer(ABC, Generic[Batch]):
         """A context with the clock of a schedule by time, where the recipe has one."""
         schedule, follows = self.recipe.optimisation.schedule, self.recipe.engine.follow_times
         if schedule.hours is None:
+            if follows is not None:
+                raise UsageError("engine.follow_times goes with optimisation.schedule.clock: time; leave it out")
             yield
             return
         self.clock = RunClock(

@@ -85,8 +85,8 @@ class StableAdamW(torch.optim.Optimizer):
         """The number of this update of a parameter, from 1; its state is made at the first."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float64)  # read by the host in every update
+            state["step"] = torch.zeros((), dtype=torch.float64)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] += 1
+        state["step"] = state["step"].cpu() + 1  # the host reads it in every update
         return int(state["step"])
