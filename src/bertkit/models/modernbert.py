@@ -72,6 +72,8 @@ class ModernBertConfig(TransformerConfig):
     classifier_activation: Activation = Field("gelu", description="Activation of the heads.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
+    live_fields: ClassVar[frozenset[str]] = frozenset({"global_rope_theta", "local_rope_theta"})
+    tiled_parts: ClassVar[Mapping[str, int] | None] = {"feed_forward.inner": 2}
     model_type: ClassVar[str] = "modernbert"
     hub_prefix: ClassVar[str] = "model"
     base_architecture: ClassVar[str] = "ModernBertModel"
@@ -115,6 +117,11 @@ class ModernBertConfig(TransformerConfig):
         return tuple(
             "sliding_attention" if number % every else "full_attention" for number in range(self.num_hidden_layers)
         )
+
+    @property
+    def theta(self) -> dict[LayerType, float]:
+        """The longest wave of the rotary positions of each kind of layer."""
+        return {"full_attention": self.global_rope_theta, "sliding_attention": self.local_rope_theta}
 
     def build(self, vocab_size: int, *, pad_id: int = 50_283) -> ModernBert:
         return ModernBert(self, vocab_size)
@@ -345,10 +352,12 @@ class ModernBert(Encoder):
         )
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         self.head_width = config.hidden_size // config.num_attention_heads
-        self.theta: dict[LayerType, float] = {
-            "full_attention": config.global_rope_theta,
-            "sliding_attention": config.local_rope_theta,
-        }
+        self.theta = config.theta
+
+    def reconfigure(self, config: EncoderConfig) -> None:
+        assert isinstance(config, ModernBertConfig)
+        super().reconfigure(config)
+        self.theta = config.theta
 
     @property
     def word_embedding(self) -> nn.Embedding:
