@@ -11,7 +11,7 @@ from pathlib import Path
 from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import TokenShards, is_shards
-from bertkit.pretraining.arguments import PretrainArguments
+from bertkit.pretraining.arguments import PretrainArguments, as_begun
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import Progress
@@ -46,7 +46,7 @@ def run_pretraining(
         StoppedError, DivergedError: see `Trainer.train`.
     """
     run = None if arguments.resume is None else run_of(arguments)
-    recipe = arguments.requested() if run is None else resumed_recipe(arguments, run)
+    recipe = arguments.requested() if run is None else as_begun(resumed_recipe(arguments, run), run)
     if run is not None and (finished := FinishedRun.done(run)):
         return finished
     models = arguments.fingerprints(recipe)

@@ -21,7 +21,7 @@ _MAY_CHANGE = (
     "optimisation.batch_sequences",
     "optimisation.schedule",
 )
-_SAME_TEXT = ("sources", "languages", "reading", "held_out")
+_SAME_TEXT = ("sources", "languages", "reading", "held_out", "held_out_tokens")
 """Keys of data that all stages share: what one of them holds out, no other may train on."""
 _SCHEDULE = "optimisation.schedule"
 
