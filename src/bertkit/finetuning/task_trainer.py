@@ -125,12 +125,15 @@ class TaskTrainer:
         return found if calibrated is None else found | {"calibration": {main: calibrated}}
 
     def degenerate(self, predictions: Predictions, scores: Mapping[str, Scores]) -> str | None:
-        """Why the task counts as not learnt, with its name where there are several; None where it was learnt."""
+        """That the model does no better than a constant prediction, and why; None where it does better.
+
+        It begins with the task's name where the run has several.
+        """
         main = self.prepared.selecting
         examples = self.prepared.others[main].examples
         guesses, references = self.task.comparable(predictions[main], examples)
-        majority = self.task.majority_score(self.primary, predictions[main], examples)
-        reason = no_better_than_constant(guesses, references, scores[main][self.primary], majority)
+        baseline = self.task.constant_baseline(self.primary, predictions[main], examples)
+        reason = no_better_than_constant(guesses, references, scores[main][self.primary], baseline)
         return f"{self.name}: {reason}" if reason and self.prefix else reason
 
     def new_model(self, seed: int) -> HeadedModel:
