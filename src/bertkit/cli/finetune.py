@@ -179,6 +179,7 @@ def finetune(
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
+        fresh=common.fresh,
         offline=common.offline,
         max_minutes=common.max_minutes,
         command=sys.argv,

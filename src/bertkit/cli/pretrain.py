@@ -42,6 +42,7 @@ def pretrain(
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
+        fresh=common.fresh,
         offline=common.offline,
         max_minutes=common.max_minutes,
         command=sys.argv,

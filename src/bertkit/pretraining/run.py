@@ -22,6 +22,7 @@ from bertkit.training.run import (
     Begun,
     FinishedRun,
     deadline_after,
+    finished_of,
     identity_of,
     require_unchanged,
     resumed_recipe,
@@ -33,7 +34,7 @@ from bertkit.training.run import (
 def run_pretraining(
     arguments: PretrainArguments, *, progress: Progress, begun: Begun = lambda run: None
 ) -> FinishedRun:
-    """Start or resume a run and train it to its end.
+    """Start or resume a run and train it to its end; one that is finished is not repeated.
 
     Args:
         arguments: of the command line.
@@ -63,6 +64,8 @@ def run_pretraining(
             **models,
         }
         identity = identity_of(arguments, recipe, fingerprints)
+        if finished := finished_of(arguments, recipe, identity):
+            return finished
         run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
     require_unchanged(run, {"data": shards.fingerprint, **models})
 

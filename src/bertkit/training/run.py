@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.files import cache_directory
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
@@ -23,6 +23,7 @@ from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
+from bertkit.run.finished import Objection, finished_before
 from bertkit.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
         offline: use no network.
         max_minutes: stop after so long, with a checkpoint.
         command: the command line, for the record.
+        fresh: train although a finished run of the same recipe exists.
     """
 
     recipe: str | None = None
@@ -57,6 +59,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
     offline: bool = False
     max_minutes: float | None = None
     command: Sequence[str] = ()
+    fresh: bool = False
 
     kind: ClassVar[str]
     """The command, as run.json names it."""
@@ -114,6 +117,8 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
         UsageError, DataError: there is none, or it is of another kind.
     """
     assert arguments.resume is not None
+    if arguments.fresh:
+        raise UsageError("--fresh and --resume exclude each other: a new run, or one to continue")
 
     def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
         if arguments.names_nothing:
@@ -155,6 +160,48 @@ def identity_of(
         command=arguments.command,
         fingerprints=fingerprints,
     )
+
+
+_SPEED_ALONE = frozenset(
+    {"device", "micro_batch_tokens", "workers", "log_every_steps", "save_every_steps"}
+    | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb"}
+)
+"""Settings of the engine that show neither in the results nor in the files that stay."""
+
+
+def finished_of(
+    arguments: RunArguments[RunRecipe],
+    recipe: RunRecipe,
+    identity: RunIdentity,
+    *,
+    objection: Objection = lambda run: None,
+) -> FinishedRun | None:
+    """The finished run that the command would only make again; None where there is none, or with `fresh`.
+
+    Args:
+        arguments: of the command line.
+        recipe: of the run that would be made.
+        identity: its record.
+        objection: further reasons against a finished run.
+
+    Raises:
+        UsageError: `run_dir` holds a finished run of this recipe that cannot serve.
+    """
+
+    def differs(run: RunDirectory) -> str | None:
+        before, now = (_engine(each) for each in (arguments.recorded(run), recipe))
+        keys = sorted(key for key in now if key not in _SPEED_ALONE and before.get(key) != now[key])
+        return f"another engine.{' and engine.'.join(keys)}" if keys else objection(run)
+
+    if arguments.fresh:
+        return None
+    found = finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir, objection=differs)
+    return None if found is None else FinishedRun.done(found)
+
+
+def _engine(recipe: RunRecipe) -> dict[str, Any]:
+    found: dict[str, Any] = recipe.model_dump(mode="json").get("engine", {})
+    return found
 
 
 def require_unchanged(run: RunDirectory, fingerprints: Mapping[str, str | None]) -> None:
