@@ -143,7 +143,7 @@ class TaskTrainer:
     def read_model(self, directory: Path, seed: int, *, new_head: bool) -> HeadedModel:
         """The model of a directory with the task's head, new or its own; the seed draws what is new."""
         prepared, head = self.prepared, self.task.head
-        model, report = load_model(directory, heads=(head,), labels=self.task.labels, new=(head,))
+        model, report = load_model(directory, heads=(head,), labels=self.task.labels, new=(head,), is_trained=True)
         check_vocabulary(model, prepared.tokenizer, source=str(directory))
         hub_names = model.hub_form().hub_names(model.state_dict())
         anew = set(report.drawn_anew)

@@ -281,7 +281,7 @@ class Pretrainer(Trainer[PackedBatch]):
         init = self.recipe.init
         if init is not None:
             directory, first = find_model(init), self.stages[0].stage.recipe.model
-            loaded, _ = load_model(directory, heads=heads_of(objectives))
+            loaded, _ = load_model(directory, heads=heads_of(objectives), is_trained=True)
             tokenizer = load_tokenizer(directory)
             check_vocabulary(loaded, tokenizer, source=str(directory))
             model, remade = with_vocabulary(
