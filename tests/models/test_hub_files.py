@@ -355,8 +355,10 @@ def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: P
 
 
 def test_a_place_without_a_model_is_refused(tmp_path: Path) -> None:
-    for name in (str(tmp_path), "./nowhere", "a/b/c"):
-        with pytest.raises(DataError, match=r"no model here"):
+    with pytest.raises(DataError, match=r"no model here"):
+        find_model(str(tmp_path))
+    for name in ("./nowhere", "a/b/c"):
+        with pytest.raises(DataError, match=rf"{name}: does not exist; "):
             find_model(name)
 
 
