@@ -48,7 +48,7 @@ class HeldOutSize:
         tokens: held out, of which an evaluation reads `sequences`.
         share: of the text.
         sequences: samples of an evaluation.
-        predictions: of the objective that makes most of them in an evaluation.
+        predictions: of masked words in an evaluation, or of the objective that makes most of them.
     """
 
     tokens: int
@@ -154,9 +154,15 @@ class HeldOut:
                 figures["perplexity"] = math.exp(min(totals[objective.term].mean, _MAX_EXPONENT))
         return figures
 
-    def size(self, stream: SampleStream) -> HeldOutSize:
-        """How much there is of it; `stream` is the one that it was prepared from."""
-        terms = {term for batch in self.batches for term in batch.targets}
+    def size(self, stream: SampleStream, objectives: Sequence[Objective]) -> HeldOutSize:
+        """How much there is of it.
+
+        Args:
+            stream: the one that it was prepared from.
+            objectives: of the stage; predictions are those of masked words, or of the objective that makes most.
+        """
+        filling = [each.term for each in objectives if each.fills_masks]
+        terms = filling[:1] or {term for batch in self.batches for term in batch.targets}
         counts = (sum(len(batch.targets[term].id_M) for batch in self.batches) for term in terms)
         return HeldOutSize(
             tokens=stream.tokens,

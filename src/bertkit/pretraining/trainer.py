@@ -110,7 +110,7 @@ class StageRun:
 
     @property
     def held_out_size(self) -> HeldOutSize:
-        return self.held_out.size(self._held_out_stream)
+        return self.held_out.size(self._held_out_stream, self.objectives)
 
 
 class Pretrainer(Trainer[PackedBatch]):

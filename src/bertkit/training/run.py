@@ -106,6 +106,12 @@ class FinishedRun:
         if run.status != "done" or run.results is None:
             return None
         log.info("%s is done already", run.path)
+        return cls.of(run)
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> FinishedRun:
+        """A run that is known to be done."""
+        assert run.results is not None
         runs = tuple(RunDirectory.open(Path(each["run"])) for each in run.results.get("runs", ()))
         return cls(run, run.results, runs or (run,))
 
@@ -196,7 +202,7 @@ def finished_of(
     if arguments.fresh:
         return None
     found = finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir, objection=differs)
-    return None if found is None else FinishedRun.done(found)
+    return None if found is None else FinishedRun.of(found)
 
 
 def _engine(recipe: RunRecipe) -> dict[str, Any]:
