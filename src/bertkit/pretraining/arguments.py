@@ -128,6 +128,14 @@ class PretrainArguments(RunArguments[Recipe]):
         return Pretrainer(recipe, shards, run, cache=self.cache)
 
 
+def as_begun(recipe: Recipe, run: RunDirectory) -> Recipe:
+    """The recipe of a run with the held-out text that the run began with; early versions counted documents alone."""
+    if not run.record["steps"]:
+        return recipe
+    least = run.record.get("held_out", {}).get("least_tokens", 0)
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"held_out_tokens": least})})
+
+
 def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
     """The recipe with its length and its files' hashes; all stages are checked."""
     recipe = with_file_hashes(shortened(recipe, max_steps))
