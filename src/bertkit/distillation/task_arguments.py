@@ -24,6 +24,7 @@ from bertkit.distillation.task_data import DistillationData, prepare_distillatio
 from bertkit.errors import UsageError
 from bertkit.finetuning.arguments import FinetuneArguments, absolute
 from bertkit.finetuning.data import Prepared
+from bertkit.finetuning.own_data import with_split_hash
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.metrics.statistics import summarise
@@ -77,7 +78,7 @@ class DistillArguments(FinetuneArguments):
         if self.control:
             update["control"] = True
         recipe = changed(recipe.model_copy(update=update), list(self.overrides))
-        return resolved_distillation(self.with_seed(recipe))
+        return with_split_hash(resolved_distillation(self.with_seed(recipe)))
 
     def before(self, recipe: FinetuneRecipe) -> DistillRecipe | None:
         assert isinstance(recipe, DistillRecipe)

@@ -48,10 +48,8 @@ def held_out(split: Split, share: float, seed: int) -> Integers:
         raise UsageError(f"{option}: {size} of the {len(examples)} examples of {split.source} are {than}; {remedy}")
     counts_UL = _counts(examples, units)
     order = Draw(seed, "split").permuted("units", np.arange(len(units)), size=len(units))
-    if len(units) == len(examples):
-        chosen = _proportional(counts_UL, size, order)
-    else:
-        chosen = _nearest(counts_UL, size, order)
+    choose = _proportional if len(units) == len(examples) else _nearest
+    chosen = choose(counts_UL, size, order)
     dev = _leaving_every_label(examples, [units[unit] for unit in chosen])
     if not dev or len(dev) == len(units):
         raise UsageError(
@@ -90,8 +88,8 @@ def folds(split: Split, count: int, seed: int) -> Integers:
     else:
         fold_U = _balanced(counts_UL, count, order)
     fold_N = np.empty(len(examples), dtype=np.int64)
-    for unit, fold in zip(units, fold_U, strict=True):
-        fold_N[unit] = fold
+    for number, unit in enumerate(units):
+        fold_N[unit] = fold_U[number]
     seen: dict[str, set[int]] = {}
     for example, fold in zip(examples, fold_N.tolist(), strict=True):
         for name in _names(example):
@@ -99,8 +97,8 @@ def folds(split: Split, count: int, seed: int) -> Integers:
     alone = sorted(name for name, where in seen.items() if len(where) == 1)
     if alone:
         raise UsageError(
-            f"{option}: all examples of {', '.join(map(repr, alone[:5]))} are in one fold, whose model has none to learn"
-            " from; leave such rows out, merge the label with another, or try another seed (--split-seed)"
+            f"{option}: all examples of {', '.join(map(repr, alone[:5]))} are in one fold, whose model has none to"
+            " learn from; leave such rows out, merge the label with another, or try another seed (--split-seed)"
         )
     return fold_N
 
