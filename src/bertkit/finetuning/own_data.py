@@ -6,7 +6,7 @@ here and published tasks alike.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from bertkit.errors import DataError
-from bertkit.files import sha256_of
+from bertkit.files import sha256_of, write_json
 from bertkit.finetuning.inputs import OwnTask, SplitSettings
 from bertkit.finetuning.recipe import AnyRecipe
 from bertkit.tasks.examples import Split
 from bertkit.tasks.readers import read_own
 from bertkit.tasks.splitting import folds, held_out
 
-log = logging.getLogger(__name__)
-
+SPLIT = "split"
+"""The run's folder of what became train and dev."""
 PARTED = ("train", "dev")
 """The splits that one file is parted into."""
 
@@ -75,6 +75,13 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
         groups=tuple(whole.groups[position] for position in chosen) if whole.groups else (),
     )
     return part if name == "train" else replace(part, notes={}, named={}, skipped=())
+
+
+def write_split(run: Path, task: Any, name: str, splits: Mapping[str, Split]) -> None:
+    """RUN/split/TASK.json: the ids of train and dev, where one file was parted into them."""
+    if isinstance(task, OwnTask) and task.split is not None:
+        (run / SPLIT).mkdir(exist_ok=True)
+        write_json(run / SPLIT / f"{name}.json", {part: [each.id for each in splits[part].examples] for part in PARTED})
 
 
 def with_split_hash(recipe: AnyRecipe) -> AnyRecipe:

@@ -25,6 +25,7 @@ from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.finetuning.multitask import joined, save_joined, task_seed
+from bertkit.finetuning.own_data import write_split
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import mistakes, prediction_row, write_lines
 from bertkit.finetuning.task_order import TaskOrder
@@ -306,6 +307,7 @@ class Finetuner(Trainer[TaskBatch]):
     def log_start(self) -> None:
         for each in self.task_trainers:
             write_skipped(self.run.path, each.name, each.prepared.read)
+            write_split(self.run.path, each.recipe.task, each.name, each.prepared.read)
         self.recipe.method.set_trained(self.model, 0)
         parameters = list(self.model.parameters())
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
