@@ -18,6 +18,7 @@ from bertkit.finetuning.inputs import SplitSettings
 from bertkit.finetuning.recipe import OwnTask
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.warm_start import recipe_of
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns, TableReading
 from bertkit.training.run import FinishedRun
@@ -267,3 +268,18 @@ def test_several_tasks_take_no_folds(place: Place) -> None:
     tasks = [OwnTask(train=str(place.table), split=SplitSettings(folds=2), columns=COLUMNS), "rte"]
     with pytest.raises((UsageError, ValueError), match="folds are of one task"):
         FinetuneArguments(task=tasks, model=str(place.model), overrides=parsed(["seed=1"])).requested()
+
+
+def test_distillation_takes_the_same_options(place: Place, bertkit: Bertkit, tmp_path: Path) -> None:
+    teacher = write_model(tmp_path / "teacher", heads=("sequence_classification",), labels=Labels(("bad", "good")))
+    table = semicolons(tmp_path / "mine.csv")
+    words = ["distill", "distil-task", "--teacher", str(teacher), "--set", "student={layers: first, number: 1}"]
+    words += ["--train", str(table), "--text", "review", "--label", "stars", "--folds", "2", "--device", "cpu"]
+    words += ["--encoding", "cp1252", "--skip-bad-rows", "--epochs", "1", "--run-dir", str(tmp_path / "run")]
+    done = bertkit(*words, "--json")
+    assert done.code == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    runs = [json.loads((Path(each["run"]) / "results.json").read_text()) for each in results["runs"]]
+    teachers = [each["teacher"]["splits"]["dev"]["accuracy"] for each in runs]
+    assert results["teacher"]["splits"]["dev"]["accuracy"] == pytest.approx(sum(teachers) / 2)
+    assert [sum(each["labels"]["dev"].values()) for each in runs] == [20, 20]

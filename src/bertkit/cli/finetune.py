@@ -250,7 +250,8 @@ def print_scores(outcome: FinishedRun) -> None:
         for task, scores in results["tasks"].items()
         for name, summary in scores.items()
     ]
-    console.table(["task", "metric", "mean", "std", "median", "seeds"], rows)
+    folds = "fold" in results.get("chosen", {})
+    console.table(["task", "metric", "mean", "std", "median", "folds" if folds else "seeds"], rows)
     for name, truncated in results["truncation"].items():
         if truncated["examples_cut"]:
             console.line(
@@ -260,7 +261,8 @@ def print_scores(outcome: FinishedRun) -> None:
     if len(outcome.runs) > 1:
         chosen = results["chosen"]
         setting = ", ".join(f"{key}={value}" for key, value in chosen["setting"].items())
-        console.line(f"chosen by {chosen['by']}: {setting or 'the one setting'}, seed {chosen['seed']}")
+        fold = f", fold {chosen['fold']}, whose model is kept" if "fold" in chosen else ""
+        console.line(f"chosen by {chosen['by']}: {setting or 'the one setting'}, seed {chosen['seed']}{fold}")
         for each in results["runs"]:
             if each["degenerate"]:
                 console.warn(f"{each['run']} has learnt nothing: {each['degenerate']}")

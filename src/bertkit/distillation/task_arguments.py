@@ -112,14 +112,28 @@ class DistillArguments(FinetuneArguments):
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The teacher beside the mean of the students."""
         first = results[0]
+        teacher = {
+            split: {name: _teachers_mean(results, split, name) for name in own}
+            for split, own in first["teacher"]["splits"].items()
+        }
         shares = {
             split: {
                 name: _mean_retained([each["splits"][split].get(name) for each in results], score)
                 for name, score in own.items()
             }
-            for split, own in first["teacher"]["splits"].items()
+            for split, own in teacher.items()
         }
-        return {**{key: first[key] for key in ("teacher", "student", "control")}, "retained": shares}
+        found = {key: first[key] for key in ("student", "control")}
+        return {"teacher": first["teacher"] | {"splits": teacher}, **found, "retained": shares}
+
+
+def _teachers_mean(results: Sequence[Mapping[str, Any]], split: str, name: str) -> float | None:
+    """A score of the teacher, which differs between the folds of a cross-validation: their mean."""
+    scores = [each["teacher"]["splits"][split].get(name) for each in results]
+    if all(score == scores[0] for score in scores):
+        return scores[0]
+    mean: float | None = summarise(dict(enumerate(scores)))["mean"]
+    return mean
 
 
 def _mean_retained(scores: Sequence[float | None], teacher: float | None) -> float | None:

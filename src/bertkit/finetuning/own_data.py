@@ -6,8 +6,10 @@ here and published tasks alike.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ from bertkit.errors import DataError
 from bertkit.files import sha256_of, write_json
 from bertkit.finetuning.inputs import OwnTask, SplitSettings
 from bertkit.finetuning.recipe import AnyRecipe
+from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import Split
-from bertkit.tasks.readers import read_own
+from bertkit.tasks.readers import Columns, TableReading, read_own
 from bertkit.tasks.splitting import folds, held_out
+
+log = logging.getLogger(__name__)
 
 SPLIT = "split"
 """The run's folder of what became train and dev."""
@@ -48,7 +53,14 @@ def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
             f"{file}: has changed since it was parted into train and dev, so that examples of one might now be in the"
             " other; restore it, or start a new run"
         )
-    return part_of(read_own(file, task.kind, columns, task.reading), settings, split)
+    modified = file.stat().st_mtime_ns if file.exists() else 0  # its reader tells what is not there
+    return part_of(_whole(file, modified, task.kind, columns, task.reading), settings, split)
+
+
+@lru_cache(maxsize=1)
+def _whole(file: Path, modified: int, kind: Kind, columns: Columns, reading: TableReading) -> Split:
+    """A file that is parted: read once for train and dev, and for all folds."""
+    return read_own(file, kind, columns, reading)
 
 
 def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
@@ -74,7 +86,14 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
         examples=[whole.examples[position] for position in chosen],
         groups=tuple(whole.groups[position] for position in chosen) if whole.groups else (),
     )
-    return part if name == "train" else replace(part, notes={}, named={}, skipped=())
+    if name == "train":
+        return part
+    groups = f", {len(set(part.groups))} of {len(set(whole.groups))} groups" if whole.groups else ""
+    share = len(chosen) / len(whole.examples)
+    log.info(
+        "%s: dev is %d of %d examples (%.1f%%)%s", whole.source, len(chosen), len(whole.examples), 100 * share, groups
+    )
+    return replace(part, notes={}, named={}, skipped=())
 
 
 def write_split(run: Path, task: Any, name: str, splits: Mapping[str, Split]) -> None:

@@ -21,6 +21,8 @@ from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Spli
 
 Integers = NDArray[np.int64]
 
+ATTEMPTS, FEW_GROUPS = 50, 200
+"""Orders in which groups are tried, where there are at most so many."""
 SCORE_BINS = 10
 """Scores of a regression are stratified by so many quantiles."""
 
@@ -47,9 +49,10 @@ def held_out(split: Split, share: float, seed: int) -> Integers:
         than = f"fewer than its {len(labels)} labels" if labels else "no example"
         raise UsageError(f"{option}: {size} of the {len(examples)} examples of {split.source} are {than}; {remedy}")
     counts_UL = _counts(examples, units)
-    order = Draw(seed, "split").permuted("units", np.arange(len(units)), size=len(units))
-    choose = _proportional if len(units) == len(examples) else _nearest
-    chosen = choose(counts_UL, size, order)
+    if len(units) == len(examples):
+        chosen = _proportional(counts_UL, size, _order(len(units), seed))
+    else:
+        chosen = _nearest(counts_UL, size, seed)
     dev = _leaving_every_label(examples, [units[unit] for unit in chosen])
     if not dev or len(dev) == len(units):
         raise UsageError(
@@ -79,7 +82,7 @@ def folds(split: Split, count: int, seed: int) -> Integers:
         what = "examples" if len(units) == len(examples) else "groups"
         raise UsageError(f"{option}: {split.source} has {len(units)} {what}; take at most so many folds")
     counts_UL = _counts(examples, units)
-    order = Draw(seed, "split").permuted("units", np.arange(len(units)), size=len(units))
+    order = _order(len(units), seed)
     fold_U = np.empty(len(units), dtype=np.int64)
     if len(units) == len(examples):
         # All of a label come after one another, and each gets the next fold.
@@ -101,6 +104,11 @@ def folds(split: Split, count: int, seed: int) -> Integers:
             " learn from; leave such rows out, merge the label with another, or try another seed (--split-seed)"
         )
     return fold_N
+
+
+def _order(count: int, seed: int, attempt: int = 0) -> Integers:
+    """A permutation of the units."""
+    return Draw(seed, "split").permuted("units", np.arange(count), size=count, epoch=attempt)
 
 
 def _units(split: Split) -> list[Integers]:
@@ -170,16 +178,24 @@ def _proportional(counts_UL: Integers, size: int, order: Integers) -> list[int]:
     return chosen
 
 
-def _nearest(counts_UL: Integers, size: int, order: Integers) -> list[int]:
-    """Groups, in this order, each taken if it brings the strata's counts and their sum nearer to what is wanted."""
-    missing_L = counts_UL.sum(0) * (size / counts_UL.sum())
-    chosen: list[int] = []
-    for unit in order.tolist():
-        after_L = missing_L - counts_UL[unit]
-        if np.abs(after_L).sum() + abs(after_L.sum()) < np.abs(missing_L).sum() + abs(missing_L.sum()):
-            chosen.append(unit)
-            missing_L = after_L
-    return chosen
+def _nearest(counts_UL: Integers, size: int, seed: int) -> list[int]:
+    """Groups, in a random order, each taken if it brings the strata's counts and their sum nearer to what is wanted.
+
+    Of few groups, whose sizes matter, that is tried in several orders, and the nearest choice is taken.
+    """
+    found: list[tuple[float, list[int]]] = []
+    for attempt in range(ATTEMPTS if len(counts_UL) <= FEW_GROUPS else 1):
+        missing_L = counts_UL.sum(0) * (size / counts_UL.sum())
+        distance = float(np.abs(missing_L).sum() + abs(missing_L.sum()))
+        chosen: list[int] = []
+        for unit in _order(len(counts_UL), seed, attempt).tolist():
+            after_L = missing_L - counts_UL[unit]
+            after = float(np.abs(after_L).sum() + abs(after_L.sum()))
+            if after < distance:
+                chosen.append(unit)
+                missing_L, distance = after_L, after
+        found.append((distance, chosen))
+    return min(found, key=lambda pair: pair[0])[1]
 
 
 def _balanced(counts_UL: Integers, count: int, order: Integers) -> Integers:

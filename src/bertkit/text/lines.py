@@ -12,6 +12,7 @@ import codecs
 import gzip
 import logging
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -195,11 +196,10 @@ def _remedy(content: bytes, start: int) -> str:
     encoding = likely_encoding(content, start)
     if encoding is None:
         return "; it is damaged, or in another encoding: convert the file to UTF-8, or name it with --encoding"
-    before, after = content[:start].split()[-1:], content[start : start + 40].split()[:1]
-    # White space just before the byte begins a new word.
-    joined = b"".join((*(before if content[start - 1 : start].strip() else ()), *after))
+    before, after = content[:start][-40:].decode(encoding), content[start : start + 40].decode(encoding)
+    word = re.split(r"\W", before)[-1] + after[0] + re.split(r"\W", after[1:])[0]
     title = {"latin-1": "Latin-1", "cp1252": "Windows-1252"}[encoding]
     return (
-        f"; it seems to be {title} ({joined.decode(encoding)!r:.40}): give --encoding {encoding} (reading.encoding),"
-        " or convert the file to UTF-8"
+        f"; it seems to be {title} ({word!r}): give --encoding {encoding} (reading.encoding), or convert the file to"
+        " UTF-8"
     )

@@ -112,5 +112,7 @@ class LeftOut:
 
     @property
     def notes(self) -> Iterable[tuple[str, str]]:
-        """What each row is counted as, and its place."""
-        return ((NO_LABEL if row.reason == "no label" else BAD_ROWS, row.place) for row in self.rows)
+        """What each row is counted as, and its line."""
+        return (
+            (NO_LABEL if row.reason == "no label" else BAD_ROWS, row.place.rpartition(", ")[2]) for row in self.rows
+        )
