@@ -130,10 +130,9 @@ class DistillArguments(FinetuneArguments):
 def _teachers_mean(results: Sequence[Mapping[str, Any]], split: str, name: str) -> float | None:
     """A score of the teacher, which differs between the folds of a cross-validation: their mean."""
     scores = [each["teacher"]["splits"][split].get(name) for each in results]
-    if all(score == scores[0] for score in scores):
-        return scores[0]
+    first: float | None = scores[0]
     mean: float | None = summarise(dict(enumerate(scores)))["mean"]
-    return mean
+    return first if all(score == first for score in scores) else mean
 
 
 def _mean_retained(scores: Sequence[float | None], teacher: float | None) -> float | None:
