@@ -49,6 +49,9 @@ def test_a_csv_of_another_delimiter_is_read_by_its_first_line_and_told(
 def test_a_delimiter_that_is_given_is_taken(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.csv", "^")
     assert read(path, delimiter="^") == ROWS
+    (tmp_path / "one.csv").write_text("text\na b\n")
+    reading = TableReading(delimiter=",")
+    assert len(read_own(tmp_path / "one.csv", "classification", Columns(label=None), reading).examples) == 1
     tabs = write(tmp_path / "tabs.csv", "\t")
     assert read(tabs, delimiter="tab") == ROWS
     assert TableReading(delimiter="tab") == TableReading(delimiter="\t")
@@ -113,6 +116,9 @@ def test_utf_16_is_read_by_its_mark_and_told(tmp_path: Path, caplog: pytest.LogC
     with pytest.raises(DataError, match="a binary file, not text: NUL byte"):
         read(unmarked)
     assert read(unmarked, encoding="utf-16-be") == ROWS
+    marked = tmp_path / "marked.csv"
+    marked.write_bytes("\ufefftext,label\na,x\n".encode("utf-16-le"))
+    assert read(marked, encoding="utf-16-le") == [("a", "x")], "the mark is no part of the first column's name"
 
 
 def test_one_encoding_has_one_name_and_an_unknown_one_the_nearest() -> None:

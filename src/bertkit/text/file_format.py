@@ -95,7 +95,7 @@ def delimiter_of(header: str, usual: str, place: str, given: str | None = None) 
     others = [each for each in columns if each not in (given, usual) and columns[each] > 1]
     seems = f"; it seems to be {' or '.join(map(delimiter_in_words, others))}" if others else ""
     if given is not None:
-        if columns[given] > 1:
+        if columns[given] > 1 or (given == usual and not others):
             return given
         if not others and columns[usual] > 1:
             seems = f"; it seems to be {delimiter_in_words(usual)}"

@@ -95,6 +95,8 @@ def _decoded_lines(path: Path, chunks: Iterator[bytes], encoding: str, errors: s
                 f"{path}: not valid {encoding} near byte offset {at:,}: {getattr(error, 'reason', error)}; give another"
                 " --encoding (reading.encoding), or convert the file to UTF-8"
             ) from error
+        if not offset:
+            text = text.removeprefix("\ufeff")  # the mark of UTF-16-LE, which is no text
         if "\0" in text:
             raise DataError(f"{path}: NUL characters when read as {encoding}: a binary file, or another encoding")
         offset += len(chunk)
