@@ -9,7 +9,7 @@ import sys
 from typing import Annotated, Any
 
 from bertkit.cli.console import console
-from bertkit.cli.options import Data, RecipeName, Resume, Training, keep_log, option, runs_root
+from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, keep_log, option, runs_root
 
 
 def pretrain(
@@ -20,6 +20,7 @@ def pretrain(
         str | None, option("--init", metavar="MODEL", help="Start from a model: a Hub id, a model or a run directory.")
     ] = None,
     *,
+    hyperparameters: Hyperparameters,
     common: Training,
 ) -> None:
     """Pretrain a model: tokenizer, shards, training and a Hugging Face directory in one command.
@@ -35,7 +36,7 @@ def pretrain(
 
     request = PretrainArguments(
         recipe=recipe or None,
-        overrides=common.overrides,
+        overrides=[*hyperparameters.overrides, *common.overrides],
         sources=data or (),
         max_steps=common.max_steps,
         init=init,

@@ -20,7 +20,7 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joint_fingerprints
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.sweep import SweepRun, suite_results, sweep_runs
+from bertkit.finetuning.sweep import SweepRun, folds_of, suite_results, sweep_runs
 from bertkit.finetuning.trainer import ADDITIONAL_METRICS, Finetuner, metric_fingerprints
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
@@ -69,7 +69,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
     runs = _Runs(arguments, progress, begun, deadline_after(arguments.max_minutes))
     if arguments.resume is None:
         recipe = arguments.new_recipe()
-        if len(arguments.seeds) > 1 or arguments.grid:
+        if len(arguments.seeds) > 1 or arguments.grid or folds_of(recipe) != [None]:
             return runs.start_suite(recipe)
         identity = identity_of(arguments, recipe, runs.fingerprints(recipe))
         if finished := runs.finished_alike(recipe, identity):
