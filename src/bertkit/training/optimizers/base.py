@@ -28,6 +28,9 @@ class OptimizerConfig(Settings, ABC):
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"decay_biases_and_norms"})
 
+    state_bytes: ClassVar[float] = 8.0
+    """Of a parameter that the rule keeps between two updates, for `--plan`: two moments in float32, at most."""
+
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """torch's groups: first matrices and embeddings, then biases and norms, each with its weight decay."""
         decayed, others = decay_groups(model)
