@@ -270,7 +270,7 @@ class Training(Common):
         rows = {
             "recipe": f"{plan['recipe']} ({plan['what_hash'][:8]})",
             "parameters": f"{at_most}{parameters['total']:,} ({parameters['backbone']:,} without heads)",
-            "steps": f"{plan['steps']:,}",
+            "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
             "tokens": f"{plan['tokens']:,}",
             "FLOPs": f"{plan['flops']:.3g}",
             "memory": f"{plan['memory_mb']:,.0f} MB ({parts})",

@@ -110,6 +110,4 @@ def planned_task_teacher(prepared: DistillationData, runs: Sequence[tuple[Distil
             epochs = 0.0 if example in kept else 1.0
             kept.add(example)
         flops += FORWARD_SHARE * pass_flops * epochs
-    return PlannedTeacher(
-        runs[-1][0].teacher_in_json, sum(map(count_weights, models)), flops, _resident(models)
-    )
+    return PlannedTeacher(runs[-1][0].teacher_in_json, sum(map(count_weights, models)), flops, _resident(models))

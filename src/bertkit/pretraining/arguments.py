@@ -8,12 +8,14 @@ changes the hash of the recipe, and a resume names the key.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.files import sha256_of
@@ -34,6 +36,8 @@ from bertkit.training.run import RunArguments
 
 log = logging.getLogger(__name__)
 
+_ADDING = {"tokenizer.add_tokens", "tokenizer.added_frequency"}
+"""Keys that change the initial model's tokenizer, and do not ask for another one."""
 _FILE, _FILE_HASH = "lexicon", "lexicon_sha256"
 """The key of a file, and that of its content's hash in the same mapping."""
 
@@ -76,13 +80,21 @@ class PretrainArguments(RunArguments[Recipe]):
         """
         name = self.named
         # The command line takes precedence over the settings of the initial model.
-        recipe = load_recipe(name, [*starting_from(self), *self.overrides, *source_overrides(self.sources)])
+        recipe = load_recipe(
+            name, [*starting_from(self), *self._given_steps, *self.overrides, *source_overrides(self.sources)]
+        )
         if recipe.init == INIT_TO_BE_GIVEN:
             raise UsageError(
                 f"init: recipe {recipe.name} starts from a model of yours; give --init MODEL, a model or run directory"
                 " or a Hub id"
             )
         return completed(recipe, self.max_steps)
+
+    @property
+    def _given_steps(self) -> list[Override]:
+        """Steps that the command line gives go before the recipe's passes."""
+        given = {override.key for override in self.overrides}
+        return [Override("optimisation.passes", None)] if "optimisation.steps" in given else []
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
         """Hashes of the models that a run reads; its record keeps them, and a resume compares them.
@@ -116,7 +128,30 @@ class PretrainArguments(RunArguments[Recipe]):
 
     def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
         """The run's trainer."""
-        return Pretrainer(recipe, shards, run, cache=self.cache)
+        return Pretrainer(fitted(recipe, shards, cache=self.cache), shards, run, cache=self.cache)
+
+
+def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
+    """The recipe with the steps that `optimisation.passes` makes of this text.
+
+    Args:
+        recipe: resolved.
+        shards: the tokenised corpus.
+        cache: the cache's root, for the plans of epochs.
+
+    Raises:
+        DataError: there is too little text.
+    """
+    optimisation = recipe.optimisation
+    if optimisation.passes is None:
+        return recipe
+    training, _ = training_and_held_out(recipe.data, shards, seed=recipe.seed, stage=0, plans=cache / "plans")
+    samples = optimisation.passes * training.epoch_length(0)
+    steps = max(1, math.ceil(samples / optimisation.batch_sequences))
+    log.info(
+        "%g passes over the text: %d steps of %d sequences", *(optimisation.passes, steps), optimisation.batch_sequences
+    )
+    return shortened(recipe, steps)
 
 
 def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
@@ -211,7 +246,10 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
         config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
     overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
-    changed = any(override.key.partition(".")[0] == "tokenizer" for override in arguments.overrides)
+    changed = any(
+        override.key.partition(".")[0] == "tokenizer" and override.key not in _ADDING
+        for override in arguments.overrides
+    )
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))
     return overrides

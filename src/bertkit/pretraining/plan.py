@@ -5,6 +5,7 @@ Nothing here follows a paper.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bertkit.data.shards import TokenShards, is_shards
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
+from bertkit.pretraining.arguments import shortened
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, stages_of
 from bertkit.text.sources import open_corpus
@@ -25,6 +27,8 @@ from bertkit.training.engine import resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.plan import PlannedTeacher, PlannedVocabulary, plan_document
 
+_BYTES_OF_A_TOKEN = 4.5
+"""Of English text."""
 SAMPLED_MEGABYTES = 8.0
 """Most text that a plan learns a vocabulary from."""
 
@@ -40,6 +44,7 @@ def pretraining_plan(
         teacher: beside the model, if there is one.
         offline: use no network.
     """
+    recipe, steps_estimated = _with_planned_steps(recipe)
     engine = resolve_engine(recipe.engine)
     text_bytes = 0.0
     if vocab_size is None:
@@ -78,7 +83,7 @@ def pretraining_plan(
         )
         memory = max(memory, terms, key=lambda each: sum(each.values()))
     kept = engine.intervals.keep_checkpoints + 1
-    return plan_document(
+    document = plan_document(
         recipe,
         engine,
         parameters=parameters,
@@ -91,6 +96,26 @@ def pretraining_plan(
         vocabulary=vocabulary,
         teacher=teacher,
     )
+    return document | ({"steps_estimated": True} if steps_estimated else {})
+
+
+def _with_planned_steps(recipe: Recipe) -> tuple[Recipe, bool]:
+    """The recipe with the steps that its passes will make, and whether they are an estimate from the size of the text:
+    of files and shards they are, of any other text `steps` is taken, which they do not exceed."""
+    optimisation, sources = recipe.optimisation, recipe.data.sources
+    if optimisation.passes is None:
+        return recipe, False
+    files = [Path(source).expanduser() for source in sources]
+    if len(sources) == 1 and is_shards(sources[0]):
+        tokens = float(TokenShards.open(files[0]).tokens)
+    elif not recipe.data.languages and all(file.is_file() for file in files):
+        tokens = sum(file.stat().st_size for file in files) / _BYTES_OF_A_TOKEN
+    else:
+        return recipe, True
+    tokens *= optimisation.passes * (1 - recipe.data.held_out)
+    return shortened(
+        recipe, max(1, math.ceil(tokens / (optimisation.batch_sequences * recipe.data.sequence_length)))
+    ), True
 
 
 def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[PlannedVocabulary, float]:
@@ -104,7 +129,8 @@ def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[Planne
     if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
         return PlannedVocabulary(TokenShards.open(Path(sources[0])).vocab_size), 0.0
     if tokenizer.path is not None:
-        return PlannedVocabulary(load_tokenizer(tokenizer.path, offline=offline).vocab_size), 0.0
+        given = load_tokenizer(tokenizer.path, offline=offline).vocab_size
+        return PlannedVocabulary(given + tokenizer.add_tokens), 0.0
     files = [] if recipe.data.languages else [Path(source).expanduser() for source in sources]
     if not files or not all(file.is_file() for file in files):
         return PlannedVocabulary(tokenizer.vocab_size, at_most=True), 0.0
