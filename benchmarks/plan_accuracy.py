@@ -33,6 +33,7 @@ RUNS = {
     "bert": "pretrain bert --data TEXT --set optimisation.batch_sequences=4 --max-steps 2"
     f" --set optimisation.stages=[] --set data.sequence_length=128 {SHORT}",
     "distilbert of bert-mini": "distill distilbert --teacher OUT/bert-mini --data TEXT"
+    " --set student.layers=first --set model.num_hidden_layers=2"
     f" --set optimisation.batch_sequences=16 --set data.sequence_length=128 --max-steps 6 {SHORT}",
     "RTE": "finetune --task rte --data-dir DATA/glue --model MODEL --set optimisation.steps=6"
     " --set engine.keep_checkpoints=1",

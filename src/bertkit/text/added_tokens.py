@@ -1,8 +1,8 @@
 """New words for an existing vocabulary: those of a text that save the most tokens.
 
 Own design; the purpose is that of Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2 (a vocabulary that fits the
-domain), without giving up the old one. Every old token keeps its id, so a model keeps all its rows; models/conversion.py
-gives the new ones theirs. Sibling vocabulary.py learns a whole vocabulary.
+domain), without giving up the old one. Every old token keeps its id, so a model keeps all its rows;
+models/conversion.py gives the new ones theirs. Sibling vocabulary.py learns a whole vocabulary.
 """
 
 from __future__ import annotations

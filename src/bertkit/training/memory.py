@@ -29,11 +29,11 @@ PROGRAM_BYTES = 400e6
 """Python, torch and this package, with the text's tokenizer."""
 PRIMITIVE_BYTES = 1.0e6
 """Of a compiled matrix product in oneDNN's cache."""
-_FEATURE_BYTES = {False: 4.5, True: 2.9}
+_FEATURE_BYTES = {False: 4.3, True: 2.7}
 """That a layer keeps for its backward pass for each input and output of its linear maps, by whether it computes in
 bfloat16. Residuals, norms and masks of dropout are in these factors."""
-_EMBEDDING_VALUES = 8
-"""Of width D that the embeddings keep for a token: their sum, norm and mask of dropout."""
+_EMBEDDING_BYTES = 8.0
+"""That the embeddings keep for a token and each of its dimensions: their sum, and the mask of dropout."""
 _LOGIT_COPIES = 3
 """Logits, probabilities and gradients that exist at once, in float32."""
 _TEXT_COPIES = 8
@@ -72,7 +72,7 @@ def training_memory(
     maps = [part for each in models for part in _linear_maps(each.encoder.executed_modules())]
     features = sum(part.in_features + part.out_features for part in maps)
     activations = micro_batch_tokens * features * _FEATURE_BYTES[bf16]
-    activations += 4.0 * micro_batch_tokens * sum(_EMBEDDING_VALUES * each.encoder.width for each in models)
+    activations += micro_batch_tokens * sum(_EMBEDDING_BYTES * each.encoder.width for each in models)
     vocabulary = max((each.encoder.vocab_size for each in models), default=0) if predictions else 0
     embedding = vocabulary * model.encoder.embedding_width
     logits = min(4.0 * predictions * vocabulary, max(LOGIT_BYTES, 4.0 * vocabulary)) * _LOGIT_COPIES
