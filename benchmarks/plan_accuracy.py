@@ -34,11 +34,13 @@ RUNS = {
     f" --set optimisation.stages=[] --set data.sequence_length=128 {SHORT}",
     "distilbert of bert-mini": "distill distilbert --teacher OUT/bert-mini --data TEXT"
     " --set student.layers=first --set model.num_hidden_layers=2"
+    " --set model.hidden_size=256 --set model.num_attention_heads=4 --set model.intermediate_size=1024"
     f" --set optimisation.batch_sequences=16 --set data.sequence_length=128 --max-steps 6 {SHORT}",
     "RTE": "finetune --task rte --data-dir DATA/glue --model MODEL --set optimisation.steps=6"
-    " --set engine.keep_checkpoints=1",
+    " --set engine.keep_checkpoints=1 --set engine.save_every_steps=4",
     "CoNLL-2003": "finetune --task conll2003 --data-dir DATA/conll2003 --model MODEL --set optimisation.steps=8"
-    " --set data.train_examples=1000 --set engine.keep_checkpoints=1",
+    " --set data.train_examples=1000 --set engine.keep_checkpoints=1"
+    " --set engine.save_every_steps=4",
 }
 COUNTED = "BERTKIT_COUNTED_FLOPS"
 HEADER = ["run", "parameters", "planned", "FLOPs", "planned", "ratio", "peak MB", "planned", "ratio"]

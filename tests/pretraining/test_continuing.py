@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,15 @@ FROZEN = "optimisation.schedule={name: constant, peak: 1.0e-12}"
 ADDED = ["tokenizer.add_tokens=3", "tokenizer.added_frequency=1"]
 
 
+def adding(home: Path, *overrides: str, **more: Any) -> PretrainArguments:
+    """A request on a text with words that the model's vocabulary splits."""
+    text = (home / "text.txt").read_text()
+    (home / "words.txt").write_text(f"{text}\n" + "a slow breath needs another lathe\n\n" * 9)
+    return replace(request(home, "bert", *overrides, **more), sources=[str(home / "words.txt")])
+
+
 def test_added_words_start_as_the_mean_of_their_tokens_and_all_old_rows_stay(home: Path) -> None:
-    wanted = request(home, "bert", FROZEN, *ADDED, run="added")
+    wanted = adding(home, FROZEN, *ADDED, run="added")
     assert wanted.requested().tokenizer.path == str(home / "bert")
     finished = trained(wanted)
     old, new = load_tokenizer(home / "bert"), load_tokenizer(finished.run.model)
@@ -150,9 +158,9 @@ def test_added_words_start_as_the_mean_of_their_tokens_and_all_old_rows_stay(hom
 
 
 def test_a_run_with_added_words_is_stopped_and_resumed_by_its_own_recipe(home: Path) -> None:
-    straight = trained(request(home, "bert", *ADDED, run="added-straight")).run
+    straight = trained(adding(home, *ADDED, run="added-straight")).run
     with pytest.raises(StoppedError):
-        trained(request(home, "bert", *ADDED, run="added-stopped", max_minutes=0))
+        trained(adding(home, *ADDED, run="added-stopped", max_minutes=0))
     resume = PretrainArguments(None, resume=str(home / "added-stopped"), cache=home / "cache", command=["test"])
     resumed = trained(resume).run
     weights = [(run.model / "model.safetensors").read_bytes() for run in (straight, resumed)]
@@ -160,7 +168,7 @@ def test_a_run_with_added_words_is_stopped_and_resumed_by_its_own_recipe(home: P
 
 
 def test_more_words_than_the_text_has_are_refused_before_a_run_is_made(home: Path) -> None:
-    with pytest.raises(DataError, match=r"10,000 words are to be added, and the text has"):
+    with pytest.raises(DataError, match=r"10,000 new words are wanted, and the text has"):
         trained(request(home, "bert", "tokenizer.add_tokens=10000", run="too-many"))
     assert not (home / "too-many").exists()
     with pytest.raises(UsageError, match=r"add_tokens: extends an existing vocabulary"):

@@ -94,16 +94,18 @@ def test_special_tokens_behind_the_models_own_keep_their_ids(kind: str) -> None:
 
 def test_too_small_a_text_is_told_with_the_number_that_it_has(caplog: pytest.LogCaptureFixture) -> None:
     old = general("wordpiece")
-    with pytest.raises(DataError, match=r"50 words are to be added, and the text has (\d+) words.*--add-tokens \1 or"):
+    with pytest.raises(DataError, match=r"50 new words are wanted, and the text has (\d+) words.*--add-tokens \1 or"):
         extended(old, DOMAIN, 50, min_frequency=5)
-    with pytest.raises(DataError, match=r"no word that occur at least 1000 times.*tokenizer\.added_frequency"):
+    with pytest.raises(
+        DataError, match=r"no word of more than one token with 1000 or more occurrences.*tokenizer\.added_frequency"
+    ):
         extended(old, DOMAIN, 1, min_frequency=1000)
     full = extended(old, DOMAIN, 4, min_frequency=5)
     with pytest.raises(DataError, match=r"(\d+) frequent words are tokens already"):
         extended(full, DOMAIN, 40, min_frequency=5)
     with caplog.at_level(logging.INFO, logger="bertkit"):
         extended(old, DOMAIN, 1, min_frequency=5)
-    assert re.search(r"1 words are added .*tokens already.*% fewer; the first: \w+", caplog.text)
+    assert re.search(r"is extended by 1 .*tokens already.*% fewer; the first: \w+", caplog.text)
 
 
 def test_a_vocabulary_of_whole_words_without_subwords_has_nothing_to_compose_from() -> None:

@@ -25,6 +25,9 @@ from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.memory import training_memory
 from bertkit.training.plan import plan_document
 
+_BYTES_OF_A_READ_TOKEN = 200.0
+"""Of an example in memory, its text and its ids."""
+
 
 def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command.
@@ -55,6 +58,8 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
     optimizer = recipe.optimisation.optimizer
+    splits = [split for each in prepared for split in (each.train, *each.others.values())]
+    read_tokens = sum(int(split.features.starts_S1[-1]) for split in splits)
     best = 4.0 * parameters.total if recipe.optimisation.keeps_best else 0.0
     largest = max(
         (
@@ -77,7 +82,13 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         steps=steps,
         tokens=tokens,
         flops=flops,
-        memory={**largest, "average": parameters.total * 2.0 * recipe.optimisation.average_bytes, "best_weights": best},
+        memory={
+            **largest,
+            "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
+            "best_weights": best,
+            "initial_model": 4.0 * parameters.total,
+            "examples": _BYTES_OF_A_READ_TOKEN * read_tokens,
+        },
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(recipes)),
         teacher=arguments.planned_teacher(prepared, read),
     )

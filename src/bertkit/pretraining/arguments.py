@@ -239,17 +239,15 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     if arguments.init is None:
         return []
     directory, config = arguments.initial_model(arguments.init)
-    tree = resolve_recipe(arguments.named, arguments.overrides)
+    others = [override for override in arguments.overrides if override.key not in _ADDING]
+    tree = resolve_recipe(arguments.named, others)
     given, model = tree.child("init"), tree.child("model")
     any_model = given is not None and given.value == INIT_TO_BE_GIVEN
     if not any_model and model is not None:
         config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
     overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
-    changed = any(
-        override.key.partition(".")[0] == "tokenizer" and override.key not in _ADDING
-        for override in arguments.overrides
-    )
+    changed = any(override.key.partition(".")[0] == "tokenizer" for override in others)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))
     return overrides

@@ -90,7 +90,11 @@ def pretraining_plan(
         steps=recipe.optimisation.steps,
         tokens=tokens,
         flops=flops,
-        memory={**memory, "average": parameters.total * 2.0 * recipe.optimisation.average_bytes},
+        memory={
+            **memory,
+            "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
+            "initial_model": 4.0 * parameters.total if recipe.init is not None else 0.0,
+        },
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * kept + 4),
         text_bytes=text_bytes,
         vocabulary=vocabulary,

@@ -73,9 +73,9 @@ def extended(tokenizer: Tokenizer, texts: Iterable[str], count: int, *, min_freq
     chosen = wanted[:count]
     before, saved = sum(use.count * use.tokens for use in uses), sum(use.saved for use in chosen)
     log.info(
-        "%s words are added to the vocabulary of %s (%s frequent words are tokens already): %s tokens of the sample's"
+        "the vocabulary of %s is extended by %s (%s frequent words are tokens already): %s tokens of the sample's"
         " words become %s, %.1f%% fewer; the first: %s",
-        *(f"{count:,}", f"{tokenizer.vocab_size:,}", f"{known:,}", f"{before:,}", f"{before - saved:,}"),
+        *(f"{tokenizer.vocab_size:,}", f"{count:,}", f"{known:,}", f"{before:,}", f"{before - saved:,}"),
         100 * saved / before,
         ", ".join(_shown(tokenizer, use.word) for use in chosen[:10]),
     )
@@ -83,12 +83,12 @@ def extended(tokenizer: Tokenizer, texts: Iterable[str], count: int, *, min_freq
 
 
 def _too_few(found: int, known: int, count: int, min_frequency: int) -> DataError:
-    there = f"{found:,} words" if found else "no word"
+    there = f"{found:,} word{'s' * (found != 1)}" if found else "no word"
     fewer = f"take --add-tokens {found} or less, " if found else ""
     return DataError(
-        f"tokenizer.add_tokens: {count:,} words are to be added, and the text has {there} that occur at least"
-        f" {min_frequency} times and are more than one token ({known:,} frequent words are tokens already); {fewer}give"
-        " more text, or lower tokenizer.added_frequency"
+        f"tokenizer.add_tokens: {count:,} new words are wanted, and the text has {there}"
+        f" of more than one token with {min_frequency} or more occurrences ({known:,} frequent words are tokens"
+        f" already); {fewer}give more text, or lower tokenizer.added_frequency"
     )
 
 
