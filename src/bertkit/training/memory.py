@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from bertkit.models.attention import SelfAttention
+from bertkit.models.dropout import Dropout
 from bertkit.models.headed import HeadedModel
 from bertkit.models.vocabulary import LOGIT_BYTES
 from bertkit.training.compiled import CACHED_PRIMITIVES
@@ -29,9 +30,9 @@ PROGRAM_BYTES = 400e6
 """Python, torch and this package, with the text's tokenizer."""
 PRIMITIVE_BYTES = 1.0e6
 """Of a compiled matrix product in oneDNN's cache."""
-_FEATURE_BYTES = {False: 4.3, True: 2.7}
+_FEATURE_BYTES = {(False, False): 4.0, (False, True): 4.3, (True, False): 2.2, (True, True): 2.7}
 """That a layer keeps for its backward pass for each input and output of its linear maps, by whether it computes in
-bfloat16. Residuals, norms and masks of dropout are in these factors."""
+bfloat16, and whether it has dropout. Residuals, norms and masks of dropout are in these factors."""
 _EMBEDDING_BYTES = 8.0
 """That the embeddings keep for a token and each of its dimensions: their sum, and the mask of dropout."""
 _LOGIT_COPIES = 3
@@ -71,7 +72,8 @@ def training_memory(
     parameters = count_weights(model)
     maps = [part for each in models for part in _linear_maps(each.encoder.executed_modules())]
     features = sum(part.in_features + part.out_features for part in maps)
-    activations = micro_batch_tokens * features * _FEATURE_BYTES[bf16]
+    drops = any(isinstance(part, Dropout) and part.rate for part in model.modules())
+    activations = micro_batch_tokens * features * _FEATURE_BYTES[bf16, drops]
     activations += micro_batch_tokens * sum(_EMBEDDING_BYTES * each.encoder.width for each in models)
     vocabulary = max((each.encoder.vocab_size for each in models), default=0) if predictions else 0
     embedding = vocabulary * model.encoder.embedding_width
