@@ -70,6 +70,7 @@ def distill(
         "resume": resume,
         "runs_root": runs_root(),
         "run_dir": common.run_dir,
+        "fresh": common.fresh,
         "offline": common.offline,
         "max_minutes": common.max_minutes,
         "command": sys.argv,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertkit.cli.console import console, duration, figure
+from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import (
     DEFAULT_MODEL,
@@ -178,6 +179,7 @@ def finetune(
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
+        fresh=common.fresh,
         offline=common.offline,
         max_minutes=common.max_minutes,
         command=sys.argv,
@@ -245,12 +247,8 @@ def print_scores(outcome: FinishedRun) -> None:
         chosen = results["chosen"]
         setting = ", ".join(f"{key}={value}" for key, value in chosen["setting"].items())
         console.line(f"chosen by {chosen['by']}: {setting or 'the one setting'}, seed {chosen['seed']}")
-        for each in results["runs"]:
-            if each["degenerate"]:
-                console.warn(f"{each['run']} has learnt nothing: {each['degenerate']}")
-    elif results["degenerate"]:
-        remedy = "try another seed, a lower learning rate or a longer warm-up"
-        console.warn(f"the model has learnt nothing: {results['degenerate']}; {remedy}")
+    for line in degenerate_lines(results):
+        console.warn(line)
     _print_classes(outcome)
     console.line(f"{duration(seconds)} in {len(outcome.runs)} {'run' if len(outcome.runs) == 1 else 'runs'}")
 

@@ -151,6 +151,9 @@ BatchTokens = Annotated[
     int | Literal["auto"] | None,
     FromField(_ENGINE, "engine.micro_batch_tokens", "--batch-tokens N", panel=COMMON_PANEL),
 ]
+Fresh = Annotated[
+    bool, _flag("--fresh", help="Run again although a finished run of the same recipe, data and code exists.")
+]
 MaxSteps = Annotated[
     int | None,
     _common("--max-steps", metavar="N", min=1, help="Stop after N optimiser steps; the schedule ends with them."),
@@ -207,6 +210,7 @@ class Measuring(Common):
 
     batch_tokens: BatchTokens = None
     run_dir: RunDir = None
+    fresh: Fresh = False
     device: Device = None
 
     def request_fields(self) -> dict[str, Any]:
@@ -216,6 +220,7 @@ class Measuring(Common):
             "batch_tokens": None if self.batch_tokens == "auto" else self.batch_tokens,
             "runs_root": runs_root(),
             "run_dir": self.run_dir,
+            "fresh": self.fresh,
             "offline": self.offline,
             "command": sys.argv,
             "begun": keep_log,
@@ -236,6 +241,7 @@ class Training(Common):
         bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time), and stop.")
     ] = False
     run_dir: RunDir = None
+    fresh: Fresh = False
     seed: Seed = None
     device: Device = None
     precision: Precision = None

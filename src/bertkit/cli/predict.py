@@ -14,7 +14,7 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import FromField, Options
-from bertkit.cli.options import BatchTokens, Common, Device, Model, model_or_default, option
+from bertkit.cli.options import COMMON_PANEL, BatchTokens, Common, Device, Model, model_or_default, option
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
@@ -52,6 +52,22 @@ class Input(Options):
     ] = None
 
 
+@dataclass(frozen=True)
+class Streaming(Common):
+    """Of a command whose result is a stream of lines."""
+
+    as_json: Annotated[
+        bool,
+        option(
+            "--json",
+            metavar="",
+            panel=COMMON_PANEL,
+            help="No change: the predictions are JSON Lines, one object for each example. A failure prints one object"
+            " too, with error and code, if no prediction came before.",
+        ),
+    ] = False
+
+
 def predict(
     file: InputFile = None,
     model: Model = None,
@@ -66,9 +82,9 @@ def predict(
     ] = None,
     batch_tokens: BatchTokens = None,
     device: Device = None,
-    common: Common,
+    common: Streaming,
 ) -> None:
-    """Label new text with a fine-tuned model: one JSON object a line, in input order.
+    """Label new text with a fine-tuned model: JSON Lines, one object for each example, in input order.
 
     Examples:
     `echo "a fine film" | bertkit predict --model RUN`

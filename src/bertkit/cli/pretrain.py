@@ -54,12 +54,13 @@ def pretrain(
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
+        fresh=common.fresh,
         offline=common.offline,
         max_minutes=common.max_minutes,
         command=sys.argv,
     )
     if common.plan:
-        common.finish_plan(pretraining_plan(request.requested(), offline=common.offline))
+        common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))
         return
     finished = run_pretraining(request, progress=console.progress, begun=keep_log)
     print_held_out(finished.results)
@@ -83,6 +84,8 @@ def added_tokens(count: int | None) -> list[Override]:
 
 def print_held_out(results: dict[str, Any]) -> None:
     """The metrics on held-out text, and texts whose masks the model fills in."""
+    from bertkit.pretraining.held_out import HeldOutSize
+
     held_out = results["held_out"]
     rows = [(name, f"{value:.4g}") for name, value in held_out.items() if not name.startswith("accuracy/")]
     for name, value in held_out.items():
@@ -96,6 +99,9 @@ def print_held_out(results: dict[str, Any]) -> None:
     for name, value in results.get("teacher", {}).get("held_out", {}).items():
         rows.append((f"the teacher's {name}", f"{value:.1%}" if name.startswith("accuracy/") else f"{value:.4g}"))
     console.table(["held-out text", ""], rows)
+    size = HeldOutSize.of(results.get("held_out_text"))
+    if size is not None and not size.suffices:
+        console.warn(size.in_words)
     for example in results.get("examples", ()):
         masks = ["  ".join(f"{word['token']} {word['probability']:.0%}" for word in mask) for mask in example["masks"]]
         console.line(f"  {example['text']}  ->  {' | '.join(masks)}")

@@ -35,6 +35,7 @@ from bertkit.training.plan import PlannedTeacher
 def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
     """Pretraining's document, and what the teacher adds to it."""
     recipe = arguments.requested()
+    arguments.refuse_unread(recipe)
     files = arguments.teacher_files(recipe)
     if recipe.has_own_vocabulary:
         planned, vocab_size = planned_trained_teacher(recipe, load_trained_teacher(files)), None
@@ -67,8 +68,7 @@ def _resident(teachers: Sequence[HeadedModel]) -> MemoryTerms:
 def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
     """How many sequences the teacher reads in a stage: with a cache and static masks each copy once, where the source
     is token shards, whose size is known; in all other cases those of every step."""
-    data, steps = stage.recipe.data, stage.end_step - stage.first_step
-    sequences = float(steps * stage.recipe.optimisation.batch_sequences)
+    data, sequences = stage.recipe.data, float(stage.sequences())
     is_known = len(data.sources) == 1 and is_shards(data.sources[0])
     if recipe.teacher_store is None or data.static_copies is None or not is_known:
         return sequences

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertkit.errors import DataError
+from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
@@ -35,9 +36,12 @@ from bertkit.models.model_files import (
     is_model,
     read_weights,
 )
+from bertkit.models.mosaicbert import HUB_MARK as MOSAICBERT_MARK
+from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
 from bertkit.models.registry import FAMILIES
+from bertkit.models.untrained import untrained_parts
 from bertkit.models.weights import WeightReport, load_weights
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import save_tokenizer
@@ -112,10 +116,16 @@ def write_tokenizer(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -
     )
 
 
-def _type_of_code(contents: Mapping[str, Any]) -> str | None:
-    """The model type of a config.json without one: that of the code published beside GPT-BERT's checkpoints."""
+def _model_type(contents: Mapping[str, Any]) -> str:
+    """The family of a config.json. Published GPT-BERTs name none, and are known by their class; published MosaicBERTs
+    name BERT's."""
+    given = contents.get("model_type")
     names = contents.get("architectures") or ()
-    return GptBertConfig.model_type if any(str(name).startswith("GPTBERT") for name in names) else None
+    if not given and any(str(name).startswith("GPTBERT") for name in names):
+        return GptBertConfig.model_type
+    if given == BertConfig.model_type and MOSAICBERT_MARK in contents:
+        return MosaicBertConfig.model_type
+    return str(given)
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
@@ -131,7 +141,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(contents, dict):
         raise DataError(f"{path}: expected a JSON object, found {type(contents).__name__}")
-    kind = _KINDS.get(str(contents.get("model_type") or _type_of_code(contents)))
+    kind = _KINDS.get(_model_type(contents))
     if kind is None:
         raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")
     if not isinstance(contents.get("vocab_size"), int):
@@ -147,17 +157,23 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
 
 
 def load_model(
-    directory: Path, *, heads: Collection[str] | None = None, labels: Labels | None = None, new: Collection[str] = ()
+    directory: Path,
+    *,
+    heads: Collection[str] | None = None,
+    labels: Labels | None = None,
+    new: Collection[str] = (),
+    is_trained: bool = False,
 ) -> tuple[HeadedModel, WeightReport]:
     """A model with its heads, in evaluation mode.
 
     Args:
         directory: as found by `find_model`.
-        heads: which heads to build; None: those of the checkpoint. One that it lacks is initialised: a warning names
-            its weights, and they are in the report's `missing`.
+        heads: which heads to build; None: those of the checkpoint. One that it lacks is initialised: a warning says
+            what that means, and its weights are in the report's `missing`.
         labels: of the classification heads; None: config.json's. A classifier with another number of labels is
             initialised.
         new: heads that are expected to be initialised, without a warning.
+        is_trained: whether the caller goes on to train the model, and with it what is initialised.
 
     Raises:
         DataError: a file is damaged, a weight of the encoder is missing, or a shape disagrees.
@@ -195,8 +211,8 @@ def load_model(
     initialised = set(report.drawn_anew)
     model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
     unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
-    if unexpected:
-        log.warning("%s: newly initialised: %s", path, ", ".join(sorted(unexpected)))
+    for line in untrained_parts(names, unexpected, source=str(path), is_trained=is_trained):
+        log.log(logging.INFO if is_trained else logging.WARNING, "%s", line)
     return model.eval(), report
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.shards import TokenShards
@@ -25,11 +27,12 @@ from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.model_files import weights_hash
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
-from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.stages import parts_of, stages_of
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import Override, load_as, overrides_of, resolve_recipe, with_overrides
 from bertkit.recipe.tree import Located
+from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
 from bertkit.training.run import RunArguments
@@ -107,6 +110,12 @@ class PretrainArguments(RunArguments[Recipe]):
         directory, _ = self.initial_model(recipe.init)
         return {"model": weights_hash(directory)}
 
+    def parts(self, recipe: Recipe) -> Sequence[Part]:
+        return parts_of(recipe)
+
+    def inherited(self, recipe: Recipe) -> Mapping[str, BaseModel]:
+        return {} if recipe.init is None else {"model": self.initial_model(recipe.init)[1]}
+
     def initial_model(self, name: str) -> tuple[Path, EncoderConfig]:
         """The directory and the configuration of the model to start from.
 
@@ -152,6 +161,14 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
         "%g passes over the text: %d steps of %d sequences", *(optimisation.passes, steps), optimisation.batch_sequences
     )
     return shortened(recipe, steps)
+
+
+def as_begun(recipe: Recipe, run: RunDirectory) -> Recipe:
+    """The recipe of a run with the held-out text that the run began with; early versions counted documents alone."""
+    if not run.record["steps"]:
+        return recipe
+    least = run.record.get("held_out", {}).get("least_tokens", 0)
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"held_out_tokens": least})})
 
 
 def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
@@ -242,11 +259,13 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     others = [override for override in arguments.overrides if override.key not in _ADDING]
     tree = resolve_recipe(arguments.named, others)
     given, model = tree.child("init"), tree.child("model")
-    any_model = given is not None and given.value == INIT_TO_BE_GIVEN
-    if not any_model and model is not None:
+    tiling = tree.child("init_tiling")
+    keeps_sizes = tiling is not None and tiling.value is True
+    any_model = given is not None and given.value == INIT_TO_BE_GIVEN and not keeps_sizes
+    if not any_model and not keeps_sizes and model is not None:
         config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
-    overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
+    overrides = overrides_of({"init": name} if keeps_sizes else {"init": name, "model": config.model_dump(mode="json")})
     changed = any(override.key.partition(".")[0] == "tokenizer" for override in others)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))

@@ -60,28 +60,27 @@ def pretraining_plan(
     memory: MemoryTerms = {}
     for stage in stages:
         length = stage.recipe.data.sequence_length
-        sequences = stage.recipe.optimisation.batch_sequences
-        predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage))
-        in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
-        steps = stage.end_step - stage.first_step
-        tokens += steps * sequences * length
-        flops += steps * step_flops(
-            model,
-            tokens=sequences * length,
-            squared_lengths=sequences * length**2,
-            predictions={head: sequences * count for head, count in predictions.items()},
-            sequences=sequences,
-        )
-        micro_batch = min(engine.micro_batch_tokens, sequences * length)
-        terms = training_memory(
-            model,
-            micro_batch_tokens=micro_batch,
-            sequence_length=length,
-            predictions=in_all * micro_batch / length,
-            bf16=engine.bf16,
-            state_bytes=recipe.optimisation.optimizer.state_bytes,
-        )
-        memory = max(memory, terms, key=lambda each: sum(each.values()))
+        for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+            predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
+            in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
+            tokens += (end - first) * sequences * length
+            flops += (end - first) * step_flops(
+                model,
+                tokens=sequences * length,
+                squared_lengths=sequences * length**2,
+                predictions={head: sequences * count for head, count in predictions.items()},
+                sequences=sequences,
+            )
+            micro_batch = min(engine.micro_batch_tokens, sequences * length)
+            terms = training_memory(
+                model,
+                micro_batch_tokens=micro_batch,
+                sequence_length=length,
+                predictions=in_all * micro_batch / length,
+                bf16=engine.bf16,
+                state_bytes=recipe.optimisation.optimizer.state_bytes,
+            )
+            memory = max(memory, terms, key=lambda each: sum(each.values()))
     kept = engine.intervals.keep_checkpoints + 1
     document = plan_document(
         recipe,
@@ -99,6 +98,7 @@ def pretraining_plan(
         text_bytes=text_bytes,
         vocabulary=vocabulary,
         teacher=teacher,
+        hours=recipe.optimisation.schedule.hours,
     )
     return document | ({"steps_estimated": True} if steps_estimated else {})
 
@@ -146,8 +146,8 @@ def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[Planne
     return PlannedVocabulary(learnt.vocab_size), size
 
 
-def _mean_count(objective: Objective, stage: Stage) -> float:
-    """An objective's predictions of one sequence, on average over the stage."""
-    steps = stage.recipe.optimisation.steps
-    length = stage.recipe.data.sequence_length
-    return objective.mean_expected_count(length, stage.first_step / steps, stage.end_step / steps)
+def _mean_count(objective: Objective, stage: Stage, first: int, end: int) -> float:
+    """An objective's predictions of one sequence, on average over some updates of the stage."""
+    return objective.mean_expected_count(
+        stage.recipe.data.sequence_length, first / stage.run_steps, end / stage.run_steps
+    )

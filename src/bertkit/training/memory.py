@@ -20,7 +20,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.headed import HeadedModel
 from bertkit.models.vocabulary import LOGIT_BYTES
 from bertkit.training.compiled import CACHED_PRIMITIVES
-from bertkit.training.cost import attentions_of, count_weights, keys_seen
+from bertkit.training.cost import attentions_of, count_weights
 from bertkit.training.engine import Engine
 
 MemoryTerms = dict[str, float]
@@ -100,7 +100,7 @@ def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool) -> float:
     cells = 0.0
     for attention in attentions_of(model):
         kept = 3 if attention.dropout_rate else int(bf16 or not isinstance(attention, SelfAttention))
-        cells += kept * attention.heads * keys_seen(attention, sequence_length)
+        cells += kept * attention.heads * attention.keys_seen(sequence_length)
     return cells
 
 
