@@ -210,9 +210,10 @@ def test_plan_costs_nothing_and_names_everything(
     assert plan["tokens"] == 900_000 * 256 * 128 + 100_000 * 256 * 512
     # Six times the parameters that multiply, times the tokens, within the attention's and the head's share.
     assert 0.9 < plan["flops"] / (6 * 85e6 * plan["tokens"]) < 1.3
+    assert plan["vocabulary"] == {"size": 30_522, "at_most": True}
     assert all(plan[key] > 0 for key in ("memory_mb", "disk_mb", "seconds"))
     messages = bertkit("pretrain", "bert", "--plan").stdout.splitlines()
-    assert "parameters  110,106,428 (109,482,240 without heads)" in messages
+    assert "parameters  at most 110,106,428 (109,482,240 without heads)" in messages
     assert re.fullmatch(r"time here   \d+ d \d+ h", messages[-1])
     assert list(tmp_path.iterdir()) == []
 

@@ -301,13 +301,16 @@ class Training(Common):
             result(plan, as_json=True)
             return
         parameters = plan["parameters"]
+        at_most = "at most " if plan.get("vocabulary", {}).get("at_most") else ""
+        terms = sorted(plan["memory_terms_mb"].items(), key=lambda term: -term[1])
+        parts = ", ".join(f"{name.replace('_', ' ')} {megabytes:,.0f}" for name, megabytes in terms if megabytes >= 0.5)
         rows = {
             "recipe": f"{plan['recipe']} ({plan['what_hash'][:8]})",
-            "parameters": f"{parameters['total']:,} ({parameters['backbone']:,} without heads)",
-            "steps": f"{plan['steps']:,}",
+            "parameters": f"{at_most}{parameters['total']:,} ({parameters['backbone']:,} without heads)",
+            "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
             "tokens": f"{plan['tokens']:,}",
             "FLOPs": f"{plan['flops']:.3g}",
-            "memory": f"{plan['memory_mb']:,.0f} MB",
+            "memory": f"{plan['memory_mb']:,.0f} MB ({parts})",
             "disk": f"{plan['disk_mb']:,.0f} MB",
             "time here": duration(plan["seconds"]),
             **self._data_rows(plan),

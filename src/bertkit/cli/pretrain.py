@@ -6,10 +6,14 @@ Nothing here follows a paper. Sibling tokenize.py makes the shards alone.
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bertkit.cli.console import console
 from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, keep_log, option, runs_root
+from bertkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from bertkit.recipe.resolve import Override
 
 
 def pretrain(
@@ -18,6 +22,14 @@ def pretrain(
     resume: Resume = None,
     init: Annotated[
         str | None, option("--init", metavar="MODEL", help="Start from a model: a Hub id, a model or a run directory.")
+    ] = None,
+    add_tokens: Annotated[
+        int | None,
+        option(
+            "--add-tokens",
+            metavar="N",
+            help="With --init: add the N words of the text that save the most tokens to the model's vocabulary.",
+        ),
     ] = None,
     *,
     hyperparameters: Hyperparameters,
@@ -36,7 +48,7 @@ def pretrain(
 
     request = PretrainArguments(
         recipe=recipe or None,
-        overrides=[*hyperparameters.overrides, *common.overrides],
+        overrides=[*added_tokens(add_tokens), *hyperparameters.overrides, *common.overrides],
         sources=data or (),
         max_steps=common.max_steps,
         init=init,
@@ -49,11 +61,26 @@ def pretrain(
         command=sys.argv,
     )
     if common.plan:
-        common.finish_plan(pretraining_plan(request.new_recipe()))
+        common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))
         return
     finished = run_pretraining(request, progress=console.progress, begun=keep_log)
     print_held_out(finished.results)
     common.finish(finished.run, finished.results)
+
+
+def added_tokens(count: int | None) -> list[Override]:
+    """The override that `--add-tokens` is.
+
+    Raises:
+        UsageError: it would add none.
+    """
+    from bertkit.recipe.resolve import Override
+
+    if count is None:
+        return []
+    if count < 1:
+        raise UsageError(f"--add-tokens {count}: adds nothing; give 1 or more, or leave it out to keep the vocabulary")
+    return [Override("tokenizer.add_tokens", count, "--add-tokens")]
 
 
 def print_held_out(results: dict[str, Any]) -> None:

@@ -41,8 +41,9 @@ from bertkit.pretraining.trainer import Pretrainer, StageRun
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
 from bertkit.training.engine import resolve_engine
+from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.plan import PlannedTeacher
 
 log = logging.getLogger(__name__)
@@ -205,7 +206,8 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
 def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> PlannedTeacher:
     """What the teacher that trains along adds to the cost of a run, its text taken to be as long as the student's."""
     engine, parameters = resolve_engine(recipe.engine), count_parameters(teacher).total
-    flops = memory_bytes = disk_bytes = 0.0
+    flops = disk_bytes = 0.0
+    memory: MemoryTerms = {}
     for stage in stages_of(recipe):
         length = stage.recipe.data.sequence_length
         for objective in stage.recipe.objectives:
@@ -222,7 +224,14 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
                     )
                 tokens = stage.recipe.optimisation.batch_sequences * length
                 read = min(engine.micro_batch_tokens, tokens)
-                memory = training_memory_bytes(teacher, micro_batch_tokens=read, predictions=read * rows)
-                memory_bytes = max(memory_bytes, memory)
+                terms = training_memory(
+                    teacher,
+                    micro_batch_tokens=read,
+                    sequence_length=length,
+                    predictions=read * rows,
+                    bf16=engine.bf16,
+                    state_bytes=recipe.optimisation.optimizer.state_bytes,
+                )
+                memory = max(memory, terms, key=lambda each: sum(each.values()))
                 disk_bytes = float(parameters * CHECKPOINT_BYTES * (engine.intervals.keep_checkpoints + 1))
-    return PlannedTeacher(recipe.teachers[0], parameters, flops, memory_bytes, disk_bytes)
+    return PlannedTeacher(recipe.teachers[0], parameters, flops, memory, disk_bytes)

@@ -29,7 +29,14 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.layer_choice import ChoiceName, chosen_layers
 from bertkit.models.pruning import with_layers
-from bertkit.pretraining.arguments import PretrainArguments, completed, source_overrides, starting_from, warn_of_stages
+from bertkit.pretraining.arguments import (
+    PretrainArguments,
+    completed,
+    fitted,
+    source_overrides,
+    starting_from,
+    warn_of_stages,
+)
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretrainer
@@ -101,6 +108,7 @@ class DistillTextArguments(PretrainArguments):
         return own or {"model": self.teacher_files(recipe).config}
 
     def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
+        recipe = fitted(recipe, shards, cache=self.cache)
         assert isinstance(recipe, DistillTextRecipe)
         teacher = self.teacher_files(recipe)
         if recipe.has_own_vocabulary:

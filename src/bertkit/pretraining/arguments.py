@@ -8,6 +8,7 @@ changes the hash of the recipe, and a resume names the key.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
+from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.files import sha256_of
@@ -38,6 +40,8 @@ from bertkit.training.run import RunArguments
 
 log = logging.getLogger(__name__)
 
+_ADDING = {"tokenizer.add_tokens", "tokenizer.added_frequency"}
+"""Keys that change the initial model's tokenizer, and do not ask for another one."""
 _FILE, _FILE_HASH = "lexicon", "lexicon_sha256"
 """The key of a file, and that of its content's hash in the same mapping."""
 
@@ -83,7 +87,9 @@ class PretrainArguments(RunArguments[Recipe]):
         """
         name = self.named
         # The command line takes precedence over the settings of the initial model.
-        recipe = load_recipe(name, [*starting_from(self), *self.overrides, *source_overrides(self.sources)])
+        recipe = load_recipe(
+            name, [*starting_from(self), *self._given_steps, *self.overrides, *source_overrides(self.sources)]
+        )
         if recipe.init == INIT_TO_BE_GIVEN:
             raise UsageError(
                 f"init: recipe {recipe.name} starts from a model of yours; give --init MODEL, a model or run directory"
@@ -91,6 +97,12 @@ class PretrainArguments(RunArguments[Recipe]):
             )
         warn_of_stages(recipe, self.overrides)
         return completed(recipe, self.max_steps)
+
+    @property
+    def _given_steps(self) -> list[Override]:
+        """Steps that the command line gives go before the recipe's passes."""
+        given = {override.key for override in self.overrides}
+        return [Override("optimisation.passes", None)] if "optimisation.steps" in given else []
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
         """Hashes of the models that a run reads; its record keeps them, and a resume compares them.
@@ -130,7 +142,30 @@ class PretrainArguments(RunArguments[Recipe]):
 
     def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
         """The run's trainer."""
-        return Pretrainer(recipe, shards, run, cache=self.cache)
+        return Pretrainer(fitted(recipe, shards, cache=self.cache), shards, run, cache=self.cache)
+
+
+def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
+    """The recipe with the steps that `optimisation.passes` makes of this text.
+
+    Args:
+        recipe: resolved.
+        shards: the tokenised corpus.
+        cache: the cache's root, for the plans of epochs.
+
+    Raises:
+        DataError: there is too little text.
+    """
+    optimisation = recipe.optimisation
+    if optimisation.passes is None:
+        return recipe
+    training, _ = training_and_held_out(recipe.data, shards, seed=recipe.seed, stage=0, plans=cache / "plans")
+    samples = optimisation.passes * training.epoch_length(0)
+    steps = max(1, math.ceil(samples / optimisation.batch_sequences))
+    log.info(
+        "%g passes over the text: %d steps of %d sequences", *(optimisation.passes, steps), optimisation.batch_sequences
+    )
+    return shortened(recipe, steps)
 
 
 def as_begun(recipe: Recipe, run: RunDirectory) -> Recipe:
@@ -238,7 +273,8 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     if arguments.init is None:
         return []
     directory, config = arguments.initial_model(arguments.init)
-    tree = resolve_recipe(arguments.named, arguments.overrides)
+    others = [override for override in arguments.overrides if override.key not in _ADDING]
+    tree = resolve_recipe(arguments.named, others)
     given, model = tree.child("init"), tree.child("model")
     tiling = tree.child("init_tiling")
     keeps_sizes = tiling is not None and tiling.value is True
@@ -247,7 +283,7 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
         config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
     overrides = overrides_of({"init": name} if keeps_sizes else {"init": name, "model": config.model_dump(mode="json")})
-    changed = any(override.key.partition(".")[0] == "tokenizer" for override in arguments.overrides)
+    changed = any(override.key.partition(".")[0] == "tokenizer" for override in others)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))
     return overrides

@@ -74,6 +74,14 @@ class PretrainingOptimisation(OptimisationConfig):
     )
     batch_sequences: int = Field(256, ge=1, description="Sequences per update, over all micro-batches and ranks.")
     steps: int = Field(1_000_000, ge=1, description="Updates.")
+    passes: float | None = Field(
+        None,
+        gt=0,
+        description="How often the text is read: the run has as many steps as that takes, at most `steps`, and its"
+        " warm-up shrinks with them. null: `steps` alone decides.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = OptimisationConfig.later_fields | {"passes"}
 
     @field_validator("schedule", mode="after")
     @classmethod
@@ -98,6 +106,8 @@ class PretrainingOptimisation(OptimisationConfig):
         stray = [key for key in _OF_TASKS if getattr(self, key) != fields[key].default]
         if stray:
             raise ValueError(f"{', '.join(stray)}: read where a task is learnt; on text write steps, and leave it out")
+        if self.passes is not None and self.stages:
+            raise ValueError("passes: the steps of a run in stages are given; write steps, and leave passes out")
         return self
 
 

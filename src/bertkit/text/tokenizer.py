@@ -12,12 +12,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertkit.errors import DataError
 from bertkit.settings import Settings, UnreadKey
@@ -53,8 +53,26 @@ class TokenizerConfig(Settings):
     path: str | None = Field(
         None,
         description="Existing tokenizer to use as it is: a directory, a tokenizer.json, a vocab.txt or a Hub id. "
-        "The other settings are then not used.",
+        "Of the other settings only add_tokens is then read, with what it needs.",
     )
+    add_tokens: int = Field(
+        0,
+        ge=0,
+        description="With a path: new words to add behind its vocabulary, those that save the most tokens of the text;"
+        " all its ids stay.",
+    )
+    added_frequency: int = Field(5, gt=0, description="Least occurrences, in the sample, of a word that is added.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"add_tokens", "added_frequency"})
+
+    @model_validator(mode="after")
+    def _extends_something(self) -> Self:
+        if self.add_tokens and self.path is None:
+            raise ValueError(
+                "add_tokens: extends an existing vocabulary, and this one is learnt; give a path (--init MODEL gives"
+                " the model's), or raise vocab_size"
+            )
+        return self
 
     @property
     def lowercases(self) -> bool:

@@ -60,6 +60,9 @@ class OptimizerConfig(Settings, ABC):
         if self.weight_decay == 0:
             yield UnreadKey("decay_biases_and_norms", "optimizer.weight_decay is 0: nothing is decayed")
 
+    state_bytes: ClassVar[float] = 8.0
+    """Of a parameter that the rule keeps between two updates, for `--plan`: two moments in float32, at most."""
+
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """torch's groups: first matrices and embeddings, then biases and norms, each with its weight decay."""
         decayed, others = decay_groups(model)
