@@ -1,4 +1,4 @@
-"""Files that survive a crash: written whole or not at all, and known by their sha256.
+"""Files that survive a crash: written whole or not at all, and known by their sha256; names that files give to files.
 
 Source: POSIX rename(2) and fsync(2); a rename within one directory is atomic, and lasts once the directory is synced.
 For every layer; run/checkpoint.py does the same for a directory of files. Imports the standard library only.
@@ -12,10 +12,11 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
 from bertkit.errors import DataError
+from bertkit.json_input import read_json_file
 
 
 def cache_directory() -> Path:
@@ -28,6 +29,60 @@ def bytes_in(path: Path) -> int:
     if not path.is_dir() or path.is_symlink():
         return path.lstat().st_size if os.path.lexists(path) else 0
     return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
+
+
+def file_within(directory: Path, name: Any, source: str | Path) -> Path:
+    """A file or directory of a model, run or data set that one of its own files names; it need not exist.
+
+    Links may lead to other places of the directory, and from a snapshot of the Hub's cache to the blobs of its model.
+
+    Args:
+        directory: that the name is relative to, and has to stay in.
+        name: as the file gives it.
+        source: the file that gives it, for messages.
+
+    Raises:
+        DataError: no text, an absolute path, one with `..`, a name that no file can have, or one that a link leads out
+            of the directory.
+    """
+    remedy = "only names below its own directory are accepted; delete the entry, or get the files from their publisher"
+    if not isinstance(name, str) or "\0" in name:
+        raise DataError(f"{source}: names {name!r:.80}, which is no file name; {remedy}")
+    given = PurePosixPath(name.replace("\\", "/"))
+    if given.is_absolute() or ".." in given.parts or PureWindowsPath(name).drive:
+        raise DataError(f"{source}: names {name!r:.80}, which leads out of {directory}; {remedy}")
+    path = directory / name
+    try:
+        real, roots = path.resolve(), [directory.resolve()]
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a name that UTF-8 cannot hold
+        raise DataError(f"{source}: names {name!r:.80}, which cannot be followed: {error}") from error
+    here = directory.absolute()
+    roots += [each.parent.resolve() / "blobs" for each in here.parents if each.name == "snapshots"]
+    if not any(real.is_relative_to(root) for root in roots):
+        raise DataError(f"{source}: names {name!r:.80}, which a link leads out of {directory}; {remedy}")
+    return path
+
+
+def files_within(directory: Path, below: str, source: str | Path) -> list[str]:
+    """The names, relative to `directory`, of the regular files below one of its directories, in order.
+
+    Raises:
+        DataError: a link leads out of `directory` (see `file_within`), or something is neither file nor directory.
+    """
+    found: list[str] = []
+    open_names = [below]
+    while open_names:
+        name = open_names.pop()
+        path = file_within(directory, name, source)
+        if path.is_dir():
+            if path.is_symlink():
+                raise DataError(f"{path}: is a link to a directory; put the directory itself there")
+            open_names += [(PurePosixPath(name) / each.name).as_posix() for each in path.iterdir()]
+        elif path.is_file():
+            found.append(name)
+        else:
+            raise DataError(f"{path}: is neither a file nor a directory; remove it")
+    return sorted(found)
 
 
 def fsync_path(path: Path) -> None:
@@ -85,14 +140,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        DataError: the file is missing, is not JSON, or holds something other than an object.
+        DataError: the file is missing, is not JSON (see `json_input`), or holds something other than an object.
     """
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
-        raise DataError(f"{path}: is not valid JSON ({error}); the file is damaged") from error
+    value = read_json_file(path)
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a JSON object, found a {type(value).__name__}")
     return value

@@ -218,7 +218,7 @@ def test_a_faulty_setting_names_key_and_value(saved: Path, changes: dict[str, An
 def test_a_config_that_is_no_json_is_refused(saved: Path) -> None:
     (saved / "config.json").write_text("{")
     said = refused(saved)
-    assert re.search(r"config\.json: cannot be read as JSON", said)
+    assert re.search(r"config\.json, column 2: not valid JSON", said)
     assert str(saved) in said
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertkit.errors import DataError
+from bertkit.files import read_json
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
@@ -125,12 +126,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         DataError: the file is damaged, its model type unknown or a setting invalid.
     """
     path = directory / CONFIG_FILE
-    try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(contents, dict):
-        raise DataError(f"{path}: expected a JSON object, found {type(contents).__name__}")
+    contents = read_json(path)
     kind = _KINDS.get(str(contents.get("model_type") or _type_of_code(contents)))
     if kind is None:
         raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")

@@ -9,7 +9,6 @@ with annotated spans carry them (annotated.py).
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from bertkit.errors import DataError, first_line
 from bertkit.hub import hub_errors, without_network
+from bertkit.json_input import parse_json
 from bertkit.text.annotated import annotated_lines, spans_of
 from bertkit.text.lines import read_lines
 
@@ -101,10 +101,7 @@ class JsonLinesReader(Reader):
                     yield from record_parts(self._record(line, where), self.text_field, self.span_fields, where)
 
     def _record(self, line: str, where: str) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where}, column {error.colno}: not valid JSON: {error.msg}") from error
+        record = parse_json(line, where)
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
         return record

@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import heapq
-import json
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import cache_directory, sha256_of, write_json
+from bertkit.files import cache_directory, read_json, sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
@@ -222,8 +221,8 @@ class FileHashes:
         self._changed = False
         if path.is_file():
             try:
-                self._known = dict(json.loads(path.read_text(encoding="utf-8")))
-            except (ValueError, TypeError):
+                self._known = read_json(path)
+            except DataError:
                 log.warning("%s is damaged; the hashes are computed again", path)
 
     def sha256(self, path: Path) -> str:

@@ -8,7 +8,6 @@ nor line break. A spreadsheet's export with quotes belongs into a .csv.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator
 from itertools import chain
@@ -18,6 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from bertkit.errors import DataError, UsageError
+from bertkit.json_input import parse_json
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import Split, TextExample
@@ -244,10 +244,7 @@ def label_name(value: Any, where: str) -> str:
 
 def _names(value: Any, separator: str, where: str) -> tuple[str, ...]:
     if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as fault:
-            raise DataError(f"{where}: {value!r:.60} begins like a JSON list, but is none: {fault.msg}") from fault
+        value = parse_json(value, f"{where}: {value!r:.60} begins like a JSON list")
     names = value if isinstance(value, list) else [value] if not isinstance(value, str) else value.split(separator)
     labels = (label_name(name, where) for name in names)
     return tuple(dict.fromkeys(label for label in labels if label))
