@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -94,16 +95,28 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+_USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
+
+
+def without_credentials(text: str) -> str:
+    """A text whose URLs have lost user name and password: `https://me:key@host/` becomes `https://host/`."""
+    return _USER_INFO.sub("", text)
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write that replaces `path` atomically and durably at the end; a reader never sees a part of it.
+
+    Args:
+        path: the file.
+        private: whether only its owner may read it; else its mode follows the umask.
 
     Raises:
         OSError: the disk refused; the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=private_opener if private else None) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -114,9 +127,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     fsync_path(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
+def private_opener(path: str, flags: int) -> int:
+    """For `open`: a file that it makes is read and written by its owner alone, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Replace `path` with a text in UTF-8, see `replacing`."""
-    with replacing(path) as file:
+    with replacing(path, private=private) as file:
         file.write(text.encode())
 
 
@@ -131,9 +149,10 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically; NaN and infinity become null."""
-    write_text(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
+    """Write `value` as indented JSON, see `replacing`; NaN and infinity become null."""
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, text, private=private)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -67,6 +67,18 @@ _MACHINE_ERRORS = {
     errno.EPERM: "check the permissions",
     errno.EROFS: "choose a directory that can be written",
     errno.EIO: "check the disk",
+    errno.ENOENT: "check the path; if it was there, it was deleted while the command ran",
+    errno.ENOTDIR: "check the path: a part of it is a file",
+    errno.EISDIR: "name a file, not a directory",
+    errno.ELOOP: "the links lead in a circle; remove one",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EINVAL: "choose another path",
+    errno.ENXIO: "name a regular file",
+    errno.ENODEV: "name a regular file",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "close other programs",
+    errno.ENOMEM: "free some memory and run again",
+    errno.ESTALE: "mount the file system again",
 }
 
 
@@ -105,6 +117,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if (strange := next((each for each in arguments if not _is_unicode(each)), None)) is not None:
+        return _report(UsageError(f"{strange}: not valid UTF-8; rename the file, or write the value in UTF-8"))
     if not arguments and COMPLETION not in os.environ:
         with redirect_stdout(sys.stderr):  # the help is no result here
             _run(["--help"])
@@ -127,12 +141,26 @@ def _run(arguments: Sequence[str]) -> int:
         if error.errno not in _MACHINE_ERRORS:
             return _report_bug(error)
         where = f"{error.filename}: " if error.filename else ""
+        console.debug("".join(traceback.format_exception(error)))
         return _report(DataError(f"{where}{error.strerror}; {_MACHINE_ERRORS[error.errno]}"))
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            return _report_bug(error)
+        console.debug("".join(traceback.format_exception(error)))
+        return _report(DataError(f"{error.object[:60]!r}: no valid Unicode at character {error.start}; correct the data"))
     except Exception as bug:
         return _report_bug(bug)
     if code == INTERRUPTED:
         console.stopped("interrupted")
     return code if isinstance(code, int) else 0
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import heapq
+import json
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
