@@ -20,7 +20,7 @@ from torch import Tensor
 from bertkit.errors import DataError
 from bertkit.files import read_json
 from bertkit.models.bilstm import BilstmConfig
-from bertkit.models.encoder import EncoderConfig
+from bertkit.models.encoder import LARGEST_SIZE, EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.headed import POOLER, HeadedModel
@@ -39,7 +39,7 @@ from bertkit.models.model_files import (
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
 from bertkit.models.registry import FAMILIES
-from bertkit.models.weights import WeightReport, load_weights
+from bertkit.models.weights import WeightReport, compare_weights, load_weights
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import save_tokenizer
 
@@ -115,8 +115,9 @@ def write_tokenizer(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -
 
 def _type_of_code(contents: Mapping[str, Any]) -> str | None:
     """The model type of a config.json without one: that of the code published beside GPT-BERT's checkpoints."""
-    names = contents.get("architectures") or ()
-    return GptBertConfig.model_type if any(str(name).startswith("GPTBERT") for name in names) else None
+    names = contents.get("architectures")
+    known = isinstance(names, list) and any(str(name).startswith("GPTBERT") for name in names)
+    return GptBertConfig.model_type if known else None
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
@@ -130,8 +131,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     kind = _KINDS.get(str(contents.get("model_type") or _type_of_code(contents)))
     if kind is None:
         raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")
-    if not isinstance(contents.get("vocab_size"), int):
-        raise DataError(f"{path}: vocab_size is {contents.get('vocab_size')!r}; expected a whole number")
+    _check_types(path, contents)
     try:
         return kind.from_hub(contents), contents
     except ValidationError as error:
@@ -140,6 +140,27 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         raise DataError(f"{path}: {key}: {first['msg']} (found {first['input']!r})") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
+    except (TypeError, AttributeError, KeyError, OverflowError, ZeroDivisionError) as error:
+        # Families compute with values before their settings are validated.
+        raise DataError(f"{path}: a value is of the wrong type or size: {error!r}") from error
+
+
+def _check_types(path: Path, contents: Mapping[str, Any]) -> None:
+    """Check the keys that every family reads.
+
+    Raises:
+        DataError: one has a value of another type, or out of range.
+    """
+    vocab_size, pad_id = contents.get("vocab_size"), contents.get("pad_token_id")
+    if type(vocab_size) is not int or not 1 <= vocab_size <= LARGEST_SIZE:
+        raise DataError(f"{path}: vocab_size is {vocab_size!r:.60}; expected a whole number from 1 to {LARGEST_SIZE:,}")
+    if pad_id is not None and (type(pad_id) is not int or not 0 <= pad_id < vocab_size):
+        raise DataError(f"{path}: pad_token_id is {pad_id!r:.60}; expected a whole number below vocab_size, {vocab_size}")
+    architectures = contents.get("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
+        raise DataError(f"{path}: architectures is {architectures!r:.60}; expected a list of names")
 
 
 def load_model(
@@ -177,17 +198,19 @@ def load_model(
                 restructure(model, tensors, model.hub_form().names, quantisation)
             except DataError as error:
                 raise DataError(f"{directory / CONFIG_FILE}: {error}") from error
-    model.to_empty(device="cpu")
     model.extras = {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
     form = model.hub_form()
     names = form.hub_names(model.state_dict())
     may_differ = [name for name in names if labels is not None and name.partition(".")[0] in LABELLED]
-    with torch.no_grad():
-        report = load_weights(model, tensors, form, source=str(path), may_differ=may_differ)
+    # Compared before memory is taken: config.json can claim any size.
+    report = compare_weights(model, tensors, form, source=str(path), may_differ=may_differ)
     backbone = [names[name] for name in names if name.startswith("encoder.")]
     lacking = [name for name in report.missing if name in set(backbone)]
     if lacking:
         raise DataError(f"{path}: the encoder lacks {len(lacking)} weights, such as {', '.join(lacking[:3])}")
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        load_weights(model, tensors, form, source=str(path), may_differ=may_differ)
     initialised = set(report.drawn_anew)
     model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
     unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.settings import Settings
+
+
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+Betas = tuple[_Decay, _Decay]
+"""Decays of the running means of gradient and square."""
 
 
 class OptimizerConfig(Settings, ABC):
