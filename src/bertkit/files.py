@@ -11,13 +11,14 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
 from bertkit.errors import DataError
-from bertkit.json_input import read_json_file
+from bertkit.json_input import parse_json
 
 
 def cache_directory() -> Path:
@@ -155,6 +156,46 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     write_text(path, text, private=private)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, unless reading it might wait for ever or never end.
+
+    Raises:
+        DataError: a FIFO, device, socket or directory.
+        OSError: missing or unreadable.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if _may_open(path) else -1
+    if descriptor >= 0 and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    if descriptor >= 0:
+        os.close(descriptor)
+    what = "a directory" if path.is_dir() else "a pipe, device or socket"
+    raise DataError(f"{path}: not a regular file but {what}; name a file (a pipe is read where `-` stands for it)")
+
+
+def _may_open(path: Path) -> bool:
+    return stat.S_ISREG(path.stat().st_mode)
+
+
+MAX_JSON_BYTES = 64 << 20
+"""Of a file that is one document; a parsed one takes up to some twenty times as much memory."""
+
+
+def read_json_file(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The value of a file that is one JSON document.
+
+    Raises:
+        DataError: the file is missing, no regular file, too large, or see `json_input.parse_json`.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if len(content) > max_bytes:
+        raise DataError(f"{path}: more than {max_bytes >> 20} MiB; no such document is that large, so it is damaged")
+    return parse_json(content, str(path))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -168,6 +209,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
+    """The sha256 of a file's content, in hexadecimal.
+
+    Raises:
+        DataError: no regular file.
+        OSError: missing or unreadable.
+    """
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

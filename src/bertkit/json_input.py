@@ -1,6 +1,6 @@
-"""JSON that somebody else wrote: bounded in size and depth, of whole characters, with every error located.
+"""JSON that somebody else wrote: bounded in depth, of whole characters, with every error located.
 
-RFC 8259, section 9, lets a parser bound size and depth. Python's own parser recurses, so that deep nesting ends in a
+RFC 8259, section 9, lets a parser bound them. Python's own parser recurses, so that deep nesting ends in a
 RecursionError there or in whatever reads the value afterwards; it raises a plain ValueError for integers of more than
 4,300 digits, and passes half a surrogate pair on to the first file that is written. Imports the standard library only.
 """
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
 
-MAX_JSON_BYTES = 64 << 20
-"""Of a file that is one document; a parsed one takes up to some twenty times as much memory."""
 MAX_JSON_DEPTH = 64
 
 _ESCAPED_SURROGATE = ("\\ud", "\\uD")
@@ -50,24 +47,6 @@ def parse_json(text: str | bytes, where: str) -> Any:
     if deep or any(mark in text for mark in _ESCAPED_SURROGATE):
         _check(value, where)
     return value
-
-
-def read_json_file(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The value of a file that is one JSON document.
-
-    Raises:
-        DataError: the file is missing, no regular file, too large, or see `parse_json`.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"{path}: not a regular file; expected a JSON document")
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    if len(content) > max_bytes:
-        raise DataError(f"{path}: more than {max_bytes >> 20} MiB; no such document is that large, so it is damaged")
-    return parse_json(content, str(path))
 
 
 def _check(value: Any, where: str) -> None:

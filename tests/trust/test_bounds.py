@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from bertkit.cli.options import seed_numbers
 from bertkit.errors import DataError, UsageError
-from bertkit.json_input import MAX_JSON_DEPTH, parse_json, read_json_file
+from bertkit.files import read_json_file
+from bertkit.json_input import MAX_JSON_DEPTH, parse_json
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, read_config, save_model

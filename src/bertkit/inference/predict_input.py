@@ -20,7 +20,7 @@ from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Tagg
 from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
 from bertkit.tasks.readers.swag import endings_in
 from bertkit.tasks.readers.table import rows_of_lines, table_rows
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES
 
 Form = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 Lines = Iterator[tuple[int, str]]
@@ -60,7 +60,9 @@ def check_there(path: Path) -> None:
     Raises:
         DataError: there is nothing, or a directory.
     """
-    if not path.is_file() and not path.is_fifo():
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DataError(f"{path}: is a pipe, device or socket; give - and pipe it to stdin")
+    if not path.is_file():
         near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise DataError(f"{path}: {'is a directory; name a file in it' if path.is_dir() else 'no such file'}{hint}")
@@ -72,7 +74,11 @@ def stdin_lines(stream: BinaryIO) -> Lines:
     Raises:
         DataError: a line that is not UTF-8.
     """
-    for number, line in enumerate(stream, start=1):
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"{STDIN}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; put line ends into it")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as fault:

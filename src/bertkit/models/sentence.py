@@ -20,8 +20,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.files import file_within, read_json
-from bertkit.json_input import read_json_file
+from bertkit.files import file_within, read_json, read_json_file
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights

@@ -19,7 +19,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
+from bertkit.files import open_regular
 from bertkit.recipe.errors import validate
 from bertkit.recipe.find import SUFFIXES, find_recipe, recipe_names, shipped_directory
 from bertkit.recipe.renamed import is_bare_schedule, new_key, schedule_of_name, with_new_keys
@@ -203,14 +204,14 @@ def _read_base(path: Path) -> Located:
 def _read(path: Path) -> Located:
     shown = _shown(path)
     try:
-        if not path.is_file():
-            raise UsageError(f"{shown}: not a regular file; expected a recipe")
-        with path.open(encoding="utf-8-sig") as file:
-            text = file.read(MAX_CHARACTERS + 1)
+        with open_regular(path) as file:
+            text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{shown}: not UTF-8 text (byte {error.start}); is it a recipe?") from None
     except OSError as error:
         raise UsageError(f"{shown}: {error.strerror}") from None
+    except DataError:
+        raise UsageError(f"{shown}: not a regular file; expected a recipe") from None
     tree = read_tree(text, shown)
     if not isinstance(tree.value, dict):
         found = "empty" if tree.value is None else f"a {type(tree.value).__name__}"

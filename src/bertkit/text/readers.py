@@ -9,6 +9,7 @@ with annotated spans carry them (annotated.py).
 
 from __future__ import annotations
 
+import csv
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from bertkit.errors import DataError, first_line
 from bertkit.hub import hub_errors, without_network
 from bertkit.json_input import parse_json
 from bertkit.text.annotated import annotated_lines, spans_of
-from bertkit.text.lines import read_lines
+from bertkit.text.lines import MAX_LINE_BYTES, read_lines
 
 Part = tuple[bool, list[str]]
 PART_CHARACTERS = 1 << 19
@@ -121,35 +122,53 @@ class TableReader(Reader):
         return str(self.path)
 
     def parts(self) -> Iterator[Part]:
-        import datasets
+        return self._csv_parts() if self.kind == "csv" else self._parquet_parts()
 
-        # Only these columns are read, if the format allows it.
+    def _parquet_parts(self) -> Iterator[Part]:
+        import datasets
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            self._check(pyarrow.parquet.read_schema(self.path).names)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
         columns = [self.text_field, *self.span_fields]
-        options = {"columns": columns} if self.kind == "parquet" else {"keep_default_na": False}
-        self._check_columns()
 
         def rows() -> Any:
             return datasets.load_dataset(
-                self.kind, data_files=[str(self.path)], split="train", streaming=True, **options
+                "parquet", data_files=[str(self.path)], split="train", streaming=True, columns=columns
             )
 
         return dataset_parts(rows, self.text_field, self.span_fields, self.name)
 
-    def _check_columns(self) -> None:
+    def _csv_parts(self) -> Iterator[Part]:
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+        lines = (f"{line}\n" for several in read_lines(self.path) for line in several)
+        reader = csv.reader(lines, strict=True)
+        number = 0
+        try:
+            header = next(reader, [])
+            self._check(header)
+            column = header.index(self.text_field)
+            for fields in reader:
+                number += 1
+                if not fields:
+                    continue
+                if not column < len(fields) <= len(header):
+                    raise DataError(
+                        f"{self.name}: cannot be read after record {number}: line {reader.line_num} has {len(fields)}"
+                        f" fields, expected {len(header)}; a field that holds a comma is put in quotes"
+                    )
+                where = f"{self.name}, record {number}"
+                yield from record_parts({self.text_field: fields[column]}, self.text_field, (), where)
+        except csv.Error as error:
+            raise DataError(
+                f"{self.name}: cannot be read after record {number}: line {reader.line_num} is not valid CSV: {error}"
+            ) from error
+
+    def _check(self, columns: Sequence[str]) -> None:
         """Name a missing column before any row is read."""
-        if self.kind == "parquet":
-            import pyarrow
-            import pyarrow.parquet
-
-            try:
-                columns = pyarrow.parquet.read_schema(self.path).names
-            except (pyarrow.ArrowException, OSError) as error:
-                raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
-        else:
-            import csv
-
-            head = next((lines for lines in read_lines(self.path)), [""])
-            columns = next(csv.reader(head), [])
         text_of(dict.fromkeys(columns, ""), self.text_field, self.name)
         for field in self.span_fields:
             spans_of(dict.fromkeys(columns), field, 0, self.name)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import cache_directory, read_json, sha256_of, write_json
+from bertkit.files import cache_directory, open_regular, read_json, sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
@@ -336,6 +336,7 @@ def _files(source: str) -> list[Path]:
             raise DataError(f"{source}: no {', '.join(KINDS)} file in this directory")
         return found
     if path.exists():
+        open_regular(path).close()
         return [path]
     if glob.has_magic(source):
         found = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file())
