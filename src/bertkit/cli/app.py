@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -110,10 +112,14 @@ def bertkit(
 def run(arguments: Sequence[str]) -> int:
     """Run `bertkit` with these arguments and return its exit code; nothing but SystemExit is ever raised."""
     console.open()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         return _run(arguments)
     finally:
         console.close()
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _run(arguments: Sequence[str]) -> int:

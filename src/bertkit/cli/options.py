@@ -148,7 +148,8 @@ RunDir = Annotated[
     _common(
         "--run-dir",
         metavar="DIR",
-        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/).",
+        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/); behind --resume RUN, a"
+        " copy of RUN goes on there.",
     ),
 ]
 Seed = Annotated[int | None, FromField("bertkit.recipe.header:RecipeHeader", "seed", panel=COMMON_PANEL)]

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bertkit.errors import DataError
@@ -35,6 +34,7 @@ from bertkit.models.model_files import (
     find_weights,
     is_model,
     read_weights,
+    write_safetensors,
 )
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
@@ -99,7 +99,7 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
         name: tensor.clone() if name in form.copies else tensor.contiguous()
         for name, tensor in form.to_hub(state).items()
     }
-    save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_safetensors(directory / WEIGHTS_FILE, tensors)
     # safetensors writes files that only the user can read; the other files follow the umask.
     (directory / WEIGHTS_FILE).chmod((directory / CONFIG_FILE).stat().st_mode)
     if tokenizer is not None:

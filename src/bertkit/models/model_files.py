@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertkit.errors import DataError, first_line
@@ -100,6 +100,18 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             f"{path}: cannot be read as safetensors: {error}; the file is damaged or cut off: {_remedy(path)}"
         ) from error
     return tensors
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors by name; each has memory of its own.
+
+    Raises:
+        DataError: the disk refused.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:  # the library wraps what the disk says
+        raise DataError(f"{path}: cannot be written: {error}; free some space, or choose another disk") from error
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:

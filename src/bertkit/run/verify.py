@@ -112,6 +112,12 @@ def _results(run: RunDirectory) -> Iterator[str]:
     yield from _hash_errors(run.path / RESULTS, run.record["results_sha256"])
 
 
+def model_errors(run: RunDirectory) -> list[str]:
+    """What is missing or altered in a finished run's model; nothing where the run recorded none."""
+    check = _check("model", _model, run)
+    return [check.detail] if check.verdict == "fault" else []
+
+
 def _model(run: RunDirectory) -> Iterator[str]:
     recorded = run.record.get("model_sha256")
     if not isinstance(recorded, dict):

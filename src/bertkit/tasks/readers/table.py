@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError, UsageError, first_line
 from bertkit.json_input import parse_json
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import Kind
@@ -34,6 +34,8 @@ from bertkit.tasks.readers.common import (
 )
 from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES
 
+ROWS_AT_ONCE = 256
+"""Of a Parquet file, where one value written once may be the text of every row."""
 TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
 QUOTED = "texts in quotes (a TSV is not quoted: export as CSV if the quotes are not part of them)"
 
@@ -199,12 +201,12 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             row = 0
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
                 for record in batch.to_pylist():
                     row += 1
                     yield f"{path}, row {row}", record
-    except (pyarrow.ArrowException, OSError) as fault:
-        raise DataError(f"{path}: not a readable Parquet file: {str(fault).splitlines()[0]}") from fault
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as fault:
+        raise DataError(f"{path}: not a readable Parquet file: {first_line(fault)}") from fault
 
 
 def is_absent(value: Any, kind: Kind) -> bool:
