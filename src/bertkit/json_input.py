@@ -54,7 +54,9 @@ def _check(value: Any, where: str) -> None:
         if depth > MAX_JSON_DEPTH:
             raise DataError(_too_deep(where))
         if isinstance(item, str) and (at := _surrogate(item)) is not None:
-            raise DataError(f"{where}: {f'field {key!r:.80} has ' if key else ''}half a surrogate pair at character {at}")
+            raise DataError(
+                f"{where}: {f'field {key!r:.80} has ' if key else ''}half a surrogate pair at character {at}"
+            )
 
 
 def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-
 LARGEST_WHOLE = 2**53
 
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import re
 
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _OUTSIDE_ASCII = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def visible(text: str) -> str:
-    """The text on one line, with controls, line breaks, marks of direction and half surrogate pairs as escapes (`\\x1b`,
-    `\\n`, `\\u202e`)."""
+    """The text on one line: controls, line breaks, marks of direction and half surrogate pairs become escapes
+    (`\\x1b`, `\\n`, `\\u202e`)."""
     return _UNSAFE.sub(_escape, text)
 
 
 def visible_lines(text: str) -> str:
-    """The same for a message of several lines, which are kept; each after the first is indented, so that none looks like
-    a message of its own."""
+    """The same for a message of several lines, which are kept; each after the first is indented, so that none looks
+    like a message of its own."""
     first, *others = (visible(line) for line in text.split("\n"))
     return "\n".join([first, *(line if line.startswith("  ") or not line else f"  {line}" for line in others)])
 

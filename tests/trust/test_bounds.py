@@ -1,4 +1,4 @@
-"""Recipes, options and configurations of any size end soon, in little memory, and with a message that gives the bound."""
+"""Recipes, options and configurations of any size end soon, in little memory, with a message that gives the bound."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_a_long_chain_of_recipes_is_refused(tmp_path: Path) -> None:
         resolve_recipe(str(tmp_path / "r0.yaml"))
 
 
-@pytest.mark.parametrize("content", ["root: x:0:0 [private", "password: private", "- private", "private", "a: 1\na: private"])
+@pytest.mark.parametrize(
+    "content", ["root: x:0:0 [private", "password: private", "- private", "private", "a: 1\na: private"]
+)
 @pytest.mark.parametrize("name", ["secret", "secret.yaml"])
-def test_an_error_about_a_file_that_is_no_recipe_quotes_nothing_of_it(
-    tmp_path: Path, name: str, content: str
-) -> None:
+def test_an_error_about_a_file_that_is_no_recipe_quotes_nothing_of_it(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / name).write_text(content)
     (tmp_path / "mine.yaml").write_text(f"extends: user/{name}\n")
@@ -97,7 +97,9 @@ def test_a_base_with_a_mistake_is_still_described_by_its_own_name(tmp_path: Path
         resolve_recipe(str(tmp_path / "mine.yaml"))
 
 
-@pytest.mark.parametrize("text", ["0-1000000000", "0-999,1000", "9" * 5000, "0-" + "9" * 5000, "4294967296", "--1", "²"])
+@pytest.mark.parametrize(
+    "text", ["0-1000000000", "0-999,1000", "9" * 5000, "0-" + "9" * 5000, "4294967296", "--1", "²"]
+)
 def test_seeds_are_bounded(text: str) -> None:
     with pytest.raises(UsageError, match=r"--seeds .*(more than 1,000 seeds|expected numbers)"):
         seed_numbers(text)
@@ -131,7 +133,9 @@ def test_sizes_of_a_model_are_bounded_before_it_is_built(
     assert field in shown.stderr
 
 
-@pytest.mark.parametrize("betas", ["[0.9,0.9,0.9,0.9,0.9,0.9,0.9]", "[.nan, 0.9]", "[0.9, 1.0]", "[0.9]", "[-0.1, 0.9]"])
+@pytest.mark.parametrize(
+    "betas", ["[0.9,0.9,0.9,0.9,0.9,0.9,0.9]", "[.nan, 0.9]", "[0.9, 1.0]", "[0.9]", "[-0.1, 0.9]"]
+)
 def test_betas_are_two_decays(betas: str, bertkit: Callable[..., Any]) -> None:
     shown = bertkit("pretrain", "bert-tiny", "--plan", "--set", f"optimisation.optimizer.betas={betas}")
     assert shown.code == 2

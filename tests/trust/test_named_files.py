@@ -85,14 +85,18 @@ def test_a_sentence_encoder_of_the_hubs_cache_is_read_through_its_links(model: P
     assert (tmp_path / "export" / "2_Dense" / "pytorch_model.bin").is_file()
 
 
-@pytest.mark.parametrize("modules", [["Transformer", "Pooling"], [{"type": "a", "idx": "x"}], [{"type": 3}], {"a": 1}, 7])
+@pytest.mark.parametrize(
+    "modules", [["Transformer", "Pooling"], [{"type": "a", "idx": "x"}], [{"type": 3}], {"a": 1}, 7]
+)
 def test_a_modules_json_of_another_form_is_an_error_of_the_data(model: Path, modules: Any) -> None:
     (model / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(DataError, match=r"modules\.json: expected a list of modules"):
         load_sentence_model(model)
 
 
-@pytest.mark.parametrize("name", [3, None, ["a"], "../other.safetensors", "/other.safetensors", "a/b.safetensors", "..", ""])
+@pytest.mark.parametrize(
+    "name", [3, None, ["a"], "../other.safetensors", "/other.safetensors", "a/b.safetensors", "..", ""]
+)
 def test_an_index_names_weight_files_beside_it_alone(tmp_path: Path, name: Any) -> None:
     (tmp_path / "other.safetensors").write_bytes(b"")
     model = tmp_path / "model"

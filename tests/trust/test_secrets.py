@@ -1,4 +1,4 @@
-"""What a run records of its environment is named in a list; nothing else, and nothing that others on the machine read."""
+"""A run records of its environment what a list names, nothing else, and in files that their owner alone reads."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def open_umask() -> Iterator[None]:
 SECRETS = ("HF_BEARER", "HF_KEY", "NCCL_PASS", "CUDA_PW", "BERTKIT_X", "HF_TOKEN", "HF_HUB_HTTP_HEADERS", "OMP_PHRASE")
 
 
-def test_only_variables_that_are_listed_by_name_are_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_variables_that_are_listed_by_name_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*SECRETS, "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, f"value-of-{name}")
     run = RunDirectory.create(tmp_path, identity())

@@ -69,6 +69,8 @@ _MACHINE_ERRORS = {
     errno.EPERM: "check the permissions",
     errno.EROFS: "choose a directory that can be written",
     errno.EIO: "check the disk",
+    errno.EEXIST: "it is there already; choose another name",
+    errno.ENOTEMPTY: "choose an empty directory",
     errno.ENOENT: "check the path; if it was there, it was deleted while the command ran",
     errno.ENOTDIR: "check the path: a part of it is a file",
     errno.EISDIR: "name a file, not a directory",
@@ -149,11 +151,17 @@ def _run(arguments: Sequence[str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         console.debug("".join(traceback.format_exception(error)))
         return _report(DataError(f"{where}{error.strerror}; {_MACHINE_ERRORS[error.errno]}"))
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop"):  # what pathlib makes of ELOOP
+            return _report_bug(error)
+        return _report(DataError(f"{error}; {_MACHINE_ERRORS[errno.ELOOP]}"))
     except UnicodeEncodeError as error:
         if error.encoding != "utf-8":
             return _report_bug(error)
         console.debug("".join(traceback.format_exception(error)))
-        return _report(DataError(f"{error.object[:60]!r}: no valid Unicode at character {error.start}; correct the data"))
+        return _report(
+            DataError(f"{error.object[:60]!r}: no valid Unicode at character {error.start}; correct the data")
+        )
     except Exception as bug:
         return _report_bug(bug)
     if code == INTERRUPTED:

@@ -308,9 +308,7 @@ def jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def result(
-    value: object, *, as_json: bool = False, as_document: bool = False, stream: TextIO | None = None
-) -> None:
+def result(value: object, *, as_json: bool = False, as_document: bool = False, stream: TextIO | None = None) -> None:
     """Write the command's result to stdout: `value` as one line of text, or as one JSON document with `as_json`.
 
     What could steer the terminal is escaped, see `bertkit.visible`; in JSON the value stays the same.

@@ -31,9 +31,9 @@ from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import TextScore, choose_rule, score_texts
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
+from bertkit.tables import write_csv
 from bertkit.tasks.minimal_pairs import FIELD_SPELLINGS, MinimalPair, Paradigm, read_paradigms, select
 from bertkit.training.engine import Engine
-from bertkit.tables import write_csv
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.finetuning.data import load_examples

@@ -23,12 +23,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import Prepared
 from bertkit.models.headed import POOLER, HeadedModel
-from bertkit.models.model_files import write_safetensors
 from bertkit.models.hub import CONFIG_FILE, WEIGHTS_FILE, config_json, save_model, write_tokenizer
+from bertkit.models.model_files import write_safetensors
 from bertkit.text.tokenizer import Tokenizer
 
 _SHARED, _OWN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -155,7 +155,9 @@ def _check_types(path: Path, contents: Mapping[str, Any]) -> None:
     if type(vocab_size) is not int or not 1 <= vocab_size <= LARGEST_SIZE:
         raise DataError(f"{path}: vocab_size is {vocab_size!r:.60}; expected a whole number from 1 to {LARGEST_SIZE:,}")
     if pad_id is not None and (type(pad_id) is not int or not 0 <= pad_id < vocab_size):
-        raise DataError(f"{path}: pad_token_id is {pad_id!r:.60}; expected a whole number below vocab_size, {vocab_size}")
+        raise DataError(
+            f"{path}: pad_token_id is {pad_id!r:.60}; expected a whole number below vocab_size, {vocab_size}"
+        )
     architectures = contents.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)

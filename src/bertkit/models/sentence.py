@@ -230,5 +230,3 @@ def _tokenizer_limit(root: Path) -> int | None:
 
 def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
-
-

@@ -35,8 +35,10 @@ MAX_CHAIN = 32
 """Recipes that extend one another."""
 
 _OF_RECIPES = frozenset(
-    "kind extends paper arxiv seed tokenizer data model objective optimisation engine task student teacher distillation"
-    " method init".split()
+    {
+        *("kind", "extends", "paper", "arxiv", "seed", "tokenizer", "data", "model"),
+        *("objective", "optimisation", "engine", "task", "student", "teacher", "distillation", "method", "init"),
+    }
 )
 """Keys of which every recipe has one; renamed.py knows the former ones."""
 

@@ -1,7 +1,7 @@
 """A run that goes on in another directory, as when the disk of its own is full.
 
-Own design. The copy is made aside and renamed, so that it is whole or absent; the run that it was made of stays as it is.
-Imports neither torch, pydantic nor yaml.
+Own design. The copy is made aside and renamed, so that it is whole or absent; the run that it was made of stays as it
+is. Imports neither torch, pydantic nor yaml.
 """
 
 from __future__ import annotations

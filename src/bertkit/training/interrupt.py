@@ -1,8 +1,8 @@
 """Stopping early by a signal or a time limit, between two steps.
 
-Nothing here follows a paper. The first SIGINT, SIGTERM or SIGHUP ends the run after the current step, with a checkpoint;
-a second SIGINT ends it at once. Schedulers repeat SIGTERM: further ones change nothing, not even while the command ends,
-which is why its handler stays after a signal came; the command line restores it (cli/app.py).
+Nothing here follows a paper. The first SIGINT, SIGTERM or SIGHUP ends the run after the current step, with a
+checkpoint; a second SIGINT ends it at once. Schedulers repeat SIGTERM: further ones change nothing, not even while the
+command ends, which is why its handler stays after a signal came; the command line restores it (cli/app.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import signal
 import time
 from types import FrameType, TracebackType
 from typing import Any, Self
-
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from bertkit.settings import Settings
 
-
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 Betas = tuple[_Decay, _Decay]
 """Decays of the running means of gradient and square."""
