@@ -7,6 +7,7 @@ For every layer; run/checkpoint.py does the same for a directory of files. Impor
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -156,7 +157,7 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     write_text(path, text, private=private)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a file for reading, unless reading it might wait for ever or never end.
 
     Raises:

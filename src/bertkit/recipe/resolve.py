@@ -116,9 +116,9 @@ def load_any(name: str, overrides: Sequence[Override] = ()) -> Any:
 
 
 def kind_of(tree: Located) -> Any:
-    """The command that runs a recipe."""
+    """The command that runs a recipe; what is no name is left to the schema to refuse."""
     kind = tree.child("kind")
-    return DEFAULT_KIND if kind is None else kind.plain()
+    return kind.value if kind is not None and isinstance(kind.value, str) else DEFAULT_KIND
 
 
 def require_kind(tree: Located, name: str, wanted: str) -> None:

@@ -146,7 +146,8 @@ def _check_depth(text: str, name: str, numbered: bool) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            place = f"{name}:{event.start_mark.line + 1}" if numbered else name
+            mark = event.start_mark
+            place = f"{name}:{mark.line + 1}" if numbered and mark is not None else name
             raise UsageError(f"{place}: nested deeper than {MAX_DEPTH} levels; write it flatter")
 
 

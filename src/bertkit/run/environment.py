@@ -114,7 +114,8 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 def _git(directory: Path, *arguments: str) -> str | None:
     """The command's output; None if it fails (no repository, no commit yet) or takes too long."""
-    command = ["git", "-C", str(directory), *arguments]
+    # A repository's own configuration can name a program to run here.
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):

@@ -74,9 +74,10 @@ def read_bytes(path: Path) -> Iterator[bytes]:
     Raises:
         DataError: missing or unreadable file, one that is no regular file, or damaged compression.
     """
+    decompressed: Callable[[Any], Iterator[bytes]] = _DECOMPRESSED.get(path.suffix, _chunks)
     try:
         with open_regular(path) as file:
-            yield from _DECOMPRESSED.get(path.suffix, _chunks)(file)
+            yield from decompressed(file)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:

@@ -117,7 +117,7 @@ def _framework(path: Path) -> Iterator[SenseSentence]:
         raise DataError(f"{path}: no gold keys; expected them in {gold_path.name} beside it")
     gold = dict(_gold(gold_path))
     # Read as lines, so that the file is bounded and UTF-8, whatever encoding it declares; expat bounds entities.
-    parser = ElementTree.XMLPullParser(("end",))
+    parser: ElementTree.XMLPullParser[ElementTree.Element] = ElementTree.XMLPullParser(("end",))
     try:
         for _, line in numbered_lines(path):
             parser.feed(f"{line}\n")
@@ -129,9 +129,10 @@ def _framework(path: Path) -> Iterator[SenseSentence]:
 
 
 def _finished(
-    parser: ElementTree.XMLPullParser, gold: dict[str, tuple[str, ...]], path: Path
+    parser: ElementTree.XMLPullParser[ElementTree.Element], gold: dict[str, tuple[str, ...]], path: Path
 ) -> Iterator[SenseSentence]:
-    for _, element in parser.read_events():
+    events: Iterator[Any] = parser.read_events()  # of other shapes for other kinds of event than "end"
+    for _, element in events:
         if element.tag == "sentence":
             yield _sentence(element, gold, path)
             element.clear()
