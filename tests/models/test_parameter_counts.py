@@ -13,6 +13,7 @@ import torch
 
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
+from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.deberta import DebertaConfig
 from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distilbert import DistilBertConfig
@@ -25,6 +26,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.models.xlnet import XlnetConfig
@@ -192,6 +194,8 @@ SIZES = {
     # Song et al. 2020; RoBERTa's vocabulary would be 50,265, the released model has BERT's and five more.
     "mpnet-base": Size(MPNetConfig(), 30_527, 109_486_464, published_millions=(110, 1)),
     # Warner et al. 2024, table 4.
+    # Portes et al. 2023, 137M; 30,522 words made a multiple of 64.
+    "mosaicbert-base": Size(MosaicBertConfig(), 30_528, 137_368_320, 137_400_384, ("masked_lm",), (137, 1)),
     "modernbert-base": Size(ModernBertConfig(), 50_368, 149_014_272, 149_655_232, ("masked_lm",), (149, 1)),
     "modernbert-large": Size(
         ModernBertConfig(num_hidden_layers=28, hidden_size=1024, num_attention_heads=16, intermediate_size=2624),
@@ -202,6 +206,8 @@ SIZES = {
         (395, 1),
     ),
     # Beltagy et al. 2020: RoBERTa's, longer tables, and projections for global tokens.
+    # Zaheer et al. 2020: the Hub's bigbird-roberta-base.
+    "bigbird-base": Size(BigBirdConfig(), 50_358, 127_468_800),
     "longformer-base": Size(LongformerConfig(), 50_265, 148_659_456),
     "longformer-large": Size(
         LongformerConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),

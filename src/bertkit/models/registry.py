@@ -8,6 +8,7 @@ from pydantic import Field
 
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig, MegatronBertConfig
+from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.deberta import DebertaConfig
 from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distilbert import DistilBertConfig
@@ -20,6 +21,7 @@ from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
 from bertkit.models.xlnet import XlnetConfig
@@ -27,6 +29,7 @@ from bertkit.models.xlnet import XlnetConfig
 AnyEncoderConfig = Annotated[
     AlbertConfig
     | BertConfig
+    | BigBirdConfig
     | CamembertConfig
     | DebertaConfig
     | DebertaV2Config
@@ -41,6 +44,7 @@ AnyEncoderConfig = Annotated[
     | MegatronBertConfig
     | MobileBertConfig
     | ModernBertConfig
+    | MosaicBertConfig
     | RobertaConfig
     | XLMRobertaConfig
     | XlnetConfig,
