@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from bertkit.cli.options import seed_numbers
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json_file
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.finetuning.sweep import sweep_runs
 from bertkit.json_input import MAX_JSON_DEPTH, parse_json
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
@@ -103,6 +105,12 @@ def test_a_base_with_a_mistake_is_still_described_by_its_own_name(tmp_path: Path
 def test_seeds_are_bounded(text: str) -> None:
     with pytest.raises(UsageError, match=r"--seeds .*(more than 1,000 seeds|expected numbers)"):
         seed_numbers(text)
+
+
+def test_a_grid_makes_a_bounded_number_of_runs() -> None:
+    grid = {f"key{n}": [str(value) for value in range(1000)] for n in range(6)}
+    with pytest.raises(UsageError, match="1,000,000,000,000,000,000 runs, more than 1,000"):
+        sweep_runs(cast("FinetuneRecipe", None), [0], grid)
 
 
 def test_as_many_seeds_as_allowed() -> None:

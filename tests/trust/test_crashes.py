@@ -68,6 +68,7 @@ def test_a_config_with_a_value_of_another_type_is_an_error_of_the_data(
     [
         ("id2label", {"a": "x"}),
         ("id2label", [1]),
+        ("label2id", {"a": float("inf")}),
         ("id2label", 3),
         ("label2id", {"a": [1]}),
         ("label2id", [1]),

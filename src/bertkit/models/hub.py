@@ -140,6 +140,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     if kind is None:
         raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")
     _check_types(path, contents)
+    _labels(directory, contents)
     try:
         return kind.from_hub(contents), contents
     except ValidationError as error:
@@ -329,8 +330,8 @@ def _named_heads(config: EncoderConfig, contents: Mapping[str, Any]) -> set[str]
 def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
     try:
         return Labels.from_hub(contents)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{directory / CONFIG_FILE}: {error}") from error
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(f"{directory / CONFIG_FILE}: labels: {error}") from error
 
 
 def _with_prefix(tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:

@@ -64,7 +64,7 @@ class Labels:
             return cls.unnamed(count, problem_type)
         by_number = {int(number): str(name) for number, name in named.items()}
         if sorted(by_number) != list(range(len(by_number))):
-            raise ValueError(f"id2label must number the labels from 0 without gaps, found {sorted(by_number)}")
+            raise ValueError(f"id2label must number the labels from 0 without gaps, found {sorted(by_number)!s:.80}")
         return cls(tuple(by_number[number] for number in range(len(by_number))), problem_type)
 
     def to_hub(self) -> dict[str, Any]:
