@@ -7,14 +7,14 @@ Siblings hold one update rule each.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 Betas = tuple[_Decay, _Decay]
@@ -31,6 +31,10 @@ class OptimizerConfig(Settings, ABC):
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global norm of the gradient; null: no clipping.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"decay_biases_and_norms"})
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.weight_decay == 0:
+            yield UnreadKey("decay_biases_and_norms", "optimizer.weight_decay is 0: nothing is decayed")
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """torch's groups: first matrices and embeddings, then biases and norms, each with its weight decay."""
