@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+LARGEST_WHOLE = 2**53
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,23 @@ class UnreadKey:
 
 
 class Settings(BaseModel):
-    """Frozen settings; an unknown key or a wrong type is an error, and no type is silently converted to another."""
+    """Frozen settings; an unknown key, a wrong type, NaN or infinity is an error, and no type is silently converted to
+    another."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False)
 
     later_fields: ClassVar[frozenset[str]] = frozenset()
     """Fields that runs of an earlier version do not have: left out where they have their default, so that such a run
     keeps the hash of its recipe."""
+
+    @model_validator(mode="after")
+    def _whole_numbers_are_bounded(self) -> Self:
+        # Beyond this a float is not exact, and soon neither C nor torch can hold the number.
+        for name in self.model_fields_set:
+            value = getattr(self, name)
+            if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
+                raise ValueError(f"{name} is beyond {LARGEST_WHOLE:,}; choose a smaller number")
+        return self
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
@@ -68,6 +70,20 @@ _MACHINE_ERRORS = {
     errno.EPERM: "check the permissions",
     errno.EROFS: "choose a directory that can be written",
     errno.EIO: "check the disk",
+    errno.EEXIST: "it is there already; choose another name",
+    errno.ENOTEMPTY: "choose an empty directory",
+    errno.ENOENT: "check the path; if it was there, it was deleted while the command ran",
+    errno.ENOTDIR: "check the path: a part of it is a file",
+    errno.EISDIR: "name a file, not a directory",
+    errno.ELOOP: "the links lead in a circle; remove one",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EINVAL: "choose another path",
+    errno.ENXIO: "name a regular file",
+    errno.ENODEV: "name a regular file",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "close other programs",
+    errno.ENOMEM: "free some memory and run again",
+    errno.ESTALE: "mount the file system again",
 }
 
 
@@ -99,6 +115,7 @@ def bertkit(
 def run(arguments: Sequence[str]) -> int:
     """Run `bertkit` with these arguments and return its exit code; nothing but SystemExit is ever raised."""
     console.open()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         code, message = _run(arguments)
         if message is not None and asks_for_json(arguments) and not console.has_result:
@@ -107,10 +124,15 @@ def run(arguments: Sequence[str]) -> int:
         return code
     finally:
         console.close()
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     """The exit code, and what went wrong; None where nothing did."""
+    if (strange := next((each for each in arguments if not _is_unicode(each)), None)) is not None:
+        return _report(UsageError(f"{strange}: not valid UTF-8; rename the file, or write the value in UTF-8"))
     if not arguments and COMPLETION not in os.environ:
         with redirect_stdout(sys.stderr):  # the help is no result here
             _run(["--help"])
@@ -133,7 +155,19 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         if error.errno not in _MACHINE_ERRORS:
             return _report_bug(error)
         where = f"{error.filename}: " if error.filename else ""
+        console.debug("".join(traceback.format_exception(error)))
         return _report(DataError(f"{where}{error.strerror}; {_MACHINE_ERRORS[error.errno]}"))
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop"):  # what pathlib makes of ELOOP
+            return _report_bug(error)
+        return _report(DataError(f"{error}; {_MACHINE_ERRORS[errno.ELOOP]}"))
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            return _report_bug(error)
+        console.debug("".join(traceback.format_exception(error)))
+        return _report(
+            DataError(f"{error.object[:60]!r}: no valid Unicode at character {error.start}; correct the data")
+        )
     except Exception as bug:
         return _report_bug(bug)
     if code == INTERRUPTED:
@@ -146,6 +180,14 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
     """Whether `--json` is among the options, also where they could not be parsed."""
     words = list(arguments)
     return "--json" in words[: words.index("--") if "--" in words else None]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ def model_or_default(model: str | None) -> str:
     return model or os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL
 
 
+MOST_SEEDS = 1000
+
+
 def seed_numbers(text: str | None) -> list[int]:
     """`0-4` and `1,7,9` as numbers; none where nothing is given.
 
@@ -49,10 +53,17 @@ def seed_numbers(text: str | None) -> list[int]:
     found: list[int] = []
     for part in () if text is None else text.split(","):
         first, dash, last = (each.strip() for each in part.partition("-"))
-        if not first.isdecimal() or (dash and (not last.isdecimal() or int(last) < int(first))):
-            raise UsageError(f"--seeds {text}: expected numbers and ranges, such as 0-4 or 1,7,9")
-        found += range(int(first), int(last if dash else first) + 1)
+        start, end = _seed(first), _seed(last if dash else first)
+        if start is None or end is None or end < start:
+            raise UsageError(f"--seeds {text:.60}: expected numbers below 2^32 and ranges, such as 0-4 or 1,7,9")
+        if len(found) + end - start >= MOST_SEEDS:
+            raise UsageError(f"--seeds {text:.60}: more than {MOST_SEEDS:,} seeds; choose fewer")
+        found += range(start, end + 1)
     return list(dict.fromkeys(found))
+
+
+def _seed(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) < 2**32 else None
 
 
 def option(*names: str, help: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
@@ -137,7 +148,8 @@ RunDir = Annotated[
     _common(
         "--run-dir",
         metavar="DIR",
-        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/).",
+        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/); behind --resume RUN, a"
+        " copy of RUN goes on there.",
     ),
 ]
 Seed = Annotated[int | None, FromField("bertkit.recipe.header:RecipeHeader", "seed", panel=COMMON_PANEL)]

@@ -48,6 +48,7 @@ class SplitSettings(Settings):
         """Whether every fold has a run."""
         return self.folds is not None and self.fold is None
 
+
 _COLUMNS: dict[Kind, tuple[str, ...]] = {
     "classification": ("text", "text_pair", "label", "id"),
     "multi_label": ("text", "text_pair", "label", "id", "separator"),

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bertkit.errors import UsageError
 from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.trainer import seed_summaries
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
+
+MOST_RUNS = 1000
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,11 @@ def sweep_runs(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, 
     """The runs of a suite: every combination of the grid's values, each with every fold and every seed.
 
     Raises:
-        UsageError: a value that its key does not take.
+        UsageError: a value that its key does not take, or more than `MOST_RUNS` runs.
     """
+    count = math.prod(map(len, grid.values())) * len(seeds)
+    if count > MOST_RUNS:
+        raise UsageError(f"--grid and --seeds make {count:,} runs, more than {MOST_RUNS:,}; try fewer values")
     found = []
     for values in itertools.product(*grid.values()):
         setting = dict(zip(grid, values, strict=True))

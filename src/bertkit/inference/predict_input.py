@@ -22,7 +22,7 @@ from bertkit.tasks.readers.delimited import rows_of_lines
 from bertkit.tasks.readers.reading import LeftOut, TableReading
 from bertkit.tasks.readers.swag import endings_in
 from bertkit.tasks.readers.table import rows_or_bad
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES
 
 Form = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 Lines = Iterator[tuple[int, str]]
@@ -62,7 +62,9 @@ def check_there(path: Path) -> None:
     Raises:
         DataError: there is nothing, or a directory.
     """
-    if not path.is_file() and not path.is_fifo():
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DataError(f"{path}: is a pipe, device or socket; give - and pipe it to stdin")
+    if not path.is_file():
         near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise DataError(f"{path}: {'is a directory; name a file in it' if path.is_dir() else 'no such file'}{hint}")
@@ -79,7 +81,11 @@ def stdin_lines(stream: BinaryIO, reading: TableReading | None = None) -> Lines:
     if "\n".encode(encoding.removesuffix("-sig")) != b"\n":
         raise UsageError(f"--encoding {encoding}: a pipe cannot be read in it line by line; give the path of a file")
     errors = "surrogateescape" if reading is not None and reading.skip_bad_rows else "strict"
-    for number, line in enumerate(stream, start=1):
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"{STDIN}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; put line ends into it")
         try:
             text = line.decode("utf-8-sig" if number == 1 and encoding == "utf-8" else encoding, errors)
         except UnicodeDecodeError as fault:

@@ -174,6 +174,8 @@ class ModernBertConfig(TransformerConfig):
         rates: dict[str, Any] = {}
         for kind, name in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
             rope = (contents.get("rope_parameters") or {}).get(kind) or {}
+            if not isinstance(rope, Mapping):
+                raise ValueError(f"rope_parameters.{kind} is {rope!r:.60}; expected an object")
             if rope.get("rope_type", "default") != "default":
                 raise ValueError(
                     f"rope_parameters.{kind}.rope_type is {rope['rope_type']!r}; only 'default' is supported"

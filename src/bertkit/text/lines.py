@@ -20,12 +20,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bertkit.errors import DataError
+from bertkit.files import open_regular
 from bertkit.text.file_format import likely_encoding
 
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 22
-MAX_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = 16 << 20
+"""Of a line, which is decoded, split and tokenised as a whole in some eighty times the memory; the longest novels have
+five million characters."""
+MAX_XZ_BYTES = 256 << 20
+"""Memory for an .xz file's dictionary; `xz -9` needs 65 MiB."""
 # Beginnings of file kinds that people hand over by mistake, and what to do about them.
 _FOREIGN = {
     b"%PDF": "a PDF document; extract its text first",
@@ -49,7 +54,7 @@ def read_lines(path: Path, encoding: str | None = None, *, errors: str = "strict
 
     Raises:
         DataError: missing or unreadable file, damaged compression, a binary file, bytes that are not of the encoding
-            (with their offset), or a line of more than 64 MiB.
+            (with their offset), or a line of more than `MAX_LINE_BYTES`.
     """
     chunks = read_bytes(path)
     first = next(chunks, b"")
@@ -122,52 +127,81 @@ def is_utf_16(first: bytes) -> bool:
 
 
 def read_bytes(path: Path) -> Iterator[bytes]:
-    """The file's decompressed content in chunks.
+    """The file's decompressed content in chunks of bounded size, however much a compressed file expands.
 
     Raises:
-        DataError: missing or unreadable file, or damaged compression.
+        DataError: missing or unreadable file, one that is no regular file, or damaged compression.
     """
-    opener = OPENERS.get(path.suffix, open)
+    decompressed: Callable[[Any], Iterator[bytes]] = _DECOMPRESSED.get(path.suffix, _chunks)
     try:
-        if path.suffix == ".zst":
-            yield from _read_zstandard(path)
-            return
-        with opener(path, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
+        with open_regular(path) as file:
+            yield from decompressed(file)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: damaged or truncated {path.suffix} file: {error}") from error
+    except MemoryError as error:  # liblzma, above its limit
+        raise DataError(f"{path}: needs more than {MAX_XZ_BYTES >> 20} MiB to decompress; compress it anew") from error
     except OSError as error:
+        if path.suffix in COMPRESSIONS and error.errno is None:
+            raise DataError(f"{path}: damaged or truncated {path.suffix} file: {error}") from error
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-OPENERS: dict[str, Callable[..., BinaryIO | Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-COMPRESSIONS = (*OPENERS, ".zst")
+def _chunks(file: Any) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
 
 
-def _read_zstandard(path: Path) -> Iterator[bytes]:
-    """All frames of the file; the library's own reader stops after the first, and takes a cut-off one for whole."""
-    import zstandard
+def _gzip(file: BinaryIO) -> Iterator[bytes]:
+    return _chunks(gzip.open(file))
 
-    decompressor = zstandard.ZstdDecompressor().decompressobj()
-    unfinished = False
-    with path.open("rb") as file:
-        while compressed := file.read(CHUNK_BYTES >> 2):
-            while compressed:
-                try:
-                    content = decompressor.decompress(compressed)
-                except zstandard.ZstdError as error:
-                    raise DataError(f"{path}: damaged .zst file: {error}") from error
-                if content:
-                    yield content
-                unfinished = not decompressor.eof
-                compressed = b"" if unfinished else decompressor.unused_data
-                if not unfinished:
-                    decompressor = zstandard.ZstdDecompressor().decompressobj()
-    if unfinished:
-        raise DataError(f"{path}: truncated .zst file")
+
+def _bzip2(file: BinaryIO) -> Iterator[bytes]:
+    return _chunks(bz2.open(file))
+
+
+def _xz(file: BinaryIO) -> Iterator[bytes]:
+    """All streams of the file; the library's own reader has no limit on the memory that a file's dictionary takes."""
+    decompressor = _xz_decompressor()
+    compressed = file.read(CHUNK_BYTES)
+    while compressed:
+        yield decompressor.decompress(compressed, max_length=CHUNK_BYTES)
+        while not decompressor.eof and not decompressor.needs_input:
+            yield decompressor.decompress(b"", max_length=CHUNK_BYTES)
+        if not decompressor.eof:
+            compressed = file.read(CHUNK_BYTES)
+            continue
+        # Between streams there may be zeros, four at a time.
+        compressed = decompressor.unused_data.lstrip(b"\0")
+        while not compressed and (more := file.read(CHUNK_BYTES)):
+            compressed = more.lstrip(b"\0")
+        if compressed:
+            decompressor = _xz_decompressor()
+    if not decompressor.eof:
+        raise EOFError("the file ends before the end of its stream")
+
+
+def _xz_decompressor() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(format=lzma.FORMAT_AUTO, memlimit=MAX_XZ_BYTES)
+
+
+def _zstandard(file: BinaryIO) -> Iterator[bytes]:
+    """All frames of the file, by Arrow: zstandard's own reader takes a cut-off frame for whole, and its decompressor
+    gives all that a piece of the file expands to at once."""
+    import pyarrow
+
+    with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd") as stream:
+        yield from _chunks(stream)
+
+
+_DECOMPRESSED: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
+    ".gz": _gzip,
+    ".xz": _xz,
+    ".bz2": _bzip2,
+    ".zst": _zstandard,
+}
+COMPRESSIONS = tuple(_DECOMPRESSED)
 
 
 def _refuse_foreign(path: Path, chunk: bytes) -> None:

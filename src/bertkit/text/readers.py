@@ -9,20 +9,22 @@ with annotated spans carry them (annotated.py).
 
 from __future__ import annotations
 
-import json
+import csv
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, first_line
 from bertkit.hub import hub_errors, without_network
+from bertkit.json_input import parse_json
 from bertkit.text.annotated import annotated_lines, spans_of
 from bertkit.text.file_format import FileFormat, delimiter_of
-from bertkit.text.lines import is_utf_16, read_bytes, read_lines
+from bertkit.text.lines import MAX_LINE_BYTES, read_lines
 
 Part = tuple[bool, list[str]]
 PART_CHARACTERS = 1 << 19
@@ -105,10 +107,7 @@ class JsonLinesReader(Reader):
                     yield from record_parts(self._record(line, where), self.text_field, self.span_fields, where)
 
     def _record(self, line: str, where: str) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where}, column {error.colno}: not valid JSON: {error.msg}") from error
+        record = parse_json(line, where)
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
         return record
@@ -129,47 +128,56 @@ class TableReader(Reader):
         return str(self.path)
 
     def parts(self) -> Iterator[Part]:
-        import datasets
+        return self._csv_parts() if self.kind == "csv" else self._parquet_parts()
 
-        # Only these columns are read, if the format allows it.
+    def _parquet_parts(self) -> Iterator[Part]:
+        import datasets
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            self._check(pyarrow.parquet.read_schema(self.path).names)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
         columns = [self.text_field, *self.span_fields]
-        options: dict[str, Any] = {"columns": columns}
-        if self.kind != "parquet":
-            encoding = self._encoding()
-            options = {"keep_default_na": False, "sep": self._delimiter(encoding), "encoding": encoding}
-        self._check_columns(options.get("sep", ""), options.get("encoding"))
 
         def rows() -> Any:
             return datasets.load_dataset(
-                self.kind, data_files=[str(self.path)], split="train", streaming=True, **options
+                "parquet", data_files=[str(self.path)], split="train", streaming=True, columns=columns
             )
 
         return dataset_parts(rows, self.text_field, self.span_fields, self.name)
 
-    def _encoding(self) -> str:
-        """Of a CSV file: the one given, UTF-16 by its mark, else UTF-8 (with or without a mark)."""
-        return self.format.encoding or ("utf-16" if is_utf_16(next(read_bytes(self.path), b"")) else "utf-8")
+    def _csv_parts(self) -> Iterator[Part]:
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+        lines = (f"{line}\n" for several in read_lines(self.path, self.format.encoding) for line in several)
+        first = next(lines, "")
+        delimiter = delimiter_of(first.rstrip("\n"), ",", f"{self.name}, line 1", self.format.delimiter)
+        reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+        mark = "a comma" if delimiter == "," else repr(delimiter)
+        number = 0
+        try:
+            header = next(reader, [])
+            self._check(header)
+            column = header.index(self.text_field)
+            for fields in reader:
+                number += 1
+                if not fields:
+                    continue
+                if not column < len(fields) <= len(header):
+                    raise DataError(
+                        f"{self.name}: cannot be read after record {number}: line {reader.line_num} has {len(fields)}"
+                        f" fields, expected {len(header)}; a field that holds {mark} is put in quotes"
+                    )
+                where = f"{self.name}, record {number}"
+                yield from record_parts({self.text_field: fields[column]}, self.text_field, (), where)
+        except csv.Error as error:
+            raise DataError(
+                f"{self.name}: cannot be read after record {number}: line {reader.line_num} is not valid CSV: {error}"
+            ) from error
 
-    def _delimiter(self, encoding: str) -> str:
-        return delimiter_of(self._first_line(encoding), ",", f"{self.name}, line 1", self.format.delimiter)
-
-    def _first_line(self, encoding: str | None) -> str:
-        return next((line for lines in read_lines(self.path, encoding) for line in lines), "")
-
-    def _check_columns(self, delimiter: str, encoding: str | None) -> None:
+    def _check(self, columns: Sequence[str]) -> None:
         """Name a missing column before any row is read."""
-        if self.kind == "parquet":
-            import pyarrow
-            import pyarrow.parquet
-
-            try:
-                columns = pyarrow.parquet.read_schema(self.path).names
-            except (pyarrow.ArrowException, OSError) as error:
-                raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
-        else:
-            import csv
-
-            columns = next(csv.reader([self._first_line(encoding)], delimiter=delimiter), [])
         text_of(dict.fromkeys(columns, ""), self.text_field, self.name)
         for field in self.span_fields:
             spans_of(dict.fromkeys(columns), field, 0, self.name)

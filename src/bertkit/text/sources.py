@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import cache_directory, sha256_of, write_json
+from bertkit.files import cache_directory, open_regular, read_json, sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import UnreadKey
@@ -246,8 +246,8 @@ class FileHashes:
         self._changed = False
         if path.is_file():
             try:
-                self._known = dict(json.loads(path.read_text(encoding="utf-8")))
-            except (ValueError, TypeError):
+                self._known = read_json(path)
+            except DataError:
                 log.warning("%s is damaged; the hashes are computed again", path)
 
     def sha256(self, path: Path) -> str:
@@ -360,6 +360,7 @@ def _files(source: str) -> list[Path]:
             raise DataError(f"{source}: no {', '.join(KINDS)} file in this directory")
         return found
     if path.exists():
+        open_regular(path).close()
         return [path]
     if glob.has_magic(source):
         found = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file())

@@ -32,7 +32,10 @@ class TokenizerConfig(Settings):
 
     type: TokenizerType = Field("wordpiece", description="Kind of vocabulary to learn from the corpus.")
     vocab_size: int = Field(
-        30_522, gt=0, description="Entries of the vocabulary, special tokens and single characters included."
+        30_522,
+        gt=0,
+        le=1 << 24,
+        description="Entries of the vocabulary, special tokens and single characters included.",
     )
     lowercase: bool | None = Field(
         None, description="Lowercase the text (default: yes, except for byte-bpe, as in the papers)."

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import CheckError, DataError, UsageError
 from bertkit.files import cache_directory
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
@@ -26,8 +26,10 @@ from bertkit.recipe.renamed import new_key
 from bertkit.recipe.resolve import Override, base_of
 from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_settings, warn_unread
 from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.elsewhere import continued_in
 from bertkit.run.find import run_to_resume
 from bertkit.run.finished import Objection, finished_before
+from bertkit.run.verify import model_errors
 from bertkit.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -139,9 +141,18 @@ class FinishedRun:
 
     @classmethod
     def done(cls, run: RunDirectory) -> FinishedRun | None:
-        """The run, if it is done already."""
+        """The run, if it is done already.
+
+        Raises:
+            CheckError: it is, and files of its model are missing or altered.
+        """
         if run.status != "done" or run.results is None:
             return None
+        if errors := model_errors(run):
+            raise CheckError(
+                f"{run.path}: is done, but not as it was written: {'; '.join(errors)}; restore the files from a copy,"
+                " or start a new run without --resume"
+            )
         log.info("%s is done already", run.path)
         return cls.of(run)
 
@@ -154,10 +165,10 @@ class FinishedRun:
 
 
 def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
-    """The run to resume.
+    """The run to resume; where it is named, and another --run-dir too, a copy of it there.
 
     Raises:
-        UsageError, DataError: there is none, or it is of another kind.
+        UsageError, DataError: there is none, it is of another kind, or it cannot be copied.
     """
     assert arguments.resume is not None
     if arguments.fresh:
@@ -171,9 +182,10 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
         # A run of this recipe under another hash fits, so that its differing keys are named.
         return same or [run for run in runs if run.record["recipe"] == wanted.name]
 
-    return run_to_resume(
+    run = run_to_resume(
         arguments.resume, arguments.runs_root, arguments.kind, run_dir=arguments.run_dir, fitting=fitting
     )
+    return continued_in(run, arguments.run_dir)
 
 
 def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> RunRecipe:

@@ -112,8 +112,9 @@ class Trainer(ABC, Generic[Batch]):
                 if reason is not None and self.step < self.steps:
                     self._stop(reason)
                 watch.lap()
-            results = self.finish()
-        self.run.write_results(results)
+            with self._trained_weights_kept():
+                results = self.finish()
+                self.run.write_results(results)
         self.run.update(steps=self.step, tokens=self.tokens)
         if not self.engine.intervals.keep_checkpoints:
             shutil.rmtree(self.run.checkpoints, ignore_errors=True)
@@ -259,6 +260,31 @@ class Trainer(ABC, Generic[Batch]):
         loss = self.losses()["loss"]
         return f"loss {'-' if loss is None else f'{loss:.3f}'}, {self.meter.tokens_per_second:,.0f} tokens/s"
 
+    @contextmanager
+    def _trained_weights_kept(self) -> Iterator[None]:
+        """Where the body fails, as on a full disk, the state before it is saved, so that `--resume` trains nothing
+        anew; weights that the body has changed are trained again from the last checkpoint, to the same bits."""
+        before, generator = self._versions(), torch.get_rng_state()
+        try:
+            yield
+        except (DataError, OSError):
+            go_on = f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`, on another disk with --run-dir"
+            if self._versions() != before:
+                log.warning("the run stays at its last checkpoint; %s", go_on)
+                raise
+            torch.set_rng_state(generator)
+            try:
+                self.save_checkpoint()
+            except (DataError, OSError) as error:
+                log.warning("the trained weights could not be saved either (%s); %s", error, go_on)
+            else:
+                log.warning("the trained weights are saved in a checkpoint; %s", go_on)
+            raise
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        """What differs when a parameter is replaced, or changed in place."""
+        return {name: (id(parameter), parameter._version) for name, parameter in self.model.named_parameters()}
+
     def _line(self) -> dict[str, Any]:
         peak_flops = _peak_flops(self.engine.device, bf16=self.engine.bf16)
         costs = self.meter.costs(target_tokens=self.target_tokens(), peak_flops=peak_flops)
@@ -372,7 +398,8 @@ def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
     shutil.rmtree(writing, ignore_errors=True)
     try:
         write(writing)
-    except OSError as error:
+    except (DataError, OSError) as error:
+        shutil.rmtree(writing, ignore_errors=True)  # what is there takes the room that a checkpoint needs
         raise DataError(
             f"{writing}: cannot write the model: {error}; free space and run again with --resume"
         ) from error

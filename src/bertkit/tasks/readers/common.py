@@ -6,7 +6,6 @@ bertkit.text.lines.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -15,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
+from bertkit.json_input import parse_json
 from bertkit.tasks.examples import Example, SkippedRow, Split
 from bertkit.text.lines import read_lines
 
 NAMED = 10
 """How many of the examples that a note counts are named."""
+MAX_FILE_CHARACTERS = 256 << 20
+"""Of a file that is one JSON document, read whole."""
 DUPLICATE_IDS = "duplicate ids (renamed)"
 
 
@@ -118,13 +120,7 @@ def json_object(text: str, where: str) -> dict[str, Any]:
     Raises:
         DataError: it is not JSON, or something other than an object.
     """
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as fault:
-        line = f", line {fault.lineno}" if "\n" in text else ""
-        raise DataError(f"{where}{line}, column {fault.colno}: not valid JSON: {fault.msg}") from fault
-    except RecursionError as fault:
-        raise DataError(f"{where}: not valid JSON: nested too deeply") from fault
+    value = parse_json(text, where)
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected a JSON object, found {kind_of(value)}")
     return value
@@ -136,7 +132,17 @@ def json_file(path: Path, encoding: str | None = None) -> dict[str, Any]:
     Raises:
         DataError: the file cannot be read, or is not a JSON object.
     """
-    return json_object("\n".join(line for lines in read_lines(path, encoding) for line in lines), str(path))
+    lines: list[str] = []
+    characters = 0
+    for several in read_lines(path, encoding):
+        lines += several
+        characters += sum(map(len, several)) + len(several)
+        if characters > MAX_FILE_CHARACTERS:
+            raise DataError(
+                f"{path}: one JSON document of more than {MAX_FILE_CHARACTERS >> 20} million characters; divide it,"
+                " or write JSON Lines"
+            )
+    return json_object("\n".join(lines), str(path))
 
 
 def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:

@@ -122,7 +122,7 @@ def _strings(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: {kind_of(value)}, expected a list of words that is not empty")
     return tuple(
-        text_in(each, f"{where}[{k}]") if isinstance(each, str) else label_name(each, f"{where}[{k}]")
+        label_name(each, f"{where}[{k}]") if isinstance(each, int | float) else text_in(each, f"{where}[{k}]")
         for k, each in enumerate(value)
     )
 

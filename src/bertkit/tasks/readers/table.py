@@ -5,7 +5,6 @@ No paper. The kind is the file's ending; delimited.py cuts CSV and TSV into fiel
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError, UsageError, first_line
+from bertkit.json_input import parse_json
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Split, TaggedExample, TextExample
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 Labelled = TypeVar("Labelled", TextExample, TaggedExample, ChoiceExample)
 
+ROWS_AT_ONCE = 256
+"""Of a Parquet file, where one value written once may be the text of every row."""
 TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
 QUOTED = "texts in quotes (read as part of the text; if they are not, reading.quoted=true)"
 
@@ -225,12 +227,12 @@ def _parquet_rows(path: Path) -> RowsOrBad:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             row = 0
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
                 for record in batch.to_pylist():
                     row += 1
                     yield f"{path}, row {row}", record
-    except (pyarrow.ArrowException, OSError) as fault:
-        raise DataError(f"{path}: not a readable Parquet file: {str(fault).splitlines()[0]}") from fault
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as fault:
+        raise DataError(f"{path}: not a readable Parquet file: {first_line(fault)}") from fault
 
 
 def is_absent(value: Any, kind: Kind, reading: TableReading) -> bool:
@@ -266,10 +268,7 @@ def label_name(value: Any, where: str) -> str:
 
 def _names(value: Any, separator: str, where: str) -> tuple[str, ...]:
     if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as fault:
-            raise DataError(f"{where}: {value!r:.60} begins like a JSON list, but is none: {fault.msg}") from fault
+        value = parse_json(value, f"{where}: {value!r:.60} begins like a JSON list")
     names = value if isinstance(value, list) else [value] if not isinstance(value, str) else value.split(separator)
     labels = (label_name(name, where) for name in names)
     return tuple(dict.fromkeys(label for label in labels if label))

@@ -14,14 +14,14 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from bertkit.training.optimizers.base import OptimizerConfig
+from bertkit.training.optimizers.base import Betas, OptimizerConfig
 
 _LONG_AGO = 1 << 20
 """A step count at which both bias corrections have become exactly 1 in double precision."""
 
 
 class _AdamLike(OptimizerConfig):
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
+    betas: Betas = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
     eps: float = Field(1e-6, gt=0, description="Added to the root of the second moment.")
     bias_correction: bool = Field(True, description="Correct the running means for their start at zero; BERT does not.")
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from bertkit.settings import Settings, UnreadKey
+
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+Betas = tuple[_Decay, _Decay]
+"""Decays of the running means of gradient and square."""
 
 
 class OptimizerConfig(Settings, ABC):

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.training.optimizers.base import OptimizerConfig
+from bertkit.training.optimizers.base import Betas, OptimizerConfig
 
 
 class LambConfig(OptimizerConfig):
@@ -22,7 +22,7 @@ class LambConfig(OptimizerConfig):
 
     name: Literal["lamb"] = "lamb"
     decay_is_decoupled: ClassVar[bool] = False
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
+    betas: Betas = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
     eps: float = Field(1e-6, gt=0, description="Added to the root of the second moment.")
     bias_correction: bool = Field(True, description="Correct the running means for their start; ALBERT does not.")
     adapted: Literal["decayed", "all"] = Field(
