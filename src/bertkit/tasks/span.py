@@ -289,8 +289,10 @@ def most_context(chunks: Sequence[tuple[int, int]], length: int) -> NDArray[np.i
 
     min(left, right) + 0.01 * chunk length, the first of equal ones: run_squad.py's rule.
     """
-    scores = np.full((len(chunks), max(1, length)), -1.0)
+    best, greatest = np.zeros(max(1, length), dtype=np.int64), np.full(max(1, length), -1.0)
     for row, (start, size) in enumerate(chunks):
         place = np.arange(size)
-        scores[row, start : start + size] = np.minimum(place, size - 1 - place) + 0.01 * size
-    return np.asarray(scores.argmax(axis=0))
+        score = np.minimum(place, size - 1 - place) + 0.01 * size
+        better = score > greatest[start : start + size]
+        best[start : start + size][better], greatest[start : start + size][better] = row, score[better]
+    return best
