@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.inference.predict import Predictor, document_of
+from bertkit.inference.documents import documents
+from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import HeadedModel
@@ -78,7 +79,7 @@ class Model:
         """
         rows = [(f"input {number}", _fields(each)) for number, each in enumerate(_several(inputs, "predict"))]
         examples = examples_of(rows, self._predictor.kind, self._predictor.columns)
-        return [document_of(example, found, top=top) for example, found in self._predictor.stream(examples)]
+        return [document for _, document in documents(self._predictor, examples, top=top)]
 
     def encode(self, texts: Iterable[str]) -> NDArray[np.float32]:
         """The vector of each text, of shape (N, E) and in the order of the texts.

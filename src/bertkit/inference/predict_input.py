@@ -1,4 +1,4 @@
-"""A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, or Parquet.
+"""A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, Parquet, SQuAD.
 
 No paper; CSV is RFC 4180, a TSV is never quoted. Sibling of bertkit.tasks.readers, which read whole files with labels;
 here lines are read one by one, when they are needed, and a blank one is an example that is None: what is printed
@@ -15,17 +15,29 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from bertkit.errors import DataError, UsageError
+from bertkit.inference.entities import RawText
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
+from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import endings_in
 from bertkit.tasks.readers.table import rows_of_lines, table_rows
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import COMPRESSIONS, read_text
 
-Form = Literal["text", "jsonl", "csv", "tsv", "parquet"]
+Form = Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad"]
 Lines = Iterator[tuple[int, str]]
 Rows = Iterator[tuple[str, dict[str, Any] | None]]
-_SUFFIXES: dict[str, Form] = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+_SUFFIXES: dict[str, Form] = {
+    ".jsonl": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), "conll"),
+    ".conllu": "conllu",
+    ".json": "squad",
+}
+_READ_BY: dict[Form, Kind] = {"conll": "tagging", "conllu": "tagging", "squad": "span"}
+"""Forms that one kind of model reads."""
 STDIN = "stdin"
 
 
@@ -37,6 +49,7 @@ class InputColumns:
         text, text_pair: the user's choice; None for the first of the usual names that is there.
         texts, text_pairs: what the model's own data calls them, before `text` and `text_pair`.
         endings: likewise, of a choice: a column of lists, or a column for each ending.
+        question: asked of every context, in place of a column; None where there is a column.
     """
 
     text: str | None = None
@@ -44,6 +57,7 @@ class InputColumns:
     texts: tuple[str, ...] = ()
     text_pairs: tuple[str, ...] = ()
     endings: tuple[str, ...] = ("endings",)
+    question: str | None = None
 
     def first(self, row: Mapping[str, Any], *last: str) -> str:
         """The column of the text: the one named, or the first usual one; `last` are the kind's own names."""
@@ -80,39 +94,76 @@ def stdin_lines(stream: BinaryIO) -> Lines:
         yield number, text.rstrip("\r\n")
 
 
+def form_of(path: Path | None, form: Form | None, kind: Kind) -> Form | None:
+    """How an input is written: as named, or by the file's ending; None of a pipe.
+
+    Raises:
+        UsageError: a form that a model of this kind does not read.
+    """
+    if form is None and path is not None:
+        bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+        form = _SUFFIXES.get(bare.suffix.lower(), "text")
+    if form is not None and _READ_BY.get(form, kind) != kind:
+        raise UsageError(
+            f"{path or '--format'}: {form} is read by a {_READ_BY[form]} model, this one is for {kind}; name another"
+            " form with --format"
+        )
+    return form
+
+
+def input_lines(path: Path | None, stream: BinaryIO) -> Lines:
+    """The lines of a file, or of a pipe where there is none, with their numbers.
+
+    Raises:
+        DataError: no such file; a fault of a line is raised when it is reached.
+    """
+    if path is None:
+        return stdin_lines(stream)
+    check_there(path)
+    return numbered_lines(path)
+
+
 def open_input(path: Path | None, stream: BinaryIO, form: Form | None, columns: InputColumns) -> Rows:
     """The rows of a file, or of a pipe where there is none, each with its place; a blank line is None.
 
     Args:
         path: the file.
         stream: the pipe.
-        form: what it is; by the file's ending, or by a pipe's first line, where None.
+        form: what it is; by the file's ending, or by a pipe's first line, where None. `document`: one text, as a whole.
         columns: a pipe whose columns are named is a table.
 
     Raises:
         UsageError: Parquet from a pipe.
         DataError: no such file; else see `table_rows`: a fault is raised when its line is reached.
     """
-    if path is not None:
-        check_there(path)
-        bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-        form = form or _SUFFIXES.get(bare.suffix.lower(), "text")
-        if form == "parquet":
-            return table_rows(path)
-        lines = numbered_lines(path)
-    else:
-        if form == "parquet":
+    place = STDIN if path is None else str(path)
+    if form == "parquet":
+        if path is None:
             raise UsageError("--format parquet: is read from a file, not from a pipe; give its path")
-        lines = stdin_lines(stream)
+        check_there(path)
+        return table_rows(path)
+    if form == "document" and path is None:
+        return iter([(place, {"text": _decoded(stream.read(), STDIN)})])
+    lines = input_lines(path, stream)
+    if form == "document":
+        assert path is not None
+        return iter([(place, {"text": read_text(path)})])
+    if form is None:
         first = next(lines, None)
         lines = chain([] if first is None else [first], lines)
-        form = form or _guessed("" if first is None else first[1], columns)
-    place = STDIN if path is None else str(path)
+        form = _guessed("" if first is None else first[1], columns)
     if form == "text":
         return ((f"{place}, line {n}", {"text": line} if line.strip() else None) for n, line in lines)
     if form == "jsonl":
         return _objects(lines, place)
     return rows_of_lines(lines, place, tabs=form == "tsv")
+
+
+def _decoded(content: bytes, place: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise DataError(f"{place}: not valid UTF-8 at byte {fault.start}; convert it") from fault
 
 
 def _guessed(first: str, columns: InputColumns) -> Form:
@@ -131,21 +182,40 @@ def _objects(lines: Lines, place: str) -> Rows:
 
 def examples_of(
     rows: Iterable[tuple[str, dict[str, Any] | None]], kind: Kind, columns: InputColumns
-) -> Iterator[Example | None]:
+) -> Iterator[Example | RawText | None]:
     """The examples that rows hold; None where there is nothing to read, as on a blank line.
 
-    Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, cut at white space. Spans:
-    `question` and `context`. Choice: `context` (or `text`), perhaps `question`, and `endings`, a list.
+    Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, whose words are found later.
+    Spans: `question` and `context` (or `text`, where one question is asked of all). Choice: `context` (or `text`), perhaps `question`, and `endings`, a list.
 
     Raises:
         DataError: a field that is missing (near names are given) or of the wrong type.
     """
-    makers: dict[str, Callable[..., Example | None]] = {"tagging": _tagged, "span": _asked, "choice": _chosen}
-    make: Callable[..., Example | None] = makers.get(kind, _text)
+    makers: dict[str, Callable[..., Example | RawText | None]] = {
+        "tagging": _tagged,
+        "span": _asked,
+        "choice": _chosen,
+    }
+    make: Callable[..., Example | RawText | None] = makers.get(kind, _text)
     for number, (where, row) in enumerate(rows):
-        example = None if row is None else make(row, _id(row, number), where, columns)
+        if row is None:
+            yield RawText(str(number), "") if kind == "tagging" else None
+            continue
+        example = make(row, _id(row, number), where, columns)
         # Sentences of a stream belong to no document: each is one of its own.
         yield replace(example, document=number) if isinstance(example, TaggedExample) else example
+
+
+def questions_of(path: Path | None) -> Iterator[Example]:
+    """The questions of a file in SQuAD's form.
+
+    Raises:
+        UsageError: a pipe.
+        DataError: see `read_squad`.
+    """
+    if path is None:
+        raise UsageError("--format squad: is read from a file, not from a pipe; give its path")
+    return iter(read_squad(path).examples)
 
 
 def _id(row: Mapping[str, Any], number: int) -> str:
@@ -160,7 +230,7 @@ def _text(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> 
     return TextExample(name, text, second) if (text + (second or "")).strip() else None
 
 
-def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TaggedExample | None:
+def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TaggedExample | RawText | None:
     named = columns.first(row, "words", "tokens", "text")
     value = row.get(named)
     if isinstance(value, list):
@@ -168,14 +238,17 @@ def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -
         if bad is not None:
             raise DataError(f"{where}, {named}: {bad!r}, expected words, none of them blank")
         words = tuple(encodable(each, f"{where}, {named}") for each in value)
-    else:
-        words = tuple(_string(row, named, where).split())
-    return TaggedExample(name, words) if words else None
+        return TaggedExample(name, words) if words else None
+    return RawText(name, _string(row, named, where))
 
 
 def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> QuestionExample | None:
-    question = _string(row, columns.text or "question", where)
-    context = _string(row, columns.text_pair or "context", where)
+    if columns.question is not None:
+        question = columns.question
+        context = _string(row, columns.text_pair or columns.first(row, "context", "text"), where)
+    else:
+        question = _string(row, columns.text or "question", where)
+        context = _string(row, columns.text_pair or "context", where)
     return QuestionExample(name, question, context) if question.strip() and context.strip() else None
 
 

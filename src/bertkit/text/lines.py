@@ -63,6 +63,18 @@ def read_lines(path: Path) -> Iterator[list[str]]:
         yield _decoded(path, rest, offset)
 
 
+def read_text(path: Path) -> str:
+    """The whole file as one text, its line ends as they are; a byte order mark is no part of it.
+
+    Raises:
+        DataError: as `read_lines`, but for the length of a line.
+    """
+    content = b"".join(read_bytes(path))
+    _refuse_foreign(path, content)
+    offset = len(_BOM) if content.startswith(_BOM) else 0
+    return _text(path, content[offset:], offset)
+
+
 def read_bytes(path: Path) -> Iterator[bytes]:
     """The file's decompressed content in chunks.
 
@@ -120,15 +132,20 @@ def _refuse_foreign(path: Path, chunk: bytes) -> None:
 
 def _decoded(path: Path, content: bytes, offset: int) -> list[str]:
     """Lines of content that begins at a byte offset of the decompressed file."""
+    text = _text(path, content, offset)
+    lines = (text[:-1] if text.endswith("\n") else text).split("\n")
+    return [line[:-1] if line.endswith("\r") else line for line in lines] if "\r" in text else lines
+
+
+def _text(path: Path, content: bytes, offset: int) -> str:
+    """Content that begins at a byte offset of the decompressed file."""
     nul = content.find(b"\0")
     if nul >= 0:
         raise DataError(f"{path}: a binary file, not text: NUL byte at offset {offset + nul:,}")
     try:
-        text = content.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: not valid UTF-8 at byte offset {offset + error.start:,} "
             f"(byte 0x{content[error.start]:02x}: {error.reason}); convert the file to UTF-8"
         ) from error
-    lines = (text[:-1] if text.endswith("\n") else text).split("\n")
-    return [line[:-1] if line.endswith("\r") else line for line in lines] if "\r" in text else lines
