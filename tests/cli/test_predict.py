@@ -90,7 +90,10 @@ def test_every_kind_predicts_what_its_fine_tuning_saved(trained: Trained, bertki
     assert outcome.code == 0, outcome.stderr
     found = lines_of(outcome.stdout)
     words = [line.pop("words", None) for line in found]
+    answers = [line.pop("answers", None) for line in found]
+    no_answer = [line.pop("no_answer", None) for line in found]
     assert found == trained.saved(kind)
+    assert all((each is not None) == (kind == "span") for each in (*answers, *no_answer))
     assert len(found) == DEV
     assert all((each is not None) == (kind == "tagging") for each in words)
     assert "warning" not in outcome.stderr

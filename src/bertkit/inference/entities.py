@@ -3,8 +3,8 @@
 Tjong Kim Sang and De Meulder 2003, CoNLL, for what an entity is (conlleval's reading of tags). A tagger that was
 trained on sentences reads each sentence by itself; one that was trained on documents (Devlin et al. 2019, BERT,
 arXiv:1810.04805, section 5.3) reads a text in overlapping windows, each word tagged in the one that shows the most
-around it. A long text is read in parts, so that the memory of a pass does not grow with it. Sibling column_files.py tags
-words as a file gives them.
+around it. A long text is read in parts, so that the memory of a pass does not grow with it. Sibling column_files.py
+tags words as a file gives them.
 
 Shapes: W words of an entity, K tags, C types.
 """

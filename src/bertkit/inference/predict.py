@@ -195,7 +195,7 @@ class Predictor:
                 )
         found = self.task.predictions(examples, features, outputs)
         if with_candidates and isinstance(self.task, Span):
-            candidates = self.task.candidates(examples, features, outputs)
+            candidates = self.task.candidates(list(examples), features, outputs)  # type: ignore[arg-type]  # questions
             found = [replace(one, candidates=own) for one, own in zip(found, candidates, strict=True)]
         return self.task.final(found, self.stored), features.account
 

@@ -186,7 +186,8 @@ def examples_of(
     """The examples that rows hold; None where there is nothing to read, as on a blank line.
 
     Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, whose words are found later.
-    Spans: `question` and `context` (or `text`, where one question is asked of all). Choice: `context` (or `text`), perhaps `question`, and `endings`, a list.
+    Spans: `question` and `context` (or `text`, where one question is asked of all). Choice: `context` (or `text`),
+    perhaps `question`, and `endings`, a list.
 
     Raises:
         DataError: a field that is missing (near names are given) or of the wrong type.

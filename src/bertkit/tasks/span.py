@@ -246,8 +246,7 @@ class Span(Task):
     def _scored_spans(
         self, chunk: Chunk, logits_S2: NDArray[Any]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
-        """The `n_best` starts and ends in the chunk's own tokens, and the score of each pair, minus infinity where it is
-        not allowed."""
+        """The `n_best` starts and ends in the chunk's own tokens; each pair's score, minus infinity if not allowed."""
         own = logits_S2[chunk.first : chunk.first + len(chunk.offsets)]
         count = self.settings.n_best
         starts = np.argsort(-own[:, 0], kind="stable")[:count]

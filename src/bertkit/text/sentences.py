@@ -72,9 +72,11 @@ def is_abbreviation(word: str, line: str, behind: int) -> bool:
         behind: where the next word begins; some abbreviations stand only before numbers.
     """
     known = word.lower()
+    if len(word) == 1 and word.isupper():
+        return True
     if known in _BEFORE_NUMBERS_ONLY:
         return line[behind : behind + 1].isdigit()
-    return known in _ABBREVIATIONS or (len(word) == 1 and word.isupper())
+    return known in _ABBREVIATIONS
 
 
 def _without_space(line: str, start: int, end: int) -> tuple[int, int]:

@@ -2,9 +2,9 @@
 
 Marcus et al. 1993, Computational Linguistics 19(2), and the tokenisation of its release: punctuation, brackets, quotes
 and currency signs are words of their own, clitics are cut off (do n't, it 's), and what hyphens, an inner apostrophe or
-the points of an abbreviation hold together stays whole (New York-based, O'Brien, U.S.). A Han character is a word, as in
-BERT's tokenizer. Nothing is changed: every word is a range of characters of the text. Sibling words.py finds words in
-token ids.
+the points of an abbreviation hold together stays whole (New York-based, O'Brien, U.S.). A Han character is a word, as
+in BERT's tokenizer. Nothing is changed: every word is a range of characters of the text. Sibling words.py finds words
+in token ids.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ _JOINERS = "\u200c\u200d\u00ad\u2060"
 _HYPHENS = "-\u2010\u2011"
 _APOSTROPHES = "'\u2019"
 _STATES = frozenset(
-    "ala ariz ark calif colo conn del fla ga ill ind kan ky la md mass mich minn miss mont neb nev okla ore pa penn"
-    " tenn tex va vt wash wis wyo".split()
+    re.findall(
+        r"\w+",
+        "ala ariz ark calif colo conn del fla ga ill ind kan ky la md mass mich minn miss mont neb nev okla ore pa penn"
+        " tenn tex va vt wash wis wyo",
+    )
 )
 """Newspapers' abbreviations of the states of the USA; they end no word of a sentence's middle."""
 _CLITIC = re.compile(rf"(?:n[{_APOSTROPHES}]t|[{_APOSTROPHES}](?:s|re|ve|ll|d|m))$", re.IGNORECASE)
@@ -133,7 +136,7 @@ def _word() -> re.Pattern[str]:
           https?://[^\s<>"]*[\w/] | www\.[^\s<>"]*[\w/]
         | [\w.+-]+@[\w-]+(?:\.[\w-]+)+
         | (?<!\S)[@\#]{char}+
-        | (?<=\S)[{_APOSTROPHES}](?:s|re|ve|ll|d|m|S|RE|VE|LL|D|M)(?!{char})
+        | [{_APOSTROPHES}](?:s|re|ve|ll|d|m|S|RE|VE|LL|D|M)(?!{char})
         | {letter}[a-z]?\.(?:{letter}[a-z]?\.)*(?:{letter}[a-z]?\.|{letter}(?!{char}))(?:[{_HYPHENS}]{char}+)*
         | [A-Z]{{1,3}}\$
         | (?<![\w).])[+-]?\.?(?=\d){char}+(?:{link}{char}+)*
