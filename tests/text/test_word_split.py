@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_words_are_cut_as_in_the_treebank(text: str, expected: str) -> None:
 def test_every_character_but_space_is_in_exactly_one_word(text: str) -> None:
     places = word_places(text)
     assert all(a < b for a, b in places)
-    assert all(before[1] <= after[0] for before, after in zip(places, places[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in pairwise(places))
     covered = "".join(text[a:b] for a, b in places)
     assert covered == "".join(each for each in text if not each.isspace())
 

@@ -69,8 +69,7 @@ def column_sentences(lines: Iterable[tuple[int, str]], place: str, form: ColumnF
         DataError: a line of another number of columns than the first one.
     """
     held, places, words = list[str](), list[int](), list[str]()
-    width = count = document = 0
-    marks_documents = False
+    count, document, marks_documents = 0, -1, False
     width = CONLLU_FIELDS if form == "conllu" else 0
 
     def finished() -> ColumnSentence:

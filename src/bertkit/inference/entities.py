@@ -78,8 +78,8 @@ def text_parts(raw: RawText, context: str, margin: int) -> Iterator[TextPart]:
         while len(places) - first >= PART_WORDS + 2 * margin:
             last = first + PART_WORDS
             yield _part(raw, places[: last + margin], closing, first, last)
-            done = last - margin
-            places, closing, first = places[done:], {each - done for each in closing if each >= done}, margin
+            done = max(0, last - margin)
+            places, closing, first = places[done:], {each - done for each in closing if each >= done}, last - done
     if len(places) > first:
         yield _part(raw, places, closing, first, len(places))
 

@@ -13,6 +13,7 @@ from bertkit.text.sentences import sentence_places
 from bertkit.text.word_split import Place
 
 _LINE = re.compile(r"[^\r\n]+")
+_AS_SPACES = {ord(mark): " " for mark in "\r\n\t"}
 _WIDEST_PAGE = 120
 """Characters of the longest line that was broken to fit a page."""
 _NEARLY_FULL = 0.7
@@ -55,4 +56,5 @@ def _of_block(lines: list[Place]) -> Iterator[Place]:
 def sentence_places_in(text: str, paragraph: Place) -> list[Place]:
     """The sentences of a paragraph, in characters of the text."""
     start, end = paragraph
-    return [(start + first, start + last) for first, last in sentence_places(text[start:end])]
+    line = text[start:end].translate(_AS_SPACES)
+    return [(start + first, start + last) for first, last in sentence_places(line)]
