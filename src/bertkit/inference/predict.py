@@ -59,6 +59,7 @@ class Predictor:
         model, encoder: the model, and what lays out its sequences.
         engine: where and how much at once.
         columns: what its data call the text and the second text, as far as is known.
+        recipe: of the run that made it; of the task alone where there is none.
     """
 
     directory: Path
@@ -68,6 +69,7 @@ class Predictor:
     encoder: SequenceEncoder
     engine: Engine
     columns: InputColumns
+    recipe: FinetuneRecipe
 
     @classmethod
     def load(
@@ -125,7 +127,7 @@ class Predictor:
             raise UsageError(f"--max-length {max_length}: {name} reads at most {config.max_tokens} tokens")
         length = min(max_length or recipe.data.max_length or _LONGEST, config.max_tokens)
         encoder = SequenceEncoder(tokenizer, max_tokens=length, token_types=config.reads_token_types)
-        return cls(directory, found.kind, task, model.to(engine.device), encoder, engine, columns_of(recipe))
+        return cls(directory, found.kind, task, model.to(engine.device), encoder, engine, columns_of(recipe), recipe)
 
     def __call__(
         self, examples: Sequence[Example], *, progress: Progress = silent_progress, label: str = "predictions"
