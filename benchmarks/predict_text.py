@@ -1,8 +1,8 @@
 """Entities of plain text and answers with their places, measured on real data.
 
 Trains nothing. Entities are compared by type and characters, so that other words than the gold ones can be right. Needs
-finished runs of `bertkit finetune --task conll2003` (one of them with `tagging.context=document`) and of a span task, and
-the folder of the corpora: conll2003/, squad/, text/.
+finished runs of `bertkit finetune --task conll2003` (one of them with `tagging.context=document`) and of a span task,
+and the folder of the corpora: conll2003/, squad/, text/.
 
     python -m benchmarks.predict_text --data DATA --tagger RUN --document-tagger RUN --reader RUN
 """
@@ -15,6 +15,8 @@ import lzma
 import re
 import resource
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +151,7 @@ def measure_answers(predictor: Predictor, data: Path) -> dict[str, Any]:
             wrong += context[slice(*place)] != each["text"]
             partial += whole_words(context, *place) != place
         places = sorted((each["start"], each["end"]) for each in answers)
-        overlapping += sum(before[1] > after[0] for before, after in zip(places, places[1:], strict=False))
+        overlapping += sum(before[1] > after[0] for before, after in pairwise(places))
     references = {example.id: [answer.text for answer in example.answers] for example in examples}
     scores = squad_v2(
         {name: row["prediction"] for name, row in rows.items()},
@@ -174,8 +176,6 @@ def measure_long_context(predictor: Predictor, data: Path, copies: int = 40) -> 
     text = "\n\n".join(contexts)
     asked = [example for example in examples if example.context in contexts][:: max(1, len(examples) // 40)][:20]
     own = {row["id"]: row for _, row in documents(predictor, asked)}
-    from dataclasses import replace
-
     found = {row["id"]: row for _, row in documents(predictor, [replace(each, context=text) for each in asked])}
     offsets = all(
         text[each["start"] : each["end"]] == each["text"] for row in found.values() for each in row["answers"]

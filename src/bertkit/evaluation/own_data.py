@@ -1,13 +1,13 @@
 """A fine-tuned model scored on a new labelled file of its own task: `bertkit eval RUN --data new.csv`.
 
-Efron and Tibshirani 1993, An Introduction to the Bootstrap, for the percentile interval of each score over other examples
-of the same kind (bertkit.metrics.statistics). Thresholds and the temperature that fine-tuning stored with the model are
-used as they are: nothing is tuned on the new file. Sibling tasks.py evaluates on published tasks, and fine-tunes first.
+Efron and Tibshirani 1993, An Introduction to the Bootstrap, for the percentile interval of each score over other
+examples of the same kind (bertkit.metrics.statistics). Thresholds and the temperature that fine-tuning stored with the
+model are used as they are: nothing is tuned on the new file. Sibling tasks.py evaluates on published tasks, and
+fine-tunes first.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,10 +29,10 @@ from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.classification import TEMPERATURE
-from bertkit.tasks.examples import Example, QuestionExample, Split, TaggedExample, TextExample
+from bertkit.tasks.examples import Example, Split, TaggedExample, TextExample
 from bertkit.tasks.readers import Columns, read_own
 from bertkit.tasks.readers.load import READERS
-from bertkit.tasks.readers.table import TABLE_KINDS, table_rows
+from bertkit.tasks.readers.table import table_rows
 from bertkit.tasks.span import THRESHOLD, Span
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -143,11 +143,7 @@ def read_labelled(recipe: FinetuneRecipe, path: Path, given: Mapping[str, Any]) 
         split = read_own(path, kind, recipe.task.columns.model_copy(update=dict(given)))
     elif kind in ("tagging", "span") or given:
         split = read_own(path, kind, Columns.model_validate(dict(given)))
-    elif (
-        kind != "choice"
-        and _suffix(path) in (".csv", ".parquet")
-        or (spec.layout == "glue" and _suffix(path) == ".jsonl")
-    ):
+    elif kind != "choice" and _is_plain_table(path):
         split = read_own(path, kind, _table_columns(recipe, path))
     else:
         split = READERS[spec.layout](path, spec, "dev")
@@ -160,16 +156,21 @@ def read_labelled(recipe: FinetuneRecipe, path: Path, given: Mapping[str, Any]) 
     return split
 
 
-def _suffix(path: Path) -> str:
+def _is_plain_table(path: Path) -> bool:
+    """Whether a file is a table, not a published file; MNLI's and SNLI's JSON Lines have a field `gold_label`."""
     bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-    return bare.suffix.lower()
+    if bare.suffix.lower() not in (".csv", ".parquet", ".jsonl"):
+        return False
+    return "gold_label" not in _first_row(path)
+
+
+def _first_row(path: Path) -> dict[str, Any]:
+    return next(table_rows(path), ("", dict[str, Any]()))[1]
 
 
 def _table_columns(recipe: FinetuneRecipe, path: Path) -> Columns:
     """The columns of a table of a published task: the first of the usual names that it has."""
-    assert _suffix(path) in TABLE_KINDS
-    _, row = next(table_rows(path), ("", {}))
-    spec = recipe.spec
+    spec, row = recipe.spec, _first_row(path)
     texts, pairs, labels = ["text"], ["text_pair"], ["label"]
     if spec.columns is not None:
         texts, pairs = [*spec.columns.text, *texts], [*spec.columns.text_pair, *pairs]
