@@ -37,7 +37,7 @@ from bertkit.tasks.classification import (
 )
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Split
-from bertkit.tasks.readers import label_names, load_split, read_own
+from bertkit.tasks.readers import label_names, load_split, read_own, read_perhaps_labelled
 from bertkit.tasks.readers.columns import NOT_IOB2
 from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
@@ -295,10 +295,10 @@ def load_examples(recipe: FinetuneRecipe, split: str, *, offline: bool = False) 
     files = recipe.spec.splits
     if split not in files:
         raise UsageError(f"task.{split}: no file is named for this split; there are: {', '.join(files)}")
-    columns = recipe.task.columns
-    if split not in ("train", *recipe.spec.scored):
-        columns = columns.model_copy(update={"label": None})
-    return read_own(Path(files[split][0]), recipe.task.kind, columns)
+    path, kind, columns = Path(files[split][0]), recipe.task.kind, recipe.task.columns
+    if split in ("train", *recipe.spec.scored):
+        return read_own(path, kind, columns)
+    return read_perhaps_labelled(path, kind, columns)
 
 
 def fewer(split: Split, count: int | None, seed: int) -> Split:

@@ -30,7 +30,7 @@ class OwnTask(Settings):
         description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
     )
     dev: str = Field(description="Examples that the model is evaluated on.")
-    test: str | None = Field(None, description="Further examples to predict; they need no labels.")
+    test: str | None = Field(None, description="Extra file to predict; scored if it has labels.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
     labels: tuple[str, ...] | None = Field(
         None, description="Names of the labels in the order of the logits; those of the training file where left out."

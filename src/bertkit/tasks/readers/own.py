@@ -16,7 +16,16 @@ from bertkit.tasks.readers.columns import NOT_IOB2, alone, is_iob, read_conll, r
 from bertkit.tasks.readers.common import Notes, encodable, field, json_rows, kind_of, text_in
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import ending_index, endings_in
-from bertkit.tasks.readers.table import Columns, check_labelled, is_absent, label_name, read_texts, row_id, table_rows
+from bertkit.tasks.readers.table import (
+    Columns,
+    PartlyLabelledError,
+    check_labelled,
+    is_absent,
+    label_name,
+    read_texts,
+    row_id,
+    table_rows,
+)
 from bertkit.text.lines import COMPRESSIONS
 
 _WORDS = ("words", "tokens")
@@ -47,8 +56,43 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None) -> Split:
     return read_texts(path, kind, columns)
 
 
+def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns) -> Split:
+    """As `read_own`, with the labels where every row has one, without them where not.
+
+    Raises:
+        UsageError, DataError: as `read_own`; a label at fault is an error.
+    """
+    without = columns.model_copy(update={"label": None})
+    column = columns.label
+    if column is None or kind == "span" or not _has_column(path, kind, columns):
+        return read_own(path, kind, without)
+    try:
+        return read_own(path, kind, columns)
+    except PartlyLabelledError as some:
+        split = read_own(path, kind, without)
+        what = f"examples without {column} (the file is not scored)"
+        notes, named = {**split.notes, what: some.count}, {**split.named, what: (some.where,)}
+        return Split(split.examples, notes, named, split.source)
+
+
+def _has_column(path: Path, kind: Kind, columns: Columns) -> bool:
+    """Whether a table has a column of labels; columns of CoNLL hold the tags in any case."""
+    assert columns.label is not None
+    if kind == "tagging":
+        if _bare(path).suffix != ".jsonl":
+            return True
+        _, record = next(json_rows(path), (0, dict[str, Any]()))
+        return any(name in record for name in _preferred(columns.label, "label", _TAGS))
+    _, row = next(table_rows(path), ("", dict[str, Any]()))
+    return columns.label in row
+
+
+def _bare(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix in COMPRESSIONS else path
+
+
 def _read_tagged(path: Path, columns: Columns) -> Split:
-    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    bare = _bare(path)
     if bare.suffix == ".jsonl":
         return _read_tagged_objects(path, columns)
     if bare.suffix in (".csv", ".parquet"):

@@ -88,17 +88,28 @@ def read_texts(path: Path, kind: Kind, columns: Columns) -> Split:
     return notes.split(examples, path)
 
 
+class PartlyLabelledError(DataError):
+    """Some rows of a file have a label and others none.
+
+    Attributes:
+        count: rows without one.
+        where: the first of them.
+    """
+
+    def __init__(self, where: str, count: int, rows: int, column: str | None) -> None:
+        super().__init__(f"{where}: no {column}, as in {count} of {rows} rows; label them or remove them")
+        self.count, self.where = count, where
+
+
 def check_labelled(labels: list[Any], first_without: str, columns: Columns) -> None:
     """Refuse a file in which some rows have a label and others none.
 
     Raises:
-        DataError: naming the first row without one.
+        PartlyLabelledError: naming the first row without one.
     """
     without = sum(label is None for label in labels)
     if 0 < without < len(labels):
-        raise DataError(
-            f"{first_without}: no {columns.label}, as in {without} of {len(labels)} rows; label them or remove them"
-        )
+        raise PartlyLabelledError(first_without, without, len(labels), columns.label)
 
 
 def row_id(record: dict[str, Any], columns: Columns, row: int, where: str) -> str:
