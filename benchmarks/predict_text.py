@@ -1,10 +1,10 @@
 """Entities of plain text and answers with their places, measured on real data.
 
 Trains nothing. Entities are compared by type and characters, so that other words than the gold ones can be right. Needs
-finished runs of `bertkit finetune --task conll2003` (one of them with `tagging.context=document`) and of a span task,
-and the folder of the corpora: conll2003/, squad/, text/.
+finished runs of `bertkit finetune --task conll2003` and of a span task with impossible questions, and the folder of the
+corpora: conll2003/, squad/, text/. A line of JSON for each measurement.
 
-    python -m benchmarks.predict_text --data DATA --tagger RUN --document-tagger RUN --reader RUN
+    python -m benchmarks.predict_text --data DATA --tagger RUN --reader RUN
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import json
 import lzma
 import re
 import resource
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.inference.documents import documents
@@ -30,6 +28,7 @@ from bertkit.metrics.spans import squad_v2
 from bertkit.metrics.tagging import conlleval, conlleval_spans
 from bertkit.tasks.readers.columns import read_conll
 from bertkit.tasks.readers.squad import read_squad
+from bertkit.tasks.tagging import Tagging
 from bertkit.text.word_split import whole_words
 
 DOCUMENT_WORDS = 20_000
@@ -84,21 +83,23 @@ def raw_text(
     return entity_f1(found, gold)
 
 
-def measure_entities(predictor: Predictor, data: Path) -> dict[str, Any]:
-    """CoNLL-2003 dev with its own words, and as text."""
+def measure_entities(predictor: Predictor, data: Path, most: int | None) -> Iterator[tuple[str, Any]]:
+    """CoNLL-2003 dev, or its first documents, with its own words, and as text."""
     examples: list[Any] = read_conll(data / "conll2003" / "eng.testa").examples
+    examples = [each for each in examples if most is None or each.document < most]
+    yield "sentences", len(examples)
     tags = [each.prediction for each in predictor(examples)]
+    own = conlleval(tags, [each.tags for each in examples])
+    yield "own words", {name: round(100 * float(own[name] or 0), 2) for name in ("precision", "recall", "f1")}
+    alone = [[example] for example in examples]
+    yield "sentences as printed", raw_text(predictor, alone, "", natural=True)
+    yield "sentences joined by spaces", raw_text(predictor, alone, "", natural=False)
     by_document: dict[int, list[Any]] = {}
     for example in examples:
         by_document.setdefault(example.document, []).append(example)
-    alone, whole = [[example] for example in examples], list(by_document.values())
-    return {
-        "own words": round(100 * conlleval(tags, [each.tags for each in examples])["f1"], 2),  # type: ignore[operator]
-        "sentences joined by spaces": raw_text(predictor, alone, "", natural=False),
-        "sentences as printed": raw_text(predictor, alone, "", natural=True),
-        "documents as printed, a sentence a line": raw_text(predictor, whole, "\n", natural=True),
-        "documents as printed, running text": raw_text(predictor, whole, " ", natural=True),
-    }
+    whole = list(by_document.values())
+    yield "documents as printed, a sentence a line", raw_text(predictor, whole, "\n", natural=True)
+    yield "documents as printed, running text", raw_text(predictor, whole, " ", natural=True)
 
 
 def measure_long_document(predictor: Predictor, data: Path) -> dict[str, Any]:
@@ -196,24 +197,31 @@ def measure_long_context(predictor: Predictor, data: Path, copies: int = 40) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    for name in ("tagger", "document-tagger", "reader"):
-        parser.add_argument(f"--{name}")
+    parser.add_argument("--tagger", help="run of conll2003")
+    parser.add_argument("--context", choices=["sentence", "document"], help="read as such, however it was trained")
+    parser.add_argument("--documents", type=int, help="of CoNLL-2003 dev; all of them if not given")
+    parser.add_argument("--reader", help="run of a span task")
     arguments = parser.parse_args()
     engine = MeasurementArguments().engine()
-    torch.manual_seed(0)
-    found: dict[str, Any] = {}
-    for name in ("tagger", "document_tagger"):
-        run = getattr(arguments, name)
-        if run is not None:
-            predictor = Predictor.load(run, engine, offline=True)
-            found[name] = measure_entities(predictor, arguments.data)
-            found[f"{name}, long document"] = measure_long_document(predictor, arguments.data)
+
+    def show(name: str, found: Any) -> None:
+        print(json.dumps({name: found}), flush=True)
+
+    if arguments.tagger is not None:
+        predictor = Predictor.load(arguments.tagger, engine, offline=True)
+        task = predictor.task
+        assert isinstance(task, Tagging)
+        if arguments.context is not None:
+            task.settings = task.settings.model_copy(update={"context": arguments.context})
+        show("context", task.settings.context)
+        show("long document", measure_long_document(predictor, arguments.data))
+        for name, found in measure_entities(predictor, arguments.data, arguments.documents):
+            show(name, found)
     if arguments.reader is not None:
         predictor = Predictor.load(arguments.reader, engine, offline=True)
-        found["reader"] = measure_answers(predictor, arguments.data)
-        found["reader, long context"] = measure_long_context(predictor, arguments.data)
-    found["peak memory, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(json.dumps(found, indent=2))
+        show("answers", measure_answers(predictor, arguments.data))
+        show("long context", measure_long_context(predictor, arguments.data))
+    show("peak memory, MB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 if __name__ == "__main__":

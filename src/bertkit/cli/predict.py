@@ -115,7 +115,7 @@ def predict(
     if form in ("conll", "conllu") and not common.as_json:
         _print_columns(predictor, path, form)
         return
-    if reading.question is not None and form in (None, "text"):
+    if reading.question is not None and form == "text":
         form = "document"
     _print_predictions(predictor, name, path, replace(reading, format=form), top)
 

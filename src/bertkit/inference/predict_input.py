@@ -148,6 +148,11 @@ def open_input(path: Path | None, stream: BinaryIO, form: Form | None, columns: 
     if form == "document":
         assert path is not None
         return iter([(place, {"text": read_text(path)})])
+    if form is None and columns.question is not None:
+        content = "\n".join(line for _, line in lines)
+        if not content.lstrip().startswith("{"):
+            return iter([(place, {"text": content})])
+        lines, form = enumerate(content.split("\n"), start=1), "jsonl"
     if form is None:
         first = next(lines, None)
         lines = chain([] if first is None else [first], lines)
