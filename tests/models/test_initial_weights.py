@@ -39,7 +39,7 @@ def test_the_familys_own_weights_are_cut_off_and_its_settings_have_no_new_key(
     assert model.encoder.word_embedding.weight.abs().max() <= 0.04 + 1e-7
 
 
-@pytest.mark.parametrize("name", ["spanbert-base", "spanbert-large", "cramming", "mosaicbert"])
+@pytest.mark.parametrize("name", ["spanbert-base", "spanbert-large", "cramming"])
 def test_recipes_of_codes_with_plain_normal_weights_have_them(name: str) -> None:
     assert load_recipe(name).model.model_dump()["initializer"] == "normal"
 

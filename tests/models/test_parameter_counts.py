@@ -25,6 +25,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.models.xlnet import XlnetConfig
@@ -192,6 +193,8 @@ SIZES = {
     # Song et al. 2020; RoBERTa's vocabulary would be 50,265, the released model has BERT's and five more.
     "mpnet-base": Size(MPNetConfig(), 30_527, 109_486_464, published_millions=(110, 1)),
     # Warner et al. 2024, table 4.
+    # Portes et al. 2023, 137M; 30,522 words made a multiple of 64.
+    "mosaicbert-base": Size(MosaicBertConfig(), 30_528, 137_368_320, 137_400_384, ("masked_lm",), (137, 1)),
     "modernbert-base": Size(ModernBertConfig(), 50_368, 149_014_272, 149_655_232, ("masked_lm",), (149, 1)),
     "modernbert-large": Size(
         ModernBertConfig(num_hidden_layers=28, hidden_size=1024, num_attention_heads=16, intermediate_size=2624),

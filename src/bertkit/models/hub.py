@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertkit.errors import DataError
+from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
@@ -35,6 +36,8 @@ from bertkit.models.model_files import (
     is_model,
     read_weights,
 )
+from bertkit.models.mosaicbert import HUB_MARK as MOSAICBERT_MARK
+from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
 from bertkit.models.registry import FAMILIES
@@ -112,10 +115,16 @@ def write_tokenizer(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -
     )
 
 
-def _type_of_code(contents: Mapping[str, Any]) -> str | None:
-    """The model type of a config.json without one: that of the code published beside GPT-BERT's checkpoints."""
+def _model_type(contents: Mapping[str, Any]) -> str:
+    """The family of a config.json. Published GPT-BERTs name none, and are known by their class; published MosaicBERTs
+    name BERT's."""
+    given = contents.get("model_type")
     names = contents.get("architectures") or ()
-    return GptBertConfig.model_type if any(str(name).startswith("GPTBERT") for name in names) else None
+    if not given and any(str(name).startswith("GPTBERT") for name in names):
+        return GptBertConfig.model_type
+    if given == BertConfig.model_type and MOSAICBERT_MARK in contents:
+        return MosaicBertConfig.model_type
+    return str(given)
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
@@ -131,7 +140,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(contents, dict):
         raise DataError(f"{path}: expected a JSON object, found {type(contents).__name__}")
-    kind = _KINDS.get(str(contents.get("model_type") or _type_of_code(contents)))
+    kind = _KINDS.get(_model_type(contents))
     if kind is None:
         raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")
     if not isinstance(contents.get("vocab_size"), int):

@@ -30,6 +30,7 @@ from bertkit.models.disentangled import KeysWithoutBias
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.gpt_bert import GptBertAttention
 from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.mosaicbert import MosaicBertLayer
 from bertkit.models.mpnet import MPNetLayer
 
 PRUNED_HEADS = "pruned_heads"
@@ -53,6 +54,8 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
         reason = "its heads have weights beside those of queries, keys, values and output"
     elif any(isinstance(layer, MPNetLayer) for layer in layers):
         reason = "all layers read one table with a bias for every head"
+    elif any(isinstance(layer, MosaicBertLayer) for layer in layers):
+        reason = "a head's slope of distances follows from its number"
     elif any(isinstance(attention, KeysWithoutBias) for attention in found):
         reason = "its files hold one matrix for equally many heads of queries, keys and values"
     elif any(isinstance(attention, GptBertAttention) for attention in found):

@@ -20,6 +20,7 @@ from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
 from bertkit.models.xlnet import XlnetConfig
@@ -41,6 +42,7 @@ AnyEncoderConfig = Annotated[
     | MegatronBertConfig
     | MobileBertConfig
     | ModernBertConfig
+    | MosaicBertConfig
     | RobertaConfig
     | XLMRobertaConfig
     | XlnetConfig,

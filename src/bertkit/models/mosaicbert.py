@@ -1,0 +1,235 @@
+"""MosaicBERT: BERT whose attention knows distances by linear biases (ALiBi), with gated feed-forward layers.
+
+Portes et al. 2023, arXiv:2312.17482, section 2; details as in mosaicml/examples, benchmarks/bert/src/bert_layers.py. A
+head's scores fall by a fixed slope with each token of distance (Press et al. 2022, arXiv:2108.12409, section 3; here in
+both directions), so there is no table of positions. Gated linear units of Shazeer 2020, arXiv:2002.05202.
+
+Quirks: dropout stands inside the feed-forward layer, behind the gate, and not behind its second map; the masked-LM
+head's norm adds 1e-12 whatever `layer_norm_eps` is. Hub: the published config.json calls the family `bert` and is known
+by its `alibi_starting_size`; `transformers` itself has no such class.
+
+Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, S longest sequence of a
+block, b its sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
+from bertkit.models.attention import Bias, SelfAttention, attend
+from bertkit.models.bert import bert_heads
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import BertLikeConfig, Encoder
+from bertkit.models.heads import HeadPlan, MaskedLMHead
+from bertkit.models.layers import ACTIVATIONS, PostNorm
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names, TensorLayout, stacked
+
+HUB_MARK = "alibi_starting_size"
+"""The key of config.json by which a published MosaicBERT differs from a BERT."""
+
+_LAYER = "encoder.layer.{n}."
+_HEAD_NORM_EPS = 1e-12
+
+
+class MosaicBertConfig(BertLikeConfig):
+    """MosaicBERT; defaults are the base model's."""
+
+    family: Literal["mosaicbert"] = "mosaicbert"
+    attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
+    classifier_dropout: float | None = Field(
+        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
+    )
+    max_position_embeddings: int = Field(
+        512, ge=1, description="Longest sequence in tokens; no weight depends on it, so it may be raised."
+    )
+
+    model_type: ClassVar[str] = "mosaicbert"
+    hub_prefix: ClassVar[str] = "bert"
+    base_architecture: ClassVar[str] = "BertModel"
+    pooler_hub_name: ClassVar[str | None] = "bert.pooler.dense"
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> MosaicBert:
+        return MosaicBert(self, vocab_size, pad_id=pad_id)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal, not cut off, as in the Hub's BERT class that the code inherits from."""
+        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+        masked_lm = HeadPlan(
+            "BertForMaskedLM",
+            lambda shape: MaskedLMHead(
+                shape.width, shape.vocab_size, activation=self.hidden_act, norm_eps=_HEAD_NORM_EPS
+            ),
+            {
+                "": "cls.predictions.decoder",
+                "dense": "cls.predictions.transform.dense",
+                "norm": "cls.predictions.transform.LayerNorm",
+            },
+            decoder="cls.predictions.decoder",
+        )
+        return {**bert_heads(self, "Bert", dropout), "masked_lm": masked_lm}
+
+    def to_hub(self) -> dict[str, Any]:
+        return {**super().to_hub(), HUB_MARK: self.max_position_embeddings}
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """By how much each head's scores fall with one token of distance.
+
+    For a power of two, N heads have 2^(-8/N), 2^(-16/N), ..., 2^-8; otherwise those of the next smaller power, then
+    every second one of the next larger (the authors' code of Press et al. 2022).
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * number / power) for number in range(1, power + 1)]
+    return slopes + [2.0 ** (-4 * number / power) for number in range(1, 2 * (heads - power), 2)]
+
+
+class MosaicBertEmbeddings(nn.Module):
+    """The sum of word and segment-type embeddings, normalised."""
+
+    def __init__(self, config: MosaicBertConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.word = nn.Embedding(vocab_size, config.hidden_size)
+        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, D). Points, each (T, D): `hook_embed`, `hook_token_type_embed`."""
+        word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
+        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(batch.token_types_T))
+        normed_TD: Tensor = self.norm(word_TD + token_type_TD)
+        return normed_TD
+
+
+class GatedFeedForward(nn.Module):
+    """activation(x A) * (x B), dropout, then a linear map; A and B lie in one matrix without bias."""
+
+    def __init__(self, config: MosaicBertConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.activation = ACTIVATIONS["gelu"]
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""
+        gate_TF, value_TF = scope.tap("hook_pre", self.inner(hidden_TD)).chunk(2, dim=-1)
+        gated_TF = scope.tap("hook_post", self.activation(gate_TF) * value_TF)
+        output_TD: Tensor = self.outer(self.dropout(gated_TF))
+        return output_TD
+
+
+class MosaicBertLayer(PostNorm):
+    """BERT's layer with biased scores; its two dropouts are the attention's and the gate's own."""
+
+    def __init__(self, config: MosaicBertConfig) -> None:
+        width, rate = config.hidden_size, config.attention_probs_dropout_prob
+        super().__init__(
+            SelfAttention(width, config.num_attention_heads, dropout_rate=rate),
+            GatedFeedForward(config),
+            width=width,
+            norm_eps=config.layer_norm_eps,
+            dropout_rate=0.0,
+        )
+        self.attention_dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self, hidden_TD: Tensor, sequences: PackedSequences, bias: Bias, scope: Scope, index_M: Tensor | None = None
+    ) -> Tensor:
+        """(T, D) to (T, D), or (M, D) of these tokens alone."""
+        within = scope.within("attn.")
+        rate = self.attention.dropout_rate if self.training else 0.0
+
+        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
+            return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=within, bias=bias)
+
+        def attention(states_TD: Tensor) -> Tensor:
+            attended_TD: Tensor = self.attention_dropout(self.attention.project(states_TD, mix, within, index_M))
+            return attended_TD
+
+        return self.around(hidden_TD, attention, scope, index_M)
+
+
+class MosaicBert(Encoder):
+    """MosaicBERT's encoder."""
+
+    hub_names: ClassVar[Names] = {
+        "embeddings.word": "embeddings.word_embeddings",
+        "embeddings.token_type": "embeddings.token_type_embeddings",
+        "embeddings.norm": "embeddings.LayerNorm",
+        "layers.{n}.attention.query": _LAYER + "attention.self.query",
+        "layers.{n}.attention.key": _LAYER + "attention.self.key",
+        "layers.{n}.attention.value": _LAYER + "attention.self.value",
+        "layers.{n}.attention.output": _LAYER + "attention.output.dense",
+        "layers.{n}.attention_norm": _LAYER + "attention.output.LayerNorm",
+        "layers.{n}.feed_forward.inner": _LAYER + "mlp.gated_layers",
+        "layers.{n}.feed_forward.outer": _LAYER + "mlp.wo",
+        "layers.{n}.feed_forward_norm": _LAYER + "mlp.layernorm",
+    }
+
+    def __init__(self, config: MosaicBertConfig, vocab_size: int, *, pad_id: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.heads = config.num_attention_heads
+        self.pad_id = pad_id
+        self.embeddings = MosaicBertEmbeddings(config, vocab_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.layers = nn.ModuleList(MosaicBertLayer(config) for _ in range(config.num_hidden_layers))
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        return self.embeddings.word
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
+        return self._through(batch, Scope(recorder, ""))
+
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+        return self._through(batch, Scope(None, ""), index_M)
+
+    def selected_token_modules(self) -> Iterable[nn.Module]:
+        last = self.layers[-1]
+        return last.get_submodule("attention.output"), last.get_submodule("feed_forward")
+
+    def _through(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None = None) -> Tensor:
+        """The last layer's states, (T, D), or (M, D) of these tokens alone."""
+        bias = self._bias()
+        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
+        for number, layer in enumerate(self.layers):
+            selected_M = index_M if number == len(self.layers) - 1 else None
+            hidden_TD = layer(hidden_TD, batch.sequences, bias, scope.within(f"blocks.{number}."), selected_M)
+        return hidden_TD
+
+    def _bias(self) -> Bias:
+        """Of each length, the bias is made once for all layers."""
+        made: dict[int, Tensor] = {}
+
+        def bias(query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
+            if block.length not in made:
+                position_S = torch.arange(block.length, device=query_bNSH.device)
+                distance_SS = (position_S[:, None] - position_S[None, :]).abs()
+                slope_N = torch.tensor(alibi_slopes(self.heads), device=query_bNSH.device)
+                made[block.length] = -(slope_N[:, None, None] * distance_SS)[None]
+            return made[block.length].to(query_bNSH.dtype)
+
+        return bias
+
+    def tensor_layouts(self) -> Sequence[TensorLayout]:
+        """Queries, keys and values are one matrix on the Hub."""
+        whole, parts = _LAYER + "attention.self.", ("query", "key", "value")
+        return [
+            stacked(f"{whole}Wqkv.{kind}", [f"{whole}{part}.{kind}" for part in parts]) for kind in ("weight", "bias")
+        ]
+
+    @torch.no_grad()
+    def finish_initialisation(self) -> None:
+        """The padding's row is zero, as in the Hub's class."""
+        self.embeddings.word.weight[self.pad_id].zero_()
