@@ -134,7 +134,7 @@ def _word() -> re.Pattern[str]:
     return re.compile(
         rf"""
           https?://[^\s<>"]*[\w/] | www\.[^\s<>"]*[\w/]
-        | [\w.+-]+@[\w-]+(?:\.[\w-]+)+
+        | [\w.+-]{{1,64}}@[\w-]+(?:\.[\w-]+)+
         | (?<!\S)[@\#]{char}+
         | [{_APOSTROPHES}](?:s|re|ve|ll|d|m|S|RE|VE|LL|D|M)(?!{char})
         | {letter}[a-z]?\.(?:{letter}[a-z]?\.)*(?:{letter}[a-z]?\.|{letter}(?!{char}))(?:[{_HYPHENS}]{char}+)*
