@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,13 @@ import pytest
 from bertkit.inference import answers
 from bertkit.inference.answers import ranked_answers
 from bertkit.inference.documents import documents
+from bertkit.inference.model import Model
 from bertkit.tasks.examples import QuestionExample
-from bertkit.tasks.span import THRESHOLD, Candidates
+from bertkit.tasks.readers.squad import read_squad
+from bertkit.tasks.span import THRESHOLD, Candidates, SpanSettings
+from bertkit.text.word_split import whole_words
 from tests.inference.stubs import Reader
+from tests.tasks.tiny_task import write_model
 
 CONTEXT = "Ann saw the old Tower of London, and the tower in Rome."
 
@@ -91,3 +97,22 @@ def test_an_answer_that_begins_where_parts_are_divided_counts_once(monkeypatch: 
             part.start + at for part in answers.context_parts(QuestionExample("q", "?", context)) for at in part.kept
         ]
         assert starts == list(range(len(context)))
+
+
+def test_places_are_exact_in_real_paragraphs(shared_data: Path, tmp_path: Path) -> None:
+    """A model with random weights, whose answers begin and end anywhere."""
+    examples = read_squad(shared_data / "squad" / "xquad-en-v1.1.json").examples
+    contexts = list(dict.fromkeys(example.context for example in examples))[::6]  # type: ignore[union-attr]
+    base = write_model(tmp_path / "model", heads=("span",))
+    model = Model(str(base), device="cpu")
+    asked = [("what is it ?", context) for context in contexts]
+    model._predictor.task.settings = SpanSettings(max_query_tokens=8, doc_stride=8)  # type: ignore[attr-defined]
+    count = 0
+    for context, document in zip(contexts, model.predict(asked, top=20), strict=True):
+        places = sorted((each["start"], each["end"]) for each in document["answers"])
+        count += len(places)
+        assert all(context[each["start"] : each["end"]] == each["text"] for each in document["answers"])
+        assert all(whole_words(context, *place) == place for place in places)
+        assert all(before[1] <= after[0] for before, after in pairwise(places))
+        assert sum(each["score"] for each in document["answers"]) == pytest.approx(1.0)
+    assert count > 10 * len(contexts)
