@@ -23,12 +23,13 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import FIRST_WINDOW, Predictor, windows_of
 from bertkit.progress import silent_progress
-from bertkit.tasks.examples import TextExample
+from bertkit.tasks.examples import TaggedExample, TextExample
 
 Bertkit = Callable[..., Any]
 
 
 EXTRA = {
+    "tagging": ["optimisation.max_steps=42", "optimisation.epochs=14"],  # until it finds some
     "span": ["span.max_query_tokens=8", "data.max_length=32"],
     "pair": ["engine.precision=bf16"],  # training's; what is saved of dev is computed in fp32, as `predict` does
 }
@@ -90,7 +91,10 @@ def test_every_kind_predicts_what_its_fine_tuning_saved(trained: Trained, bertki
     assert outcome.code == 0, outcome.stderr
     found = lines_of(outcome.stdout)
     words = [line.pop("words", None) for line in found]
+    answers = [line.pop("answers", None) for line in found]
+    no_answer = [line.pop("no_answer", None) for line in found]
     assert found == trained.saved(kind)
+    assert all((each is not None) == (kind == "span") for each in (*answers, *no_answer))
     assert len(found) == DEV
     assert all((each is not None) == (kind == "tagging") for each in words)
     assert "warning" not in outcome.stderr
@@ -142,6 +146,101 @@ def test_top_keeps_the_greatest_scores_first(trained: Trained, piped: Bertkit) -
     assert line["scores"] == {whole["prediction"]: max(whole["scores"].values())}
 
 
+def test_a_tagger_finds_words_itself_in_text(trained: Trained, piped: Bertkit, tmp_path: Path) -> None:
+    """The words that the text has are tagged as if they were given, and an entity is a range of the text."""
+    run, _ = trained.of("tagging")
+    text = "the fine cat, (warm) list."
+    (found,) = lines_of(piped(text + "\n", "--model", run).stdout)
+    words = ["the", "fine", "cat", ",", "(", "warm", ")", "list", "."]
+    (given,) = lines_of(piped(json.dumps({"words": words}), "--model", run).stdout)
+    assert (found["id"], found["text"]) == ("0", text)
+    spans = [word for word, tag in zip(words, given["prediction"], strict=True) if tag != "O"]
+    assert [each["text"] for each in found["entities"]] == spans == ["fine", "warm"]
+    for each in found["entities"]:
+        assert text[each["start"] : each["end"]] == each["text"]
+        _, *inside = given["scores"]["probabilities"][words.index(each["text"])]
+        assert each["score"] == pytest.approx(sum(inside), abs=1e-5)
+    (first,) = lines_of(piped(text + "\n", "--model", run, "--top", "1").stdout)
+    assert first["entities"][0]["scores"] == {"X": first["entities"][0]["score"]}
+    (top,) = lines_of(piped(json.dumps({"words": words}), "--model", run, "--top", "1").stdout)
+    assert [list(each) for each in top["scores"]] == [[tag] for tag in given["prediction"]]
+    file = tmp_path / "document.txt"
+    file.write_bytes(b"the fine cat\r\n\r\n the warm list\n")
+    (whole,) = lines_of(piped("", file, "--model", run, "--format", "document").stdout)
+    assert whole["text"] == "the fine cat\r\n\r\n the warm list\n"
+    assert [whole["text"][each["start"] : each["end"]] for each in whole["entities"]] == ["fine", "warm"]
+    (pipe,) = lines_of(piped(file.read_bytes(), "--model", run, "--format", "document").stdout)
+    assert pipe == whole
+    blank = piped("fine\n\n", "--model", run)
+    assert lines_of(blank.stdout)[1] == {"prediction": None, "entities": []}
+    assert "1 of 2 lines are blank" in blank.stderr
+
+
+def test_columns_come_out_as_columns(trained: Trained, piped: Bertkit, tmp_path: Path) -> None:
+    run, _ = trained.of("tagging")
+    text = "-DOCSTART- -X- O\n\nthe DT O\nfine JJ O\n\ncat NN O\n"
+    file = tmp_path / "words.conll"
+    file.write_text(text)
+    tagged = "-DOCSTART- -X- O O\n\nthe DT O O\nfine JJ O B-X\n\ncat NN O O\n"
+    assert piped("", file, "--model", run).stdout == tagged
+    assert piped(text, "--model", run, "--format", "conll").stdout == tagged
+    rows = lines_of(piped("", file, "--model", run, "--json").stdout)
+    assert [(row["id"], row["words"], row["prediction"]) for row in rows] == [
+        ("0", ["the", "fine"], ["O", "B-X"]),
+        ("1", ["cat"], ["O"]),
+    ]
+    refused = piped("", file, "--model", trained.of("classification")[0])
+    assert refused.code == 2
+    assert "conll is read by a tagging model, this one is for classification" in refused.stderr
+    ragged = piped("a O\nb\n", "--model", run, "--format", "conll")
+    assert ragged.code == 3
+    assert "stdin, line 2: 1 columns ('b'), expected 2" in ragged.stderr
+
+
+def test_documents_of_a_file_are_not_divided(trained: Trained) -> None:
+    """A tagger that reads documents has all sentences of one in a window."""
+    predictor = Predictor.load(str(trained.of("tagging")[0]), MeasurementArguments(device="cpu").engine())
+    settings = predictor.task.settings.model_copy(update={"context": "document"})  # type: ignore[attr-defined]
+    predictor.task.settings = settings  # type: ignore[attr-defined]
+    sentences = [TaggedExample(str(i), ("fine", "cat"), None, i // 5) for i in range(20)]
+    read: list[int] = []
+    stream = predictor.stream((read.append(i) or each for i, each in enumerate(sentences)), first=2, largest=2)  # type: ignore[func-returns-value]
+    next(stream)
+    assert len(read) == 6  # the first document, and the next one's sentence that ends it
+    whole = predictor(sentences)
+    assert [found for _, found in predictor.stream(sentences, first=2, largest=2)] == whole
+
+
+def test_a_question_is_asked_of_a_file_of_text(trained: Trained, piped: Bertkit, tmp_path: Path) -> None:
+    run, inputs = trained.of("span")
+    (row, *_) = lines_of(inputs.read_text())
+    (expected, *_) = lines_of(piped("", inputs, "--model", run).stdout)
+    file = tmp_path / "context.txt"
+    file.write_text(row["context"])
+    (found,) = lines_of(piped("", file, "--model", run, "--question", row["question"]).stdout)
+    assert found["answers"][0] == {**expected["answers"][0], "score": pytest.approx(expected["answers"][0]["score"])}
+    assert found["no_answer"] == pytest.approx(expected["no_answer"])
+    assert piped(row["context"], "--model", run, "--question", row["question"], "-").stdout.strip()
+    long = f"{row['context']}\n\n" * 30
+    file.write_text(long)
+    (answer,) = lines_of(piped("", file, "--model", run, "--question", row["question"], "--top", "3").stdout)
+    assert len(answer["answers"]) == 3
+    assert all(long[each["start"] : each["end"]] == each["text"] for each in answer["answers"])
+    assert len({each["text"] for each in answer["answers"]}) == 3
+    table = json.dumps({"context": row["context"], "other": 1}) + "\n"
+    (asked,) = lines_of(piped(table, "--model", run, "--question", row["question"]).stdout)
+    assert [each["text"] for each in asked["answers"]] == [each["text"] for each in found["answers"]]
+    squad = json.dumps({"data": [{"paragraphs": [{"context": row["context"], "qas": [row]}]}]})
+    (tmp_path / "questions.json").write_text(squad)
+    (official,) = lines_of(piped("", tmp_path / "questions.json", "--model", run).stdout)
+    assert official["id"] == row["id"]
+    assert [each["text"] for each in official["answers"]] == [each["text"] for each in expected["answers"]]
+    refused = piped("a\n", "--model", trained.of("tagging")[0], "--question", "who?")
+    assert refused.code == 2
+    assert "--question: " in refused.stderr
+    assert "does not answer questions, it is for tagging" in refused.stderr
+
+
 def test_a_reader_who_leaves_ends_it_without_a_word(trained: Trained) -> None:
     run, _ = trained.of("classification")
     command = [sys.executable, "-m", "bertkit", "predict", "--model", str(run)]
@@ -174,7 +273,7 @@ def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
     assert [prediction.id for _, prediction in answers if prediction] == ["0", "1", "2"]
     assert len(read) == FIRST_WINDOW
     assert [len(window) for window in windows_of(range(100), 5, 20)] == [5, 10, 20, 20, 20, 20, 5]
-    assert [len(window) for window in windows_of(["x" * 9_000_000] * 3, 64)] == [2, 1]
+    assert [len(window) for window in windows_of(["x" * 3_000_000] * 3, 64)] == [2, 1]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,24 @@ def test_texts_pairs_and_words_are_inputs_too(base: Path, tmp_path: Path) -> Non
     assert blank == {"prediction": None}
 
 
+def test_a_tagger_gives_entities_and_a_reader_answers(base: Path, tmp_path: Path) -> None:
+    task, _ = write_kind(tmp_path, "tagging")
+    tagger = _load(_finetuned(task, base, tmp_path / "tagger", ["lr=6e-3", "batch=7", "optimisation.epochs=14"]))
+    text = "(fine) cat"
+    found, words = tagger.predict([text, ["fine", "cat"]])
+    assert [(each["start"], each["end"], each["text"]) for each in found["entities"]] == [(1, 5, "fine")]
+    assert words["prediction"] == ["B-X", "O"]
+    task, _ = write_kind(tmp_path, "span")
+    settings = ["span.max_query_tokens=8", "data.max_length=32", "optimisation.steps=1"]
+    reader = _load(_finetuned(task, base, tmp_path / "reader", settings))
+    context = "the fine cat " * 40
+    asked, again = reader.predict([("what is it ?", context), {"question": "what is it ?", "context": context}], top=2)
+    assert [each["text"] for each in asked["answers"]] == [each["text"] for each in again["answers"]]
+    assert len(asked["answers"]) == 2
+    assert all(context[each["start"] : each["end"]] == each["text"] for each in asked["answers"])
+    assert 0 < asked["no_answer"] < 1
+
+
 def test_vectors_equal_sentence_transformers(base: Path, tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.models")

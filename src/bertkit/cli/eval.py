@@ -1,13 +1,14 @@
 """`bertkit eval`: the suites that evaluate a model, and what scores or checks saved predictions.
 
 Nothing here follows a paper. To add a suite, write its function and enter it in SUITES. The published tasks are suites
-too (eval_tasks.py); `score`, `check` and `ensemble` need no model.
+too (eval_tasks.py), and a run with a new file is one (eval_data.py); `score`, `check` and `ensemble` need no model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from bertkit.cli.commands import CommandGroup
 from bertkit.tasks.catalogue import TASKS
@@ -19,6 +20,9 @@ SUITES = {
     "speed": "bertkit.cli.eval_speed:speed",
 }
 """Each suite's name on the command line and its command."""
+
+NEW_DATA = "RUN"
+"""What stands for a run, whose name is its own command: `bertkit eval RUN --data F`."""
 
 WITHOUT_MODEL = {
     "score": "bertkit.cli.eval_saved:score",
@@ -35,7 +39,12 @@ PUBLISHED = [name for name, task in TASKS.items() if "train" in task.splits]
 class Suites(CommandGroup):
     """Evaluate a model; each suite has options of its own: `bertkit eval SUITE --help`."""
 
-    table: ClassVar = {**SUITES, **WITHOUT_MODEL, **dict.fromkeys(PUBLISHED, "")}
+    table: ClassVar = {
+        NEW_DATA: "bertkit.cli.eval_data:data",
+        **SUITES,
+        **WITHOUT_MODEL,
+        **dict.fromkeys(PUBLISHED, ""),
+    }
     noun = "suite"
     path = "bertkit eval"
 
@@ -45,6 +54,14 @@ class Suites(CommandGroup):
             return name
         plain = {"".join(filter(str.isalnum, task)): task for task in PUBLISHED} | ALIASES
         return plain.get("".join(filter(str.isalnum, name.lower())))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A run in place of a suite is the first argument of the command that scores it on a new file."""
+        is_suite = self.known_name(args[0]) is not None or args[0].startswith("-")
+        if not is_suite and (Path(args[0]).exists() or any(each.partition("=")[0] == "--data" for each in args)):
+            name, command, _ = super().resolve_command(ctx, [NEW_DATA])
+            return name, command, args
+        return super().resolve_command(ctx, args)
 
     def load(self, name: str) -> Callable[..., None] | type[CommandGroup]:
         if name not in PUBLISHED:

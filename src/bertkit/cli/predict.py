@@ -1,6 +1,6 @@
-"""`bertkit predict`: a fine-tuned model labels new text, line by line, in a pipeline.
+"""`bertkit predict`: a fine-tuned model labels new text, line by line, in a pipeline, or a document as a whole.
 
-Nothing here follows a paper. Sibling eval.py measures a model on examples whose labels are known.
+Nothing here follows a paper. Sibling eval_data.py measures a model on examples whose labels are known.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ import typer
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import COMMON_PANEL, BatchTokens, Common, Device, Model, model_or_default, option
+from bertkit.errors import UsageError
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bertkit.inference.column_files import ColumnForm
+    from bertkit.inference.documents import Item
     from bertkit.inference.predict import Predictor
-    from bertkit.tasks.readers.reading import TableReading
+    from bertkit.inference.predict_input import InputColumns
+    from bertkit.tasks.readers.reading import LeftOut, TableReading
 
 READING = "bertkit.tasks.readers.reading:TableReading"
 
@@ -28,7 +34,8 @@ InputFile = Annotated[
     typer.Argument(
         metavar="[FILE]",
         show_default=False,
-        help="Plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; - or nothing: stdin.",
+        help="Plain lines, .jsonl, .csv, .tsv, .parquet, .conll or .conllu (a tagger), .json (SQuAD), also compressed;"
+        " - or nothing: stdin.",
     ),
 ]
 
@@ -50,8 +57,16 @@ class Input(Options):
         ),
     ] = None
     format: Annotated[
-        Literal["text", "jsonl", "csv", "tsv", "parquet"] | None,
-        option("--format", help="Format of the input (default: by the file's ending or the first line)."),
+        Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad"] | None,
+        option(
+            "--format",
+            help="Format of the input (default: by the file's ending or the first line). text: a text each line;"
+            " document: the whole file is one text.",
+        ),
+    ] = None
+    question: Annotated[
+        str | None,
+        option("--question", metavar="Q", help="Question to a model for answers: of a file of text, or of each row."),
     ] = None
     delimiter: Annotated[str | None, FromField(READING, "delimiter", "--delimiter CHAR")] = None
     encoding: Annotated[str | None, FromField(READING, "encoding", "--encoding NAME")] = None
@@ -98,7 +113,10 @@ def predict(
     *,
     reading: Input,
     top: Annotated[
-        int | None, option("--top", metavar="K", min=1, help="The K greatest scores only (default: all labels).")
+        int | None,
+        option(
+            "--top", metavar="K", min=1, help="The K greatest scores, or best answers (default: all labels; 5 answers)."
+        ),
     ] = None,
     max_length: Annotated[
         int | None,
@@ -110,13 +128,18 @@ def predict(
 ) -> None:
     """Label new text with a fine-tuned model: JSON Lines, one object for each example, in input order.
 
+    A tagger finds the entities of plain text, with their characters; CoNLL columns come out as columns, the predicted
+    tag last (with --json as JSON). A model for answers gives each one's characters in the context.
+
     Examples:
     `echo "a fine film" | bertkit predict --model RUN`
     `bertkit predict --model RUN reviews.csv --text body`
+    `bertkit predict --model TAGGER novel.txt --format document`
+    `bertkit predict --model SQUAD-RUN --question "Who wrote it?" report.txt`
     """
     from bertkit.evaluation.run import MeasurementArguments
     from bertkit.inference.predict import Predictor
-    from bertkit.inference.predict_input import check_there
+    from bertkit.inference.predict_input import check_there, form_of
 
     path = None if file is None or str(file) == "-" else file
     if path is not None:
@@ -126,34 +149,37 @@ def predict(
         device=device or "auto", batch_tokens=None if batch_tokens == "auto" else batch_tokens
     ).engine()
     predictor = Predictor.load(name, engine, max_length=max_length, offline=common.offline)
-    _print_predictions(predictor, name, path, reading, top)
+    if reading.question is not None and predictor.kind != "span":
+        raise UsageError(f"--question: {name} does not answer questions, it is for {predictor.kind}")
+    form = form_of(path, reading.format, predictor.kind)
+    if form in ("conll", "conllu") and not common.as_json:
+        _print_columns(predictor, path, form)
+        return
+    if reading.question is not None and form == "text":
+        form = "document"
+    _print_predictions(predictor, name, path, replace(reading, format=form), top)
 
 
 def _print_predictions(predictor: Predictor, name: str, path: Path | None, reading: Input, top: int | None) -> None:
-    """The prediction of every line on stdout, as soon as it is made."""
-    from bertkit.inference.predict import document_of
-    from bertkit.inference.predict_input import examples_of, open_input
+    """The prediction of every input on stdout, as soon as it is made."""
+    from bertkit.inference.documents import documents
     from bertkit.tasks.readers.reading import LeftOut
 
-    columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair)
-    windows = {}
-    if path is None and sys.stdin.isatty():
-        console.info("reading lines from the terminal; the prediction of each follows at once; end with Ctrl-D")
-        windows = {"first": 1, "largest": 1}
+    columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair, question=reading.question)
     left_out = LeftOut(skip_bad=reading.skip_bad_rows)
-    rows = open_input(path, sys.stdin.buffer, reading.format, columns, reading.settings, left_out)
     blank = lines = 0
+    items = _items(predictor, path, reading, columns, left_out)
     # On a terminal the predictions themselves show the progress.
     display = silent_progress if sys.stdout.isatty() else console.progress
     with display("predictions", unit="examples") as meter:
-        for example, prediction in predictor.stream(examples_of(rows, predictor.kind, columns, left_out), **windows):
+        for example, document in documents(predictor, items, top=top, **_windows(path)):
             if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
                 console.warn(
                     f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL"
                 )
             lines += 1
             blank += example is None
-            result(document_of(example, prediction, top=top), as_json=True)
+            result(document, as_json=True)
             meter.update(lines)
     if left_out.rows:
         first = left_out.rows[0]
@@ -165,3 +191,47 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
         console.warn(f"{blank} of {lines} lines are blank; their prediction is null")
     if not lines:
         console.warn(f"{path or 'stdin'} has nothing to predict")
+
+
+def _items(
+    predictor: Predictor, path: Path | None, reading: Input, columns: InputColumns, left_out: LeftOut
+) -> Iterable[Item]:
+    """What there is to predict."""
+    from bertkit.inference.column_files import column_sentences
+    from bertkit.inference.predict_input import examples_of, input_lines, open_input, questions_of
+
+    form = reading.format
+    if form == "conll" or form == "conllu":
+        sentences = column_sentences(input_lines(path, sys.stdin.buffer, reading.settings), str(path or "stdin"), form)
+        return (each.example for each in sentences if each.example is not None)
+    if form == "squad":
+        return questions_of(path)
+    rows = open_input(path, sys.stdin.buffer, form, columns, reading.settings, left_out)
+    return examples_of(rows, predictor.kind, columns, left_out)
+
+
+def _windows(path: Path | None) -> dict[str, int]:
+    """How many inputs are predicted together: each at once, where they are typed."""
+    if path is not None or not sys.stdin.isatty():
+        return {}
+    console.info("reading lines from the terminal; the prediction of each follows at once; end with Ctrl-D")
+    return {"first": 1, "largest": 1}
+
+
+def _print_columns(predictor: Predictor, path: Path | None, form: ColumnForm) -> None:
+    """The lines of a file of columns on stdout, with their tags."""
+    from collections import deque
+
+    from bertkit.inference.column_files import ColumnSentence, column_sentences
+    from bertkit.inference.predict_input import input_lines
+
+    waiting: deque[ColumnSentence] = deque()
+
+    def examples() -> Iterable[Item]:
+        for sentence in column_sentences(input_lines(path, sys.stdin.buffer), str(path or "stdin"), form):
+            waiting.append(sentence)
+            yield sentence.example
+
+    for _, prediction in predictor.stream(examples(), **_windows(path)):  # type: ignore[arg-type]  # no raw text here
+        for line in waiting.popleft().tagged([] if prediction is None else prediction.prediction):
+            result(line)

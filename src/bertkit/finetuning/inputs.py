@@ -77,7 +77,7 @@ class OwnTask(Settings):
         None, description="Examples that the model is evaluated on (or part the training file: --split, --folds)."
     )
     split: SplitSettings | None = Field(None, description="How the training file is parted where there is no dev.")
-    test: str | None = Field(None, description="Further examples to predict; they need no labels.")
+    test: str | None = Field(None, description="Extra file to predict; scored if it has labels.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
     reading: TableReading = Field(TableReading(), description="How the files are read.")
     labels: tuple[str, ...] | None = Field(

@@ -21,7 +21,7 @@ from bertkit.finetuning.inputs import OwnTask, SplitSettings
 from bertkit.finetuning.recipe import AnyRecipe
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import Split
-from bertkit.tasks.readers import Columns, TableReading, read_own
+from bertkit.tasks.readers import Columns, TableReading, read_own, read_perhaps_labelled
 from bertkit.tasks.splitting import folds, held_out
 
 log = logging.getLogger(__name__)
@@ -37,17 +37,17 @@ def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
 
     Args:
         task: the user's own.
-        split: its name; labels are read of train and dev.
+        split: its name; train and dev have labels, others may have.
         file: that holds it.
 
     Raises:
         UsageError: a file that cannot be parted as the task asks.
         DataError: whatever is wrong with the file, or another content than when it was first parted.
     """
-    columns = task.columns if split in PARTED else task.columns.model_copy(update={"label": None})
-    settings = task.split
+    settings, columns = task.split, task.columns
     if settings is None or split not in PARTED:
-        return read_own(file, task.kind, columns.model_copy(update={"group": None}), task.reading)
+        read = read_own if split in PARTED else read_perhaps_labelled
+        return read(file, task.kind, columns.model_copy(update={"group": None}), task.reading)
     if settings.sha256 is not None and _hash_of(file) != settings.sha256:
         raise DataError(
             f"{file}: has changed since it was parted into train and dev, so that examples of one might now be in the"

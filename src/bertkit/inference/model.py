@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.inference.predict import Predictor, document_of
+from bertkit.inference.documents import documents
+from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.models.sentence import SentenceModel, load_sentence_model
+from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -64,21 +66,26 @@ class Model:
         """Label texts with the head that the model was fine-tuned with.
 
         Args:
-            inputs: texts, pairs of texts as tuples, lists of words (for a tagger), or mappings with the fields that
-                `bertkit predict` reads (`question` and `context`, `context` and `endings`).
-            top: keep the so many greatest scores; all of them where None.
+            inputs: texts, pairs of texts as tuples (of a model for answers: question and context), lists of words (for
+                a tagger), or mappings with the fields that `bertkit predict` reads (`question` and `context`, `context`
+                and `endings`).
+            top: keep the so many greatest scores, or answers; all scores, and 5 answers, where None.
 
         Returns:
             One document for each input, in order, as `bertkit predict` prints: `id`, `prediction` and, where the task
-            has any, `scores`. An empty text has the prediction None.
+            has any, `scores`. A tagger's of a text has `text` and `entities`: `label`, `start`, `end` (characters, the
+            end not included), `text`, `score`. That of a question has `answers` (`text`, `start`, `end`, `score`) and
+            `no_answer`, a probability. An empty text has the prediction None.
 
         Raises:
             DataError: the model has no fine-tuned head, or an input lacks a field.
             UsageError: `inputs` is a single text.
         """
-        rows = [(f"input {number}", _fields(each)) for number, each in enumerate(_several(inputs, "predict"))]
-        examples = examples_of(rows, self._predictor.kind, self._predictor.columns)
-        return [document_of(example, found, top=top) for example, found in self._predictor.stream(examples)]
+        several = list(_several(inputs, "predict"))
+        kind = self._predictor.kind
+        rows = [(f"input {number}", _fields(each, kind)) for number, each in enumerate(several)]
+        examples = examples_of(rows, kind, self._predictor.columns)
+        return [document for _, document in documents(self._predictor, examples, top=top)]
 
     def encode(self, texts: Iterable[str]) -> NDArray[np.float32]:
         """The vector of each text, of shape (N, E) and in the order of the texts.
@@ -153,13 +160,13 @@ def _several(inputs: Iterable[Any], method: str) -> Iterable[Any]:
     return inputs
 
 
-def _fields(given: Input) -> dict[str, Any]:
+def _fields(given: Input, kind: Kind) -> dict[str, Any]:
     if isinstance(given, str):
         return {"text": given}
     if isinstance(given, Mapping):
         return dict(given)
     if isinstance(given, tuple):
-        return dict(zip(("text", "text_pair"), given, strict=True))
+        return dict(zip(("question", "context") if kind == "span" else ("text", "text_pair"), given, strict=True))
     return {"words": list(given)}
 
 

@@ -1,15 +1,15 @@
 """Prediction with a fine-tuned model: examples in, one prediction each, in their order.
 
 Nothing here follows a paper; each kind of task reads and decides as it does in fine-tuning (bertkit.tasks). What the
-model predicts is read off the model itself: its run's recipe where there is one, else its config.json. Sibling
-predict_input.py turns a user's lines into examples.
+model predicts is read off the model itself: its run's recipe where there is one, else its config.json. Siblings:
+predict_input.py turns a user's lines into examples, documents.py predictions into what is printed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Example, TaggedExample
 from bertkit.tasks.span import THRESHOLD, Span
+from bertkit.tasks.tagging import Tagging
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import Engine
 
@@ -43,8 +44,8 @@ _LONGEST = 512
 """Tokens of a sequence where the length of the training is not known, and the model reads more."""
 FIRST_WINDOW, LARGEST_WINDOW = 64, 4096
 """Examples predicted together: few at first, so that an answer comes soon, then more, so that batches are full."""
-_LARGEST_CHARACTERS = 1 << 24
-"""Of the examples predicted together, however few they are: 16 million bound the memory."""
+_LARGEST_CHARACTERS = 1 << 22
+"""Of the examples predicted together, however few they are: 4 million bound the memory."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Predictor:
         model, encoder: the model, and what lays out its sequences.
         engine: where and how much at once.
         columns: what its data call the text and the second text, as far as is known.
+        recipe: of the run that made it; of the task alone where there is none.
     """
 
     directory: Path
@@ -67,6 +69,7 @@ class Predictor:
     encoder: SequenceEncoder
     engine: Engine
     columns: InputColumns
+    recipe: FinetuneRecipe
 
     @classmethod
     def load(
@@ -124,7 +127,7 @@ class Predictor:
             raise UsageError(f"--max-length {max_length}: {name} reads at most {config.max_tokens} tokens")
         length = min(max_length or recipe.data.max_length or _LONGEST, config.max_tokens)
         encoder = SequenceEncoder(tokenizer, max_tokens=length, token_types=config.reads_token_types)
-        return cls(directory, found.kind, task, model.to(engine.device), encoder, engine, columns_of(recipe))
+        return cls(directory, found.kind, task, model.to(engine.device), encoder, engine, columns_of(recipe), recipe)
 
     def __call__(
         self, examples: Sequence[Example], *, progress: Progress = silent_progress, label: str = "predictions"
@@ -150,11 +153,14 @@ class Predictor:
 
         Args:
             examples: read as far as the next window needs.
-            first, largest: examples predicted together.
+            first, largest: examples predicted together; sentences of one document are, where a tagger reads documents.
         """
         cut = count = 0
-        for window in windows_of(examples, first, largest):
-            predictions, account = self._predicted([example for example in window if example is not None])
+        reads_documents = isinstance(self.task, Tagging) and self.task.settings.context == "document"
+        joined = same_document if reads_documents else None
+        for window in windows_of(examples, first, largest, joined):
+            known = [example for example in window if example is not None]
+            predictions, account = self._predicted(known, with_candidates=True)
             cut, count = cut + account.examples_cut, count + len(predictions)
             remaining = iter(predictions)
             for example in window:
@@ -163,15 +169,20 @@ class Predictor:
 
     def tuned(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, Any]:
         """Thresholds and the like, set on labelled examples where the model does not bring them along."""
-        return {} if self._known else self.task.tune(predictions, examples)
+        return {} if self.stored else self.task.tune(predictions, examples)
 
     @property
-    def _known(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         """What fine-tuning has set and stored with the model."""
         return {key: self.model.extras[key] for key in self.task.tuned_keys if key in self.model.extras}
 
     def _predicted(
-        self, examples: Sequence[Example], progress: Progress = silent_progress, label: str = ""
+        self,
+        examples: Sequence[Example],
+        progress: Progress = silent_progress,
+        label: str = "",
+        *,
+        with_candidates: bool = False,
     ) -> tuple[list[Prediction], Account]:
         if not examples:
             return [], Account(0, 0, 0)
@@ -185,24 +196,44 @@ class Predictor:
                     " the weights are damaged, or training diverged"
                 )
         found = self.task.predictions(examples, features, outputs)
-        return self.task.final(found, self._known), features.account
+        if with_candidates and isinstance(self.task, Span):
+            candidates = self.task.candidates(list(examples), features, outputs)  # type: ignore[arg-type]  # questions
+            found = [replace(one, candidates=own) for one, own in zip(found, candidates, strict=True)]
+        return self.task.final(found, self.stored), features.account
 
     def _warn_of_cut(self, cut: int, count: int) -> None:
         if cut:
             log.warning("%d of %d examples are cut to %d tokens", cut, count, self.encoder.max_tokens)
 
 
-def windows_of(items: Iterable[Any], first: int = FIRST_WINDOW, largest: int = LARGEST_WINDOW) -> Iterator[list[Any]]:
-    """Lists of at most `first` items, then twice as many each time up to `largest`; long texts make them shorter."""
-    size, window, characters = first, [], 0
+def windows_of(
+    items: Iterable[Any],
+    first: int = FIRST_WINDOW,
+    largest: int = LARGEST_WINDOW,
+    joined: Callable[[Any, Any], bool] | None = None,
+) -> Iterator[list[Any]]:
+    """Lists of at most `first` items, then twice as many each time up to `largest`; long texts make them shorter.
+
+    Where `joined` holds of an item and the next one, a list goes on, unless long texts end it.
+    """
+    size, window, characters = first, list[Any](), 0
     for item in items:
+        together = joined is not None and bool(window) and joined(window[-1], item)
+        if window and (characters > _LARGEST_CHARACTERS or (len(window) >= size and not together)):
+            yield window
+            size, window, characters = min(2 * size, largest), [], 0
         window.append(item)
         characters += 0 if item is None else len(repr(item))
-        if len(window) == size or characters > _LARGEST_CHARACTERS:
-            yield window
+        if joined is None and (len(window) == size or characters > _LARGEST_CHARACTERS):
+            yield window  # at once: the next item may be long in coming
             size, window, characters = min(2 * size, largest), [], 0
     if window:
         yield window
+
+
+def same_document(before: Example | None, after: Example | None) -> bool:
+    """Whether two sentences are of one document."""
+    return isinstance(before, TaggedExample) and isinstance(after, TaggedExample) and before.document == after.document
 
 
 def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> Kind:
@@ -253,26 +284,6 @@ def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tu
         raise DataError(f"{error}; or {_NEW_HEAD}") from error
     by_output = dict(zip(order, spec.labels, strict=True))
     return tuple(by_output[number] for number in range(len(order)))
-
-
-def document_of(example: Example | None, prediction: Prediction | None, *, top: int | None = None) -> dict[str, Any]:
-    """One line of what `bertkit predict` prints: prediction, scores, id (else the row's number), and a tagger's words.
-
-    Args:
-        example: None where the input's line was blank, which is predicted as null.
-        prediction: of the example.
-        top: so many of the scores, the greatest first.
-    """
-    if prediction is None:
-        return {"prediction": None}
-    found: dict[str, Any] = {"id": prediction.id}
-    if isinstance(example, TaggedExample):
-        found["words"] = list(example.words)
-    found["prediction"] = prediction.prediction
-    scores = prediction.scores
-    if top is not None and isinstance(scores, Mapping) and all(isinstance(each, float) for each in scores.values()):
-        scores = dict(sorted(scores.items(), key=lambda pair: -pair[1])[:top])
-    return found if scores is None else found | {"scores": scores}
 
 
 def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:

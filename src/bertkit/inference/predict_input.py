@@ -1,4 +1,4 @@
-"""A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, or Parquet.
+"""A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, Parquet, SQuAD.
 
 No paper; tables are read as those of training (bertkit.tasks.readers.delimited). Sibling of bertkit.tasks.readers,
 which read whole files with labels; here lines are read one by one, when they are needed, and a blank one is an example
@@ -15,19 +15,31 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from bertkit.errors import DataError, UsageError
+from bertkit.inference.entities import RawText
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
 from bertkit.tasks.readers.delimited import rows_of_lines
 from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import endings_in
 from bertkit.tasks.readers.table import rows_or_bad
-from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES
+from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES, read_text
 
-Form = Literal["text", "jsonl", "csv", "tsv", "parquet"]
+Form = Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad"]
 Lines = Iterator[tuple[int, str]]
 Rows = Iterator[tuple[str, dict[str, Any] | None]]
-_SUFFIXES: dict[str, Form] = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+_SUFFIXES: dict[str, Form] = {
+    ".jsonl": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), "conll"),
+    ".conllu": "conllu",
+    ".json": "squad",
+}
+_READ_BY: dict[Form, Kind] = {"conll": "tagging", "conllu": "tagging", "squad": "span"}
+"""Forms that one kind of model reads."""
 STDIN = "stdin"
 
 
@@ -39,6 +51,7 @@ class InputColumns:
         text, text_pair: the user's choice; None for the first of the usual names that is there.
         texts, text_pairs: what the model's own data calls them, before `text` and `text_pair`.
         endings: likewise, of a choice: a column of lists, or a column for each ending.
+        question: asked of every context, in place of a column; None where there is a column.
     """
 
     text: str | None = None
@@ -46,6 +59,7 @@ class InputColumns:
     texts: tuple[str, ...] = ()
     text_pairs: tuple[str, ...] = ()
     endings: tuple[str, ...] = ("endings",)
+    question: str | None = None
 
     def first(self, row: Mapping[str, Any], *last: str) -> str:
         """The column of the text: the one named, or the first usual one; `last` are the kind's own names."""
@@ -97,6 +111,36 @@ def stdin_lines(stream: BinaryIO, reading: TableReading | None = None) -> Lines:
         yield number, text.rstrip("\r\n")
 
 
+def form_of(path: Path | None, form: Form | None, kind: Kind) -> Form | None:
+    """How an input is written: as named, or by the file's ending; None of a pipe.
+
+    Raises:
+        UsageError: a form that a model of this kind does not read.
+    """
+    if form is None and path is not None:
+        bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+        form = _SUFFIXES.get(bare.suffix.lower(), "text")
+    if form is not None and _READ_BY.get(form, kind) != kind:
+        raise UsageError(
+            f"{path or '--format'}: {form} is read by a {_READ_BY[form]} model, this one is for {kind}; name another"
+            " form with --format"
+        )
+    return form
+
+
+def input_lines(path: Path | None, stream: BinaryIO, reading: TableReading | None = None) -> Lines:
+    """The lines of a file, or of a pipe where there is none, with their numbers.
+
+    Raises:
+        DataError: no such file; a fault of a line is raised when it is reached.
+    """
+    if path is None:
+        return stdin_lines(stream, reading)
+    check_there(path)
+    reading = reading or TableReading()
+    return numbered_lines(path, reading.encoding, "surrogateescape" if reading.skip_bad_rows else "strict")
+
+
 def open_input(
     path: Path | None,
     stream: BinaryIO,
@@ -110,7 +154,7 @@ def open_input(
     Args:
         path: the file.
         stream: the pipe.
-        form: what it is; by the file's ending, or by a pipe's first line, where None.
+        form: what it is; by the file's ending, or by a pipe's first line, where None. `document`: one text, as a whole.
         columns: a pipe whose columns are named is a table.
         reading: by which settings.
         left_out: what bad rows are noted in, which then are None; None: the first one is raised.
@@ -120,27 +164,39 @@ def open_input(
         DataError: no such file; else see `rows_or_bad`: a fault is raised when its line is reached.
     """
     reading, left_out = reading or TableReading(), left_out or LeftOut(skip_bad=False)
+    place = STDIN if path is None else str(path)
+    if form == "parquet" and path is None:
+        raise UsageError("--format parquet: is read from a file, not from a pipe; give its path")
     if path is not None:
         check_there(path)
         bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-        known = _SUFFIXES.get(bare.suffix.lower(), "text")
-        form = form or known
-        if form == known and form in ("csv", "tsv", "parquet"):
+        if form in ("csv", "tsv", "parquet") and form == _SUFFIXES.get(bare.suffix.lower()):
             return rows_or_bad(path, reading, left_out)
-        lines = numbered_lines(path, reading.encoding, "surrogateescape" if reading.skip_bad_rows else "strict")
-    else:
-        if form == "parquet":
-            raise UsageError("--format parquet: is read from a file, not from a pipe; give its path")
-        lines = stdin_lines(stream, reading)
+    if form == "document":
+        text = _decoded(stream.read(), STDIN) if path is None else read_text(path, reading.encoding)
+        return iter([(place, {"text": text})])
+    lines = input_lines(path, stream, reading)
+    if form is None and columns.question is not None:
+        content = "\n".join(line for _, line in lines)
+        if not content.lstrip().startswith("{"):
+            return iter([(place, {"text": content})])
+        lines, form = enumerate(content.split("\n"), start=1), "jsonl"
+    if form is None:
         first = next(lines, None)
         lines = chain([] if first is None else [first], lines)
-        form = form or _guessed("" if first is None else first[1], columns, reading)
-    place = STDIN if path is None else str(path)
+        form = _guessed("" if first is None else first[1], columns, reading)
     if form == "text":
         return ((f"{place}, line {n}", {"text": line} if line.strip() else None) for n, line in lines)
     if form == "jsonl":
         return _objects(lines, place, left_out)
     return rows_of_lines(lines, place, tabs=form == "tsv", reading=reading, left_out=left_out)
+
+
+def _decoded(content: bytes, place: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise DataError(f"{place}: not valid UTF-8 at byte {fault.start}; convert it") from fault
 
 
 def _guessed(first: str, columns: InputColumns, reading: TableReading) -> Form:
@@ -167,11 +223,12 @@ def examples_of(
     kind: Kind,
     columns: InputColumns,
     left_out: LeftOut | None = None,
-) -> Iterator[Example | None]:
+) -> Iterator[Example | RawText | None]:
     """The examples that rows hold; None where there is nothing to read, as on a blank line or in a bad row.
 
-    Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, cut at white space. Spans:
-    `question` and `context`. Choice: `context` (or `text`), perhaps `question`, and `endings`, a list.
+    Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, whose words are found later.
+    Spans: `question` and `context` (or `text`, where one question is asked of all). Choice: `context` (or `text`),
+    perhaps `question`, and `endings`, a list.
 
     Args:
         rows: each with its place.
@@ -183,16 +240,33 @@ def examples_of(
         DataError: a field that is missing (near names are given) or of the wrong type.
     """
     left_out = left_out or LeftOut(skip_bad=False)
-    makers: dict[str, Callable[..., Example | None]] = {"tagging": _tagged, "span": _asked, "choice": _chosen}
-    make: Callable[..., Example | None] = makers.get(kind, _text)
+    makers: dict[str, Callable[..., Example | RawText | None]] = {
+        "tagging": _tagged,
+        "span": _asked,
+        "choice": _chosen,
+    }
+    make: Callable[..., Example | RawText | None] = makers.get(kind, _text)
     for number, (where, row) in enumerate(rows):
+        nothing = RawText(str(number), "") if kind == "tagging" else None
         try:
-            example = None if row is None else make(row, _id(row, number), where, columns)
+            example = nothing if row is None else make(row, _id(row, number), where, columns)
         except DataError as fault:
             left_out.bad(where, fault)
-            example = None
+            example = nothing
         # Sentences of a stream belong to no document: each is one of its own.
         yield replace(example, document=number) if isinstance(example, TaggedExample) else example
+
+
+def questions_of(path: Path | None) -> Iterator[Example]:
+    """The questions of a file in SQuAD's form.
+
+    Raises:
+        UsageError: a pipe.
+        DataError: see `read_squad`.
+    """
+    if path is None:
+        raise UsageError("--format squad: is read from a file, not from a pipe; give its path")
+    return iter(read_squad(path).examples)
 
 
 def _id(row: Mapping[str, Any], number: int) -> str:
@@ -207,7 +281,7 @@ def _text(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> 
     return TextExample(name, text, second) if (text + (second or "")).strip() else None
 
 
-def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TaggedExample | None:
+def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TaggedExample | RawText | None:
     named = columns.first(row, "words", "tokens", "text")
     value = row.get(named)
     if isinstance(value, list):
@@ -215,14 +289,17 @@ def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -
         if bad is not None:
             raise DataError(f"{where}, {named}: {bad!r}, expected words, none of them blank")
         words = tuple(encodable(each, f"{where}, {named}") for each in value)
-    else:
-        words = tuple(_string(row, named, where).split())
-    return TaggedExample(name, words) if words else None
+        return TaggedExample(name, words) if words else None
+    return RawText(name, _string(row, named, where))
 
 
 def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> QuestionExample | None:
-    question = _string(row, columns.text or "question", where)
-    context = _string(row, columns.text_pair or "context", where)
+    if columns.question is not None:
+        question = columns.question
+        context = _string(row, columns.text_pair or columns.first(row, "context", "text"), where)
+    else:
+        question = _string(row, columns.text or "question", where)
+        context = _string(row, columns.text_pair or "context", where)
     return QuestionExample(name, question, context) if question.strip() and context.strip() else None
 
 

@@ -48,7 +48,10 @@ RESAMPLED: dict[tuple[str, str], Callable[[], Additive | Callable[[Any, Any], fl
     ("squad", "f1"): lambda: spans.F1_V1,
     ("squad_v2", "exact"): lambda: spans.EXACT_V2,
     ("squad_v2", "f1"): lambda: spans.F1_V2,
+    ("mean_squared_error", "mean_squared_error"): regression.MeanSquaredError,
     ("conlleval", "f1"): tagging.ChunkF1,
+    ("conlleval", "precision"): tagging.ChunkPrecision,
+    ("conlleval", "recall"): tagging.ChunkRecall,
     ("strict_iob2", "strict_f1"): lambda: tagging.ChunkF1(tagging.iob2_spans),
     ("tag_accuracy", "accuracy"): tagging.TagAccuracy,
 }

@@ -103,6 +103,19 @@ def spearman(predictions: Numbers, references: Numbers) -> Scores:
     return {"spearman": defined(spearman_value(predictions, references), "spearman", _CONSTANT)}
 
 
+class MeanSquaredError(Additive):
+    """The mean of squared differences; a row is an example's, and 1."""
+
+    name = "mean_squared_error"
+
+    def rows(self, predictions: Numbers, references: Numbers) -> Floats:
+        difference_N = _numbers(predictions, "predictions") - _numbers(references, "references")
+        return np.stack([difference_N**2, np.ones_like(difference_N)], axis=1)
+
+    def value(self, totals: Floats) -> Floats:
+        return totals[..., 0] / totals[..., 1]
+
+
 def mean_squared_error(predictions: Numbers, references: Numbers) -> Scores:
     """`{"mean_squared_error"}`; less is better.
 

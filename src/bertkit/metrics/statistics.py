@@ -233,6 +233,42 @@ def paired_bootstrap(
     )
 
 
+def bootstrap_interval(
+    predictions: Sequence[Any],
+    references: Sequence[Any],
+    metric: Additive | Score,
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """The percentile interval of a score over other examples of the same kind (Efron and Tibshirani 1993, chapter 13).
+
+    Args:
+        predictions, references: one item per example.
+        metric: see `paired_bootstrap`; 10,000 resamples of an `Additive`, 1,000 of any other.
+        confidence: of the interval.
+        seed: the same seed gives the same figures.
+
+    Returns:
+        Its two ends; None where the score exists on no resample.
+
+    Raises:
+        DataError: lists of unequal length, or empty ones.
+    """
+    check_aligned(predictions, references)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    if isinstance(metric, Additive):
+        _, score_R2 = _by_totals(predictions, predictions, references, metric, 10_000, generator)
+    else:
+        _, score_R2 = _by_calls(predictions, predictions, references, metric, 1_000, generator)
+    score_R = score_R2[:, 0][np.isfinite(score_R2[:, 0])]
+    if not len(score_R):
+        return None
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(score_R, [tail, 100 - tail])
+    return float(low), float(high)
+
+
 def _by_totals(
     predictions_a: Sequence[Any],
     predictions_b: Sequence[Any],

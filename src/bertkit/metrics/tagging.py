@@ -127,6 +127,24 @@ class ChunkF1(Additive):
         return float(ratio(right, predicted)), float(ratio(right, gold)), float(self.value(totals))
 
 
+class ChunkPrecision(ChunkF1):
+    """The share of predicted chunks that are right."""
+
+    name = "precision"
+
+    def value(self, totals: Floats) -> Floats:
+        return ratio(totals[..., 0], totals[..., 1])
+
+
+class ChunkRecall(ChunkF1):
+    """The share of gold chunks that are predicted."""
+
+    name = "recall"
+
+    def value(self, totals: Floats) -> Floats:
+        return ratio(totals[..., 0], totals[..., 2])
+
+
 class TagAccuracy(Additive):
     """The share of words whose tag is right; a row is a sentence's right words and all of them."""
 

@@ -220,11 +220,13 @@ class Prediction:
         id: the example's.
         prediction: a label, a number, labels, tags, a text or an index, as the task has it.
         scores: what it is based on, such as a probability by label.
+        candidates: what else may be right, of a task that lists it; not saved.
     """
 
     id: str
     prediction: Any
     scores: Any = None
+    candidates: Any = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """One line of predictions/TASK-SPLIT.jsonl."""

@@ -33,6 +33,7 @@ from bertkit.settings import Settings
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
 from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.tasks.examples import QuestionExample
+from bertkit.text.word_split import whole_words
 
 START, END = "start", "end"
 _ITEM_FIELDS = ("id", "prediction_text")
@@ -66,6 +67,19 @@ class Chunk:
     offsets: list[tuple[int, int]]
     has_most_context: NDArray[np.bool_]
     null: int
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Answers that a question may have.
+
+    Attributes:
+        scores: by the first character and the end in the context, the sum of the two logits.
+        null: the score of no answer; None where the model has not learnt that there may be none.
+    """
+
+    scores: dict[tuple[int, int], float]
+    null: float | None
 
 
 class Span(Task):
@@ -175,33 +189,77 @@ class Span(Task):
         self, examples: Sequence[QuestionExample], features: Features, outputs: Sequence[NDArray[Any]]
     ) -> list[Prediction]:
         """The best text of every question; where it may have none, `scores.null_odds` is how much better none is."""
-        best: list[tuple[float, str]] = [(-np.inf, "")] * len(examples)
+        best: list[tuple[float, tuple[int, int]]] = [(-np.inf, (0, 0))] * len(examples)
         null = [np.inf] * len(examples)
         for chunk, logits_S2 in zip(features.extra, outputs, strict=True):
             null[chunk.example] = min(null[chunk.example], float(logits_S2[chunk.null].sum()))
             score, span = self._best_span(chunk, logits_S2)
             if span is not None and score > best[chunk.example][0]:
-                first, last = chunk.offsets[span[0]][0], chunk.offsets[span[1]][1]
-                best[chunk.example] = score, examples[chunk.example].context[first:last].strip()
-        found = []
-        for number, example in enumerate(examples):
-            score, text = best[number]
-            odds = null[number] - score if np.isfinite(score) else float(np.finfo(np.float32).max)
-            scores = {"score": score, "null_odds": odds, "text": text} if self.may_be_impossible else {"score": score}
-            found.append(Prediction(example.id, "" if self.may_be_impossible and odds > 0 else text, scores))
-        return found
+                best[chunk.example] = score, (chunk.offsets[span[0]][0], chunk.offsets[span[1]][1])
+        return [
+            self._decided(example, score, answer_place(example.context, *place), none)
+            for example, (score, place), none in zip(examples, best, null, strict=True)
+        ]
 
-    def _best_span(self, chunk: Chunk, logits_S2: NDArray[Any]) -> tuple[float, tuple[int, int] | None]:
-        """The best of the allowed spans of the `n_best` starts and ends, in the chunk's own tokens."""
+    def decided(self, example: QuestionExample, candidates: Candidates) -> Prediction:
+        """As `predictions`, of candidates."""
+        scores = candidates.scores
+        best = min(scores, key=lambda place: (-scores[place], place), default=(0, 0))
+        null = np.inf if candidates.null is None else candidates.null
+        return self._decided(example, scores.get(best, -np.inf), best, null)
+
+    def _decided(self, example: QuestionExample, score: float, place: tuple[int, int], null: float) -> Prediction:
+        text = example.context[slice(*place)]
+        if not self.may_be_impossible:
+            return Prediction(example.id, text, {"score": score})
+        odds = null - score if np.isfinite(score) else float(np.finfo(np.float32).max)
+        return Prediction(example.id, "" if odds > 0 else text, {"score": score, "null_odds": odds, "text": text})
+
+    def candidates(
+        self, examples: Sequence[QuestionExample], features: Features, outputs: Sequence[NDArray[Any]]
+    ) -> list[Candidates]:
+        """The answers that each question may have, and the score of no answer. Arguments as in `predictions`.
+
+        Of each chunk they are the allowed spans of the `n_best` starts and ends, the best first, without those that
+        share a token with a better one.
+        """
+        found: list[dict[tuple[int, int], float]] = [{} for _ in examples]
+        null = [np.inf] * len(examples)
+        for chunk, logits_S2 in zip(features.extra, outputs, strict=True):
+            null[chunk.example] = min(null[chunk.example], float(logits_S2[chunk.null].sum()))
+            starts, ends, score = self._scored_spans(chunk, logits_S2)
+            own, context = found[chunk.example], examples[chunk.example].context
+            free = np.ones(len(chunk.offsets), dtype=np.bool_)
+            for pair in np.argsort(-score, axis=None, kind="stable")[: int(np.isfinite(score).sum())].tolist():
+                row, column = divmod(pair, score.shape[1])
+                first, last = int(starts[row]), int(ends[column])
+                if not free[first : last + 1].all():
+                    continue
+                free[first : last + 1] = False
+                place = answer_place(context, chunk.offsets[first][0], chunk.offsets[last][1])
+                if place[0] < place[1]:
+                    own[place] = max(own.get(place, -np.inf), float(score[row, column]))
+        return [
+            Candidates(own, none if self.may_be_impossible else None) for own, none in zip(found, null, strict=True)
+        ]
+
+    def _scored_spans(
+        self, chunk: Chunk, logits_S2: NDArray[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
+        """The `n_best` starts and ends in the chunk's own tokens; each pair's score, minus infinity if not allowed."""
         own = logits_S2[chunk.first : chunk.first + len(chunk.offsets)]
         count = self.settings.n_best
         starts = np.argsort(-own[:, 0], kind="stable")[:count]
         ends = np.argsort(-own[:, 1], kind="stable")[:count]
         length = ends[None, :] - starts[:, None] + 1
         allowed = (length >= 1) & (length <= self.settings.max_answer_tokens) & chunk.has_most_context[starts][:, None]
-        if not allowed.any():
+        return starts, ends, np.where(allowed, own[starts, 0][:, None] + own[ends, 1][None, :], -np.inf)
+
+    def _best_span(self, chunk: Chunk, logits_S2: NDArray[Any]) -> tuple[float, tuple[int, int] | None]:
+        """The best of the allowed spans of the `n_best` starts and ends, in the chunk's own tokens."""
+        starts, ends, score = self._scored_spans(chunk, logits_S2)
+        if not np.isfinite(score).any():
             return -np.inf, None
-        score = np.where(allowed, own[starts, 0][:, None] + own[ends, 1][None, :], -np.inf)
         row, column = np.unravel_index(int(score.argmax()), score.shape)
         return float(score[row, column]), (int(starts[row]), int(ends[column]))
 
@@ -268,6 +326,14 @@ class Span(Task):
         return apply_null_threshold(texts, {each.id: each.scores["null_odds"] for each in predictions}, threshold)
 
 
+def answer_place(context: str, start: int, end: int) -> tuple[int, int]:
+    """Characters of an answer: those of its tokens, extended to whole words, without white space around them."""
+    start, end = whole_words(context, start, end)
+    inside = context[start:end]
+    start += len(inside) - len(inside.lstrip())
+    return start, start + len(inside.strip())
+
+
 def references_of(examples: Sequence[QuestionExample]) -> dict[str, list[str]]:
     """The accepted answers of every question whose answers are known."""
     known = [example for example in examples if example.answers or example.impossible]
@@ -289,8 +355,10 @@ def most_context(chunks: Sequence[tuple[int, int]], length: int) -> NDArray[np.i
 
     min(left, right) + 0.01 * chunk length, the first of equal ones: run_squad.py's rule.
     """
-    scores = np.full((len(chunks), max(1, length)), -1.0)
+    best, greatest = np.zeros(max(1, length), dtype=np.int64), np.full(max(1, length), -1.0)
     for row, (start, size) in enumerate(chunks):
         place = np.arange(size)
-        scores[row, start : start + size] = np.minimum(place, size - 1 - place) + 0.01 * size
-    return np.asarray(scores.argmax(axis=0))
+        score = np.minimum(place, size - 1 - place) + 0.01 * size
+        better = score > greatest[start : start + size]
+        best[start : start + size][better], greatest[start : start + size][better] = row, score[better]
+    return best

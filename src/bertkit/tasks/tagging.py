@@ -153,14 +153,15 @@ class Tagging(Task):
                 break
             kept = int((end - start) * self.settings.window_overlap)
             start = max(start + 1, end - kept)
-        sides = np.full((len(windows), len(words)), -1)
+        best, greatest = np.zeros(len(words), int), np.full(len(words), -1)
         for row, (first, last) in enumerate(windows):
             place = np.arange(first, last)
             # The text's own ends hide nothing.
             left = np.where(first == 0, len(words), place - first)
             right = np.where(last == len(words), len(words), last - 1 - place)
-            sides[row, first:last] = np.minimum(left, right)
-        best = sides.argmax(axis=0)
+            side = np.minimum(left, right)
+            better = side > greatest[first:last]
+            best[first:last][better], greatest[first:last][better] = row, side[better]
         for row, (first, last) in enumerate(windows):
             yield words[first:last], (best[first:last] == row).tolist()
 

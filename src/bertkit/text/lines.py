@@ -126,6 +126,29 @@ def is_utf_16(first: bytes) -> bool:
     return first.startswith(_UTF_16_MARKS)
 
 
+def read_text(path: Path, encoding: str | None = None) -> str:
+    """The whole file as one text, its line ends as they are; a byte order mark is no part of it.
+
+    Args:
+        path: the file.
+        encoding: as of `read_lines`.
+
+    Raises:
+        DataError: as `read_lines`, but for the length of a line.
+    """
+    content = b"".join(read_bytes(path))
+    _refuse_foreign(path, content)
+    if encoding is None and is_utf_16(content):
+        encoding = "utf-16"
+    if encoding is not None and codecs.lookup(encoding).name != "utf-8":
+        try:
+            return content.decode(encoding).removeprefix("\ufeff")
+        except UnicodeError as error:
+            raise DataError(f"{path}: not valid {encoding}: {error}; give another --encoding") from error
+    offset = len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0
+    return _text(path, content[offset:], offset)
+
+
 def read_bytes(path: Path) -> Iterator[bytes]:
     """The file's decompressed content in chunks of bounded size, however much a compressed file expands.
 
@@ -212,19 +235,24 @@ def _refuse_foreign(path: Path, chunk: bytes) -> None:
 
 def _decoded(path: Path, content: bytes, offset: int, number: int, errors: str) -> list[str]:
     """Lines of UTF-8 that begins at a byte offset of the decompressed file, with the line of this number."""
+    text = _text(path, content, offset, number, errors)
+    lines = (text[:-1] if text.endswith("\n") else text).split("\n")
+    return [line[:-1] if line.endswith("\r") else line for line in lines] if "\r" in text else lines
+
+
+def _text(path: Path, content: bytes, offset: int, number: int = 1, errors: str = "strict") -> str:
+    """UTF-8 that begins at a byte offset of the decompressed file, with the line of this number."""
     nul = content.find(b"\0")
     if nul >= 0:
         raise DataError(f"{path}: a binary file, not text: NUL byte at offset {offset + nul:,}")
     try:
-        text = content.decode("utf-8", errors)
+        return content.decode("utf-8", errors)
     except UnicodeDecodeError as error:
         line = number + content.count(b"\n", 0, error.start)
         raise DataError(
             f"{path}: not valid UTF-8 at byte offset {offset + error.start:,} "
             f"(line {line}, byte 0x{content[error.start]:02x}: {error.reason}){_remedy(content, error.start)}"
         ) from error
-    lines = (text[:-1] if text.endswith("\n") else text).split("\n")
-    return [line[:-1] if line.endswith("\r") else line for line in lines] if "\r" in text else lines
 
 
 def _remedy(content: bytes, start: int) -> str:

@@ -46,20 +46,43 @@ _LONGEST = max(map(len, _ABBREVIATIONS))
 
 def split_sentences(line: str) -> list[str]:
     """Sentences of one line, in order, without the space between them; nothing else is changed or lost."""
+    return [line[start:end] for start, end in sentence_places(line)]
+
+
+def sentence_places(line: str) -> list[tuple[int, int]]:
+    """The first character and the end of each sentence of `split_sentences`."""
     sentences, start = [], 0
     boundary = _BOUNDARY if "!" in line or "?" in line or "…" in line else _FULL_STOP
     for match in boundary.finditer(line):
         mark, end = match.span()
         if line[mark] == "." and not _ends_sentence(line, start, mark, end):
             continue
-        sentence = line[start:end].strip()
-        if sentence:
-            sentences.append(sentence)
+        sentences.append(_without_space(line, start, end))
         start = end
-    rest = line[start:].strip()
-    if rest:
-        sentences.append(rest)
-    return sentences
+    sentences.append(_without_space(line, start, len(line)))
+    return [(first, last) for first, last in sentences if first < last]
+
+
+def is_abbreviation(word: str, line: str, behind: int) -> bool:
+    """Whether a word before a full stop is a listed abbreviation, or a capital as of an initial, and no whole word.
+
+    Args:
+        word: without the full stop.
+        line: that it is in.
+        behind: where the next word begins; some abbreviations stand only before numbers.
+    """
+    known = word.lower()
+    if len(word) == 1 and word.isupper():
+        return True
+    if known in _BEFORE_NUMBERS_ONLY:
+        return line[behind : behind + 1].isdigit()
+    return known in _ABBREVIATIONS
+
+
+def _without_space(line: str, start: int, end: int) -> tuple[int, int]:
+    inside = line[start:end]
+    start += len(inside) - len(inside.lstrip())
+    return start, start + len(inside.strip())
 
 
 def _ends_sentence(line: str, start: int, mark: int, end: int) -> bool:

@@ -87,7 +87,7 @@ def _sentences(path: Path, encoding: str | None) -> Iterator[tuple[int, list[lis
     """Runs of lines that are not blank, each with its first line's number; a `-DOCSTART-` line is a run of its own."""
     first, rows, width = 0, list[list[str]](), 0
     for number, line in numbered_lines(path, encoding):
-        fields = _fields(line)
+        fields = fields_of(line)
         if not fields or fields[0] == DOCUMENT_START:
             if rows:
                 yield first, rows
@@ -96,18 +96,27 @@ def _sentences(path: Path, encoding: str | None) -> Iterator[tuple[int, list[lis
             rows = []
             continue
         width = width or len(fields)
-        if len(fields) != width:
-            raise DataError(
-                f"{path}, line {number}: {len(fields)} columns ({line.strip()!r:.60}), expected {width} as in the "
-                "lines before; sentences are parted by blank lines, columns by tabs or spaces"
-            )
+        check_columns(fields, width, f"{path}, line {number}")
         first = first if rows else number
         rows.append(fields)
     if rows:
         yield first, rows
 
 
-def _fields(line: str) -> list[str]:
+def check_columns(fields: Sequence[str], width: int, where: str) -> None:
+    """Refuse a line of another number of columns.
+
+    Raises:
+        DataError: with both numbers.
+    """
+    if len(fields) != width:
+        raise DataError(
+            f"{where}: {len(fields)} columns ({' '.join(fields)!r:.60}), expected {width} as in the "
+            "lines before; sentences are parted by blank lines, columns by tabs or spaces"
+        )
+
+
+def fields_of(line: str) -> list[str]:
     """A line's columns. A word may hold odd white space (WNUT-17 has such), so only tabs or plain spaces part them."""
     if "\t" in line:
         fields = [each.strip(" ") for each in line.split("\t")]

@@ -15,10 +15,10 @@ from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, Split, TaggedExample
 from bertkit.tasks.readers.columns import NOT_IOB2, alone, is_iob, read_conll, read_conllu, to_iob2
 from bertkit.tasks.readers.common import Notes, encodable, field, kind_of, text_in
-from bertkit.tasks.readers.reading import TableReading
+from bertkit.tasks.readers.reading import NO_LABEL_REASON, LeftOut, TableReading
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import ending_index, endings_in
-from bertkit.tasks.readers.table import Columns, is_absent, label_name, read_rows, read_texts
+from bertkit.tasks.readers.table import Columns, is_absent, label_name, read_rows, read_texts, rows_or_bad
 from bertkit.text.lines import COMPRESSIONS
 
 _WORDS = ("words", "tokens")
@@ -50,6 +50,42 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
     return read_texts(path, kind, columns, reading)
 
 
+def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: TableReading | None = None) -> Split:
+    """As `read_own`, with the labels where every row has one, without them where not.
+
+    Raises:
+        UsageError, DataError: as `read_own`; a label at fault is an error.
+    """
+    reading = reading or TableReading()
+    without = columns.model_copy(update={"label": None})
+    column = columns.label
+    if column is None or kind == "span" or not _has_column(path, kind, columns, reading):
+        return read_own(path, kind, without, reading)
+    split = read_own(path, kind, columns, reading)
+    unlabelled = [row for row in split.skipped if row.reason == NO_LABEL_REASON]
+    if not unlabelled:
+        return split
+    whole = read_own(path, kind, without, reading)
+    what = f"examples without {column} (the file is not scored)"
+    notes, named = {**whole.notes, what: len(unlabelled)}, {**whole.named, what: (unlabelled[0].place,)}
+    return replace(whole, notes=notes, named=named)
+
+
+def _has_column(path: Path, kind: Kind, columns: Columns, reading: TableReading) -> bool:
+    """Whether a table has a column of labels; columns of CoNLL hold the tags in any case."""
+    assert columns.label is not None
+    if kind == "tagging" and _bare(path).suffix != ".jsonl":
+        return True
+    rows = rows_or_bad(path, reading, LeftOut(skip_bad=reading.skip_bad_rows))
+    first = next((row for _, row in rows if row is not None), dict[str, Any]())
+    names = _preferred(columns.label, "label", _TAGS) if kind == "tagging" else (columns.label,)
+    return any(name in first for name in names)
+
+
+def _bare(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix in COMPRESSIONS else path
+
+
 def _read_spans(path: Path, columns: Columns, reading: TableReading) -> Split:
     reading.only(path)
     _refuse_group(path, columns, "questions about one context")
@@ -64,7 +100,7 @@ def _refuse_group(path: Path, columns: Columns, instead: str) -> None:
 
 
 def _read_tagged(path: Path, columns: Columns, reading: TableReading) -> Split:
-    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    bare = _bare(path)
     if bare.suffix == ".jsonl":
         return _read_tagged_objects(path, columns, reading)
     if bare.suffix in (".csv", ".parquet"):

@@ -20,6 +20,8 @@ Item = TypeVar("Item")
 
 MISSING = ("NaN", "nan", "NAN", "-nan", "<NA>", "#N/A", "NULL", "null")
 """How data frames, spreadsheets and databases write that a value is missing, and nobody calls a class."""
+NO_LABEL_REASON = "no label"
+"""Why a row without a label is left out."""
 NO_LABEL = "rows without a label (left out)"
 BAD_ROWS = "bad rows (left out)"
 
@@ -92,7 +94,7 @@ class LeftOut:
         """The items that have a label, where some have one; those without are noted. All of them where none has."""
         if all(label(each) is None for each in items):
             return list(items)
-        self.rows += [SkippedRow(place(each), "no label") for each in items if label(each) is None]
+        self.rows += [SkippedRow(place(each), NO_LABEL_REASON) for each in items if label(each) is None]
         return [each for each in items if label(each) is not None]
 
     def check(self, kept: int) -> None:
@@ -113,6 +115,5 @@ class LeftOut:
     @property
     def notes(self) -> Iterable[tuple[str, str]]:
         """What each row is counted as, and its line."""
-        return (
-            (NO_LABEL if row.reason == "no label" else BAD_ROWS, row.place.rpartition(", ")[2]) for row in self.rows
-        )
+        for row in self.rows:
+            yield NO_LABEL if row.reason == NO_LABEL_REASON else BAD_ROWS, row.place.rpartition(", ")[2]

@@ -1,0 +1,93 @@
+"""`bertkit eval RUN --data F`: a fine-tuned model scored on a new labelled file of its own task.
+
+Nothing here follows a paper. Sibling predict.py predicts examples whose labels are not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertkit.cli.console import console, figure
+from bertkit.cli.generated_options import Options
+from bertkit.cli.options import Measuring, Metrics, option
+
+SHOWN_CLASSES = 20
+
+
+@dataclass(frozen=True)
+class NamedColumns(Options):
+    """Columns of the file, where they are called otherwise than in the training data."""
+
+    text: Annotated[str | None, option("--text", metavar="COL", help="Column of the text.")] = None
+    text_pair: Annotated[str | None, option("--text-pair", metavar="COL", help="Column of the second text.")] = None
+    label: Annotated[str | None, option("--label", metavar="COL", help="Column of the label.")] = None
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Those that are named."""
+        named = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
+        return {field: column for field, column in named.items() if column is not None}
+
+
+def data(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A fine-tuned run or model, or a Hub id.")],
+    file: Annotated[
+        Path,
+        typer.Option(
+            "--data",
+            metavar="F",
+            help="Examples with labels, in a form that fine-tuning reads: .csv, .tsv, .jsonl, .parquet; CoNLL columns"
+            " (tagging); SQuAD's .json (answers).",
+        ),
+    ],
+    metric: Metrics = None,
+    *,
+    columns: NamedColumns,
+    common: Measuring,
+) -> None:
+    """A fine-tuned run on a new labelled file: `bertkit eval RUN --data new.csv`
+
+    Scores have 95% intervals over other examples of the same kind. Thresholds and the temperature that fine-tuning
+    stored with the model are used; nothing is tuned on the file.
+    """
+    from bertkit.cli.eval_tasks import eval_arguments
+    from bertkit.evaluation.own_data import NewData, evaluate_data
+
+    new = NewData(file, columns.given, tuple(metric or ()))
+    evaluated = evaluate_data(eval_arguments(run, common), new, progress=console.progress)
+    _print(evaluated.results)
+    more = ("data", "examples", "confidence", "classes", "confusion", "calibration", "tuned")
+    document = {
+        **evaluated.document,
+        "run": evaluated.run.path,
+        **{key: evaluated.results[key] for key in more if key in evaluated.results},
+    }
+    common.finish(evaluated.run, document)
+
+
+def _print(results: dict[str, Any]) -> None:
+    """Scores with their intervals, and by class."""
+    rows = [
+        (task, name, figure(found["mean"]), _interval(found["interval"]))
+        for task, scores in results["tasks"].items()
+        for name, found in scores.items()
+    ]
+    title = f"{results['data']}: {results['examples']:,} examples"
+    console.table(["task", "metric", "score", f"{results['confidence']:.0%} interval"], rows, title=title)
+    for classes in results.get("classes", {}).values():
+        by_class = [
+            (name, scores["count"], *(figure(scores[key]) for key in ("precision", "recall", "f1")))
+            for name, scores in list(classes.items())[:SHOWN_CLASSES]
+        ]
+        console.table(["class", "examples", "precision", "recall", "f1"], by_class, title="by class")
+    for found in results.get("calibration", {}).values():
+        error = found.get("ece_at_temperature", found.get("ece"))
+        console.line(f"calibration error {error:.3f}")
+
+
+def _interval(interval: list[float] | None) -> str:
+    return "-" if interval is None else f"{figure(interval[0])} to {figure(interval[1])}"

@@ -1,0 +1,266 @@
+"""A fine-tuned model scored on a new labelled file of its own task: `bertkit eval RUN --data new.csv`.
+
+Efron and Tibshirani 1993, An Introduction to the Bootstrap, for the percentile interval of each score over other
+examples of the same kind (bertkit.metrics.statistics). Thresholds and the temperature that fine-tuning stored with the
+model are used as they are: nothing is tuned on the new file. Sibling tasks.py evaluates on published tasks, and
+fine-tunes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.run import EvalArguments, Evaluated, measured_once
+from bertkit.evaluation.runs_diff import reference_of, resampled
+from bertkit.evaluation.score import is_labelled
+from bertkit.files import sha256_of
+from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.finetuning.report import calibration, mistakes, prediction_row, split_report, write_lines
+from bertkit.inference.predict import Predictor
+from bertkit.metrics.modules import load_metric
+from bertkit.metrics.statistics import bootstrap_interval
+from bertkit.models.model_files import weights_hash
+from bertkit.progress import Progress, silent_progress
+from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.tasks.base import Prediction, Task
+from bertkit.tasks.classification import TEMPERATURE
+from bertkit.tasks.examples import Example, Split, TaggedExample, TextExample
+from bertkit.tasks.readers import Columns, read_own
+from bertkit.tasks.readers.load import READERS
+from bertkit.tasks.readers.table import table_rows
+from bertkit.tasks.span import THRESHOLD, Span
+from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.tokenizer_files import load_tokenizer
+
+SUITE = "data"
+PREDICTIONS, MISTAKES = "predictions", "mistakes"
+CONFIDENCE = 0.95
+_SHOWN = 8
+"""Labels that an error lists."""
+
+
+@dataclass(frozen=True)
+class NewData:
+    """A labelled file.
+
+    Attributes:
+        path: of a form that fine-tuning on this kind of task reads.
+        columns: those named on the command line, by their field of `Columns`.
+        metrics: reported beside the task's own: names of `evaluate`, or scripts.
+    """
+
+    path: Path
+    columns: Mapping[str, Any]
+    metrics: tuple[str, ...] = ()
+
+
+def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress = silent_progress) -> Evaluated:
+    """Predict the file's examples, score them, and write a run.
+
+    Raises:
+        UsageError: a file that the kind of task is not read from.
+        DataError: no such file or model, missing columns, examples without a label, or labels that the model lacks.
+    """
+    if not data.path.is_file():
+        raise DataError(f"{data.path}: {'is a directory; name a file in it' if data.path.is_dir() else 'no such file'}")
+    predictor = Predictor.load(arguments.model, arguments.engine(), offline=arguments.offline)
+    task, spec = predictor.task, predictor.recipe.spec
+    split = read_labelled(predictor.recipe, data.path, data.columns)
+    examples = with_known_labels(split.examples, task, str(data.path), arguments.model)
+    task.additional = tuple(load_metric(name, offline=arguments.offline) for name in data.metrics)
+    task.check_additional(examples)
+    run = _run_directory(arguments, predictor, data)
+    with run.recording(arguments.command):
+        run.write_environment()
+        predictions = predictor(examples, progress=progress, label=f"{spec.name}, {data.path.name}")
+        predictions = _decided(task, predictions, examples, predictor.stored)
+        tasks = {spec.name: scores_with_intervals(predictor.recipe, task, predictions, examples)}
+        results: dict[str, Any] = {
+            "suite": SUITE,
+            "model": arguments.model,
+            "tasks": tasks,
+            "average": tasks[spec.name][spec.primary]["mean"],
+            "data": str(data.path),
+            "examples": len(examples),
+            "confidence": CONFIDENCE,
+            **({"notes": split.notes} if split.notes else {}),
+            **({"tuned": predictor.stored} if predictor.stored else {}),
+            **{part: {SUITE: value} for part, value in split_report(task, predictions, examples).items()},
+        }
+        calibrated = calibration(task, predictions, predictions, examples, {})
+        if calibrated is not None:
+            if TEMPERATURE in predictor.stored:
+                calibrated["temperature"] = predictor.stored[TEMPERATURE]
+                calibrated["ece_at_temperature"] = calibrated.pop("ece")
+            results["calibration"] = {SUITE: calibrated}
+        rows = [prediction_row(*pair) for pair in zip(predictions, examples, strict=True)]
+        write_lines(run.path / PREDICTIONS / f"{spec.name}-{SUITE}.jsonl", rows)
+        if wrong := mistakes(task, predictions, examples):
+            write_lines(run.path / MISTAKES / f"{spec.name}-{SUITE}.jsonl", wrong)
+        run.write_results(results)
+    return Evaluated(run, results)
+
+
+def _decided(
+    task: Task, predictions: list[Prediction], examples: Sequence[Any], stored: Mapping[str, Any]
+) -> list[Prediction]:
+    """Answers where the model stores no threshold: there is none where that has the higher score."""
+    if not isinstance(task, Span) or THRESHOLD in stored:
+        return predictions
+    if task.may_be_impossible:
+        return task.final(predictions, {THRESHOLD: 0.0})
+    if any(example.impossible for example in examples):
+        impossible = sum(example.impossible for example in examples)
+        raise DataError(
+            f"{impossible} of {len(examples)} questions have no answer, and the model was trained on questions that all"
+            " have one; leave them out, or fine-tune on data with such questions"
+        )
+    return predictions
+
+
+def read_labelled(recipe: FinetuneRecipe, path: Path, given: Mapping[str, Any]) -> Split:
+    """The examples of a file, read as the task's own data are.
+
+    A user's own task has the columns of its training files; a published one its official form, or a table (.csv,
+    .parquet, .jsonl) with the official names of its columns or `text`, `text_pair` and `label`.
+
+    Args:
+        recipe: of the model.
+        path: the file.
+        given: columns named by the user, by their field of `Columns`.
+
+    Raises:
+        UsageError: an ending that the kind is not read from.
+        DataError: a missing column, an example without a label, or another fault of the file.
+    """
+    spec, kind = recipe.spec, recipe.spec.kind
+    if isinstance(recipe.task, OwnTask):
+        columns = recipe.task.columns.model_copy(update={"group": None, **given})
+        split = read_own(path, kind, columns, recipe.task.reading)
+    elif kind in ("tagging", "span") or given:
+        split = read_own(path, kind, Columns.model_validate(dict(given)))
+    elif kind != "choice" and _is_plain_table(path):
+        split = read_own(path, kind, _table_columns(recipe, path))
+    else:
+        split = READERS[spec.layout](path, spec, "dev")
+    without = [example.id for example in split.examples if not is_labelled(example)]
+    if without:
+        raise DataError(
+            f"{path}: {len(without)} of {len(split.examples)} examples have no label (such as {without[0]}); name the"
+            " column with --label, or predict them with `bertkit predict`"
+        )
+    return split
+
+
+def _is_plain_table(path: Path) -> bool:
+    """Whether a file is a table, not a published file; MNLI's and SNLI's JSON Lines have a field `gold_label`."""
+    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    if bare.suffix.lower() not in (".csv", ".parquet", ".jsonl"):
+        return False
+    return "gold_label" not in _first_row(path)
+
+
+def _first_row(path: Path) -> dict[str, Any]:
+    return next(table_rows(path), ("", dict[str, Any]()))[1]
+
+
+def _table_columns(recipe: FinetuneRecipe, path: Path) -> Columns:
+    """The columns of a table of a published task: the first of the usual names that it has."""
+    spec, row = recipe.spec, _first_row(path)
+    texts, pairs, labels = ["text"], ["text_pair"], ["label"]
+    if spec.columns is not None:
+        texts, pairs = [*spec.columns.text, *texts], [*spec.columns.text_pair, *pairs]
+        labels = [*spec.columns.label, *labels]
+    if spec.hub is not None:
+        first, *second = spec.hub.columns
+        texts, pairs, labels = [first, *texts], [*second, *pairs], [spec.hub.label, *labels]
+    is_pair = len(pairs) > 1
+
+    def named(names: Sequence[str]) -> str:
+        return next((name for name in names if name in row), names[-1])
+
+    return Columns(text=named(texts), text_pair=named(pairs) if is_pair else None, label=named(labels))
+
+
+def with_known_labels(examples: Sequence[Any], task: Task, source: str, model: str) -> list[Any]:
+    """The examples with their labels as the model spells them; another case is the same label.
+
+    Raises:
+        DataError: labels that the model lacks, all of them.
+    """
+    names = task.labels.names if task.head in ("sequence_classification", "token_classification") else ()
+    spelled = {name.casefold(): name for name in names} | {name: name for name in names}
+    unknown: dict[str, list[str]] = {}
+
+    def known(label: str, example: Example) -> str:
+        found = spelled.get(label, spelled.get(label.casefold()))
+        if found is None:
+            unknown.setdefault(label, []).append(example.id)
+        return found or label
+
+    found: list[Any] = []
+    for example in examples:
+        if isinstance(example, TaggedExample) and example.tags is not None:
+            example = replace(example, tags=tuple(known(tag, example) for tag in example.tags))
+        elif isinstance(example, TextExample) and isinstance(example.label, str):
+            example = replace(example, label=known(example.label, example))
+        elif isinstance(example, TextExample) and isinstance(example.label, tuple):
+            example = replace(example, label=tuple(known(each, example) for each in example.label))
+        found.append(example)
+    if unknown:
+        shown = ", ".join(
+            f"{label!r} ({len(ids)} times, first in example {ids[0]})" for label, ids in list(unknown.items())[:_SHOWN]
+        )
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        raise DataError(
+            f"{source}: labels that {model} does not have: {shown}{more}; it has"
+            f" {', '.join(map(repr, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''}; rename them in the file,"
+            " or fine-tune with examples of them"
+        )
+    return found
+
+
+def scores_with_intervals(
+    recipe: FinetuneRecipe, task: Task, predictions: Sequence[Prediction], examples: Sequence[Any]
+) -> dict[str, dict[str, Any]]:
+    """Each metric as in results.json, with `interval`: its percentile interval, None where it has none."""
+    guesses = [each.prediction for each in predictions]
+    references = [reference_of(example) for example in examples]
+    found = {}
+    for name, value in task.score(predictions, examples).items():
+        interval = None
+        if name in task.metrics and value is not None:
+            try:
+                metric = resampled(task, recipe.spec, name)
+            except UsageError:
+                metric = None
+            if metric is not None:
+                interval = bootstrap_interval(guesses, references, metric, confidence=CONFIDENCE)
+        found[name] = {**measured_once(value), "interval": None if interval is None else list(interval)}
+    return found
+
+
+def _run_directory(arguments: EvalArguments, predictor: Predictor, data: NewData) -> RunDirectory:
+    fingerprints = {
+        "data": sha256_of(data.path),
+        "tokenizer": load_tokenizer(predictor.directory, offline=arguments.offline).fingerprint,
+        "model": weights_hash(predictor.directory),
+    }
+    settings = {"columns": dict(data.columns), "metrics": list(data.metrics)}
+    identity = RunIdentity.of_measurement(
+        "eval",
+        SUITE,
+        {"kind": "eval", "suite": SUITE, "model": arguments.model, "data": str(data.path), **settings},
+        {"kind": "eval", "name": SUITE, **settings, **fingerprints},
+        seed=0,
+        command=arguments.command,
+        fingerprints=fingerprints,
+    )
+    run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
+    arguments.begun(run)
+    return run

@@ -1,0 +1,112 @@
+"""A file of words in columns, tagged: the same lines come out, each word's with its tag.
+
+Tjong Kim Sang and De Meulder 2003, CoNLL, and its script conlleval: the predicted tag is the last column, behind all
+that the file has. Nivre et al. 2020, arXiv:2004.10643: in CoNLL-U the part of speech has a column of its own. Sibling
+entities.py finds words in plain text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bertkit.errors import DataError
+from bertkit.tasks.examples import TaggedExample
+from bertkit.tasks.readers.columns import CONLLU_FIELDS, DOCUMENT_START, UPOS, WORD, check_columns, fields_of
+
+ColumnForm = Literal["conll", "conllu"]
+
+
+@dataclass(frozen=True)
+class ColumnSentence:
+    """The lines of a file up to a sentence's end.
+
+    Attributes:
+        form: how its lines are written.
+        lines: as they are, blank ones and comments before the sentence included.
+        places: the numbers of those that are words.
+        example: the words; None of lines behind the last sentence.
+    """
+
+    form: ColumnForm
+    lines: tuple[str, ...]
+    places: tuple[int, ...]
+    example: TaggedExample | None
+
+    def tagged(self, tags: Sequence[str]) -> list[str]:
+        """The lines with a tag for each word; a `-DOCSTART-` line has the tag O."""
+        found = [
+            line if self.form == "conllu" or fields_of(line)[:1] != [DOCUMENT_START] else _with_column(line, "O")
+            for line in self.lines
+        ]
+        for place, tag in zip(self.places, tags, strict=True):
+            line = self.lines[place]
+            if self.form == "conllu":
+                fields = line.split("\t")
+                found[place] = "\t".join([*fields[:UPOS], tag, *fields[UPOS + 1 :]])
+            else:
+                found[place] = _with_column(line, tag)
+        return found
+
+
+def _with_column(line: str, tag: str) -> str:
+    """The line with one more column, parted as its others are; by a space where there is one alone."""
+    return f"{line}\t{tag}" if "\t" in line else f"{line.rstrip(' ')} {tag}"
+
+
+def column_sentences(lines: Iterable[tuple[int, str]], place: str, form: ColumnForm) -> Iterator[ColumnSentence]:
+    """The sentences of a file, line by line, as its reader for fine-tuning divides it.
+
+    Sentences of one document have one number; in a file that does not mark documents each is its own.
+
+    Args:
+        lines: with their numbers.
+        place: the file, for messages.
+        form: CoNLL's columns, or CoNLL-U.
+
+    Raises:
+        DataError: a line of another number of columns than the first one.
+    """
+    held, places, words = list[str](), list[int](), list[str]()
+    count, document, marks_documents = 0, -1, False
+    width = CONLLU_FIELDS if form == "conllu" else 0
+
+    def finished() -> ColumnSentence:
+        nonlocal held, places, words, count
+        example = TaggedExample(str(count), tuple(words), None, document if marks_documents else count)
+        count += 1
+        sentence = ColumnSentence(form, tuple(held), tuple(places), example)
+        held, places, words = [], [], []
+        return sentence
+
+    for number, line in lines:
+        if form == "conllu" and line.startswith("#"):
+            begins = line[1:].strip().startswith("newdoc")
+            marks_documents, document = marks_documents or begins, document + begins
+            held.append(line)
+            continue
+        fields = (line.split("\t") if line.strip() else []) if form == "conllu" else fields_of(line)
+        begins = form == "conll" and fields[:1] == [DOCUMENT_START]
+        if (not fields or begins) and words:
+            if not fields:
+                held.append(line)
+            yield finished()
+            if not fields:
+                continue
+        if not fields or begins:
+            marks_documents, document = marks_documents or begins, document + begins
+            held.append(line)
+            continue
+        width = width or len(fields)
+        check_columns(fields, width, f"{place}, line {number}")
+        if form == "conll" or fields[0].isdigit():
+            places.append(len(held))
+            words.append(fields[WORD if form == "conllu" else 0])
+            if not words[-1]:
+                raise DataError(f"{place}, line {number}: no word in the first column")
+        held.append(line)
+    if words:
+        yield finished()
+    elif held:
+        yield ColumnSentence(form, tuple(held), (), None)

@@ -1,0 +1,164 @@
+"""What `bertkit predict` and `bertkit.load(...).predict` give for each input: a document of the command's contract.
+
+Nothing here follows a paper. An input becomes one example, or several parts of a text (entities.py, answers.py); they
+are predicted in the windows of predict.py, and put together again here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertkit.inference.answers import AnswerCollector, context_parts
+from bertkit.inference.entities import EntityCollector, RawText, has_chunks, text_parts
+from bertkit.inference.predict import Predictor
+from bertkit.tasks.base import Prediction
+from bertkit.tasks.examples import Example, QuestionExample, TaggedExample
+from bertkit.tasks.span import Span
+from bertkit.tasks.tagging import Tagging
+
+Item = Example | RawText | None
+
+
+def documents(
+    predictor: Predictor, items: Iterable[Item], *, top: int | None = None, **windows: int
+) -> Iterator[tuple[Item, dict[str, Any]]]:
+    """Each input with its document, in order and in bounded memory.
+
+    Args:
+        predictor: the model.
+        items: examples, texts for a tagger, or None for a blank line.
+        top: so many of the scores, the greatest first, or of the answers.
+        windows: `first` and `largest` of `Predictor.stream`.
+    """
+    waiting: deque[tuple[_Assembly, Any, bool]] = deque()
+
+    def examples() -> Iterator[Example | None]:
+        number = 0
+        for item in items:
+            assembly = _assembly(predictor, item, top)
+            for part, is_last in _with_last(assembly.parts()):
+                waiting.append((assembly, part, is_last))
+                example = part if part is None or not hasattr(part, "example") else part.example
+                if isinstance(item, RawText) and isinstance(example, TaggedExample):
+                    example, number = replace(example, document=number), number + 1
+                yield example
+
+    for _, prediction in predictor.stream(examples(), **windows):
+        assembly, part, is_last = waiting.popleft()
+        assembly.add(part, prediction)
+        if is_last:
+            yield assembly.item, assembly.document()
+
+
+class _Assembly:
+    """An input that is one example."""
+
+    def __init__(self, item: Item, top: int | None) -> None:
+        self.item = item
+        self._top = top
+        self._prediction: Prediction | None = None
+
+    def parts(self) -> Iterator[Any]:
+        yield self.item
+
+    def add(self, part: Any, prediction: Prediction | None) -> None:
+        self._prediction = prediction
+
+    def document(self) -> dict[str, Any]:
+        assert not isinstance(self.item, RawText)
+        return document_of(self.item, self._prediction, top=self._top)
+
+
+class _TextAssembly(_Assembly):
+    """A text whose words are tagged."""
+
+    def __init__(self, item: RawText, task: Tagging, margin: int, top: int | None) -> None:
+        super().__init__(item, top)
+        self._raw, self._context, self._margin = item, task.settings.context, margin
+        self._collector = EntityCollector(item, task.labels.names, top)
+
+    def parts(self) -> Iterator[Any]:
+        return text_parts(self._raw, self._context, self._margin)
+
+    def add(self, part: Any, prediction: Prediction | None) -> None:
+        assert prediction is not None
+        self._collector.add(part, prediction)
+
+    def document(self) -> dict[str, Any]:
+        return self._collector.document()
+
+
+class _BlankText(_Assembly):
+    """A text of a tagger without a word."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(None, None)
+        self._key = key
+
+    def document(self) -> dict[str, Any]:
+        return {"prediction": None, self._key: []}
+
+
+class _QuestionAssembly(_Assembly):
+    """A question and its context."""
+
+    def __init__(self, item: QuestionExample, task: Span, tuned: Mapping[str, Any], top: int | None) -> None:
+        super().__init__(item, top)
+        self._question, self._tuned = item, dict(tuned)
+        self._collector = AnswerCollector(item, task, top)
+
+    def parts(self) -> Iterator[Any]:
+        return context_parts(self._question)
+
+    def add(self, part: Any, prediction: Prediction | None) -> None:
+        assert prediction is not None
+        self._collector.add(part, prediction)
+
+    def document(self) -> dict[str, Any]:
+        return self._collector.document(self._tuned)
+
+
+def _assembly(predictor: Predictor, item: Item, top: int | None) -> _Assembly:
+    task = predictor.task
+    if isinstance(task, Span) and isinstance(item, QuestionExample):
+        return _QuestionAssembly(item, task, predictor.stored, top)
+    if isinstance(task, Tagging) and isinstance(item, RawText):
+        if not item.text.strip():
+            return _BlankText("entities" if has_chunks(task.labels.names) else "tags")
+        return _TextAssembly(item, task, predictor.encoder.max_tokens, top)
+    return _Assembly(item, top)
+
+
+def _with_last(parts: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each part, and whether it is the last."""
+    before = next(parts)
+    for part in parts:
+        yield before, False
+        before = part
+    yield before, True
+
+
+def document_of(example: Example | None, prediction: Prediction | None, *, top: int | None = None) -> dict[str, Any]:
+    """One line of what `bertkit predict` prints: prediction, scores, id (else the row's number), and a tagger's words.
+
+    Args:
+        example: None where the input's line was blank, which is predicted as null.
+        prediction: of the example.
+        top: so many of the scores, the greatest first; a tagger's are then one mapping for each word.
+    """
+    if prediction is None:
+        return {"prediction": None}
+    found: dict[str, Any] = {"id": prediction.id}
+    if isinstance(example, TaggedExample):
+        found["words"] = list(example.words)
+    found["prediction"] = prediction.prediction
+    scores = prediction.scores
+    if top is not None and isinstance(example, TaggedExample):
+        pairs = [zip(scores["tags"], shares, strict=True) for shares in scores["probabilities"]]
+        scores = [dict(sorted(each, key=lambda pair: -pair[1])[:top]) for each in pairs]
+    elif top is not None and isinstance(scores, Mapping) and all(isinstance(each, float) for each in scores.values()):
+        scores = dict(sorted(scores.items(), key=lambda pair: -pair[1])[:top])
+    return found if scores is None else found | {"scores": scores}

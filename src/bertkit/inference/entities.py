@@ -1,0 +1,154 @@
+"""Entities of plain text: words and sentences found, tagged, and given back as ranges of characters.
+
+Tjong Kim Sang and De Meulder 2003, CoNLL, for what an entity is (conlleval's reading of tags). A tagger that was
+trained on sentences reads each sentence by itself; one that was trained on documents (Devlin et al. 2019, BERT,
+arXiv:1810.04805, section 5.3) reads a text in overlapping windows, each word tagged in the one that shows the most
+around it. A long text is read in parts, so that the memory of a pass does not grow with it. Sibling column_files.py
+tags words as a file gives them.
+
+Shapes: W words of an entity, K tags, C types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError
+from bertkit.metrics.tagging import conlleval_spans, split_tag
+from bertkit.tasks.base import Prediction
+from bertkit.tasks.examples import TaggedExample
+from bertkit.text.passages import paragraph_places, sentence_places_in
+from bertkit.text.word_split import Place, word_places
+
+PART_WORDS = 8192
+"""Words of a text that are tagged together, at least."""
+OUTSIDE = "O"
+_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class RawText:
+    """A text whose words are not known yet."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Words of a text that are tagged together.
+
+    Attributes:
+        example: the words.
+        places: where each is in the text.
+        closing: the numbers of words behind which no entity continues.
+        kept: the words whose tags are used; the others are there as context.
+    """
+
+    example: TaggedExample
+    places: list[Place]
+    closing: frozenset[int]
+    kept: range
+
+
+def text_parts(raw: RawText, context: str, margin: int) -> Iterator[TextPart]:
+    """The words of a text that is not blank, in parts.
+
+    Args:
+        raw: the text.
+        context: `sentence`: a part is a sentence; `document`: parts of at least `PART_WORDS` words.
+        margin: words around a document's part that are read with it; no window may hold more of them.
+    """
+    if context == "sentence":
+        for paragraph in paragraph_places(raw.text):
+            for start, end in sentence_places_in(raw.text, paragraph):
+                places = word_places(raw.text, start, end)
+                yield _part(raw, places, {len(places) - 1}, 0, len(places))
+        return
+    places, closing, first = list[Place](), set[int](), 0
+    for paragraph in paragraph_places(raw.text):
+        for start, end in sentence_places_in(raw.text, paragraph):
+            places += word_places(raw.text, start, end)
+        closing.add(len(places) - 1)
+        while len(places) - first >= PART_WORDS + 2 * margin:
+            last = first + PART_WORDS
+            yield _part(raw, places[: last + margin], closing, first, last)
+            done = max(0, last - margin)
+            places, closing, first = places[done:], {each - done for each in closing if each >= done}, last - done
+    if len(places) > first:
+        yield _part(raw, places, closing, first, len(places))
+
+
+def _part(raw: RawText, places: list[Place], closing: set[int], first: int, last: int) -> TextPart:
+    words = tuple(raw.text[start:end] for start, end in places)
+    return TextPart(TaggedExample(raw.id, words), places, frozenset(closing), range(first, last))
+
+
+class EntityCollector:
+    """The entities of one text, part by part.
+
+    Args:
+        raw: the text.
+        names: of the tags, in the order of the model's outputs.
+        top: list the so many greatest scores of each entity, by type; none where None.
+
+    Attributes:
+        found: `label`, `start`, `end` (characters, the end not included), `text`, `score`, and perhaps `scores`.
+    """
+
+    def __init__(self, raw: RawText, names: Sequence[str], top: int | None = None) -> None:
+        self.raw = raw
+        self.found: list[dict[str, Any]] = []
+        self._top = top
+        self._has_chunks = has_chunks(names)
+        types = [split_tag(name)[1] or OUTSIDE for name in names] if self._has_chunks else list(names)
+        self._types = list(dict.fromkeys(types))
+        self._type_KC = np.zeros((len(names), len(self._types)))
+        self._type_KC[np.arange(len(names)), [self._types.index(each) for each in types]] = 1
+        self._open: list[tuple[Place, str, list[float]]] = []
+
+    def add(self, part: TextPart, prediction: Prediction) -> None:
+        """Tags of the next part."""
+        for number in part.kept:
+            share_K = prediction.scores["probabilities"][number]
+            self._open.append((part.places[number], prediction.prediction[number], share_K))
+            if number in part.closing:
+                self._close()
+
+    def document(self) -> dict[str, Any]:
+        """`id`, `text`, and `entities`; `tags`, one a word, where the tags are not of the form B-TYPE."""
+        self._close()
+        return {"id": self.raw.id, "text": self.raw.text, "entities" if self._has_chunks else "tags": self.found}
+
+    def _close(self) -> None:
+        tags = [tag for _, tag, _ in self._open]
+        if self._has_chunks:
+            spans = [(span.type, span.start, span.stop) for span in conlleval_spans(tags)]
+        else:
+            spans = [(tag, place, place + 1) for place, tag in enumerate(tags)]
+        for label, first, last in spans:
+            words = self._open[first:last]
+            self.found.append(self._entity(label, words[0][0][0], words[-1][0][1], [share for _, _, share in words]))
+        self._open = []
+
+    def _entity(self, label: str, start: int, end: int, share_WK: list[list[float]]) -> dict[str, Any]:
+        """Its score is the probability of its type, the mean over its words; prefixes of one type are summed."""
+        share_C: NDArray[np.float64] = (np.array(share_WK) @ self._type_KC).mean(axis=0)
+        scores = {name: round(share, _DIGITS) for name, share in zip(self._types, share_C.tolist(), strict=True)}
+        found = {"label": label, "start": start, "end": end, "text": self.raw.text[start:end], "score": scores[label]}
+        if self._top is not None:
+            found["scores"] = dict(sorted(scores.items(), key=lambda pair: -pair[1])[: self._top])
+        return found
+
+
+def has_chunks(names: Sequence[str]) -> bool:
+    """Whether tags are O and a prefix with a type, such as B-PER; parts of speech are not."""
+    try:
+        return OUTSIDE in names and all(split_tag(name) for name in names)
+    except DataError:
+        return False

@@ -1,0 +1,154 @@
+"""Words of plain text with their places, cut as in the Penn Treebank and CoNLL-2003.
+
+Marcus et al. 1993, Computational Linguistics 19(2), and the tokenisation of its release: punctuation, brackets, quotes
+and currency signs are words of their own, clitics are cut off (do n't, it 's), and what hyphens, an inner apostrophe or
+the points of an abbreviation hold together stays whole (New York-based, O'Brien, U.S.). A Han character is a word, as
+in BERT's tokenizer. Nothing is changed: every word is a range of characters of the text. Sibling words.py finds words
+in token ids.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+
+from bertkit.text.sentences import is_abbreviation
+
+Place = tuple[int, int]
+"""The first character, and the end, not included."""
+
+_HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_JOINERS = "\u200c\u200d\u00ad\u2060"
+_HYPHENS = "-\u2010\u2011"
+_APOSTROPHES = "'\u2019"
+_STATES = frozenset(
+    re.findall(
+        r"\w+",
+        "ala ariz ark calif colo conn del fla ga ill ind kan ky la md mass mich minn miss mont neb nev okla ore pa penn"
+        " tenn tex va vt wash wis wyo",
+    )
+)
+"""Newspapers' abbreviations of the states of the USA; they end no word of a sentence's middle."""
+_CLITIC = re.compile(rf"(?:n[{_APOSTROPHES}]t|[{_APOSTROPHES}](?:s|re|ve|ll|d|m))$", re.IGNORECASE)
+_LISTED = re.compile(r"\d{1,3}")
+_LONGEST = 200
+"""Characters of the longest word that is looked for."""
+_CLOSING = re.compile(r"[\s\"'”’)\]}»]*")
+
+
+def word_places(text: str, start: int = 0, end: int | None = None) -> list[Place]:
+    """The words of a sentence, or of any stretch of text, in order.
+
+    Args:
+        text: of which only a part may be read.
+        start, end: that part; a full stop at its end is a word of its own unless it belongs to an abbreviation with
+            several points, or to one that is listed.
+    """
+    end = len(text) if end is None else end
+    return list(_places(text, start, end))
+
+
+def whole_words(text: str, start: int, end: int) -> Place:
+    """The range, extended to the words that it cuts into.
+
+    A word here is a run of letters, digits and marks, and a number with its points and commas; scripts that are written
+    without spaces (Han) are never extended.
+    """
+    if start >= end:
+        return start, end
+    for match in _run().finditer(text, _before(text, start)):
+        first, last = match.span()
+        if first >= end:
+            break
+        if first < start < last:
+            start = first
+        if first < end < last:
+            end = last
+    return start, end
+
+
+def _before(text: str, start: int) -> int:
+    """A place before the word that holds `start`: behind the white space before it, if that is near."""
+    space = max((text.rfind(mark, max(0, start - _LONGEST), start) for mark in " \n\t"), default=-1)
+    return space + 1 if space >= 0 else max(0, start - _LONGEST)
+
+
+def _places(text: str, start: int, end: int) -> Iterator[Place]:
+    at = start
+    while (match := _word().search(text, at, end)) is not None:
+        first, last = match.span()
+        word = match[0]
+        clitic = _CLITIC.search(word)
+        if clitic is not None and clitic.start() > 0:
+            yield first, first + clitic.start()
+            yield first + clitic.start(), last
+        else:
+            if text[last : last + 1] == "." and last < end and _keeps_point(text, word, first, last, start, end):
+                last += 1
+            yield first, last
+        at = last
+
+
+def _keeps_point(text: str, word: str, first: int, last: int, start: int, end: int) -> bool:
+    """Whether the full stop behind a word is part of it."""
+    after = text[last + 1 : last + 2] if last + 1 < end else ""
+    if after == "." or "." in word:
+        return False  # an ellipsis, or a word such as reuters.com
+    closed = _CLOSING.match(text, last + 1, end)
+    assert closed is not None
+    if closed.end() == end:
+        return is_abbreviation(word, text, end) and len(word) > 1
+    if _LISTED.fullmatch(word):
+        return after.isspace() and (first == start or text[first - 1].isspace())  # 1. in a list or a table
+    if after == ",":
+        return word[0].isalpha()
+    return is_abbreviation(word, text, closed.end()) or word.lower() in _STATES
+
+
+@cache
+def _marks() -> str:
+    """Combining characters, vowel signs and joiners, as a class of a regular expression."""
+    found = [code for code in range(0x300, min(sys.maxunicode, 0x1FFFF)) if unicodedata.category(chr(code))[0] == "M"]
+    ranges: list[list[int]] = []
+    for code in found:
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(f"{chr(a)}-{chr(b)}" for a, b in ranges) + _JOINERS
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    marks = _marks()
+    char = rf"(?:(?![{_HAN}])[\w{marks}])"
+    letter = r"[^\W\d_]"
+    # What holds the parts of a word together.
+    link = (
+        rf"(?:[{_HYPHENS}&]|(?<=\d)[.,:/\u2013](?=\d)|(?<=[^\W_])\.(?=[a-z0-9])"
+        rf"|(?<=[^\W\d_{marks}])[{_APOSTROPHES}](?={letter}))"
+    )
+    return re.compile(
+        rf"""
+          https?://[^\s<>"]*[\w/] | www\.[^\s<>"]*[\w/]
+        | [\w.+-]{{1,64}}@[\w-]+(?:\.[\w-]+)+
+        | (?<!\S)[@\#]{char}+
+        | [{_APOSTROPHES}](?:s|re|ve|ll|d|m|S|RE|VE|LL|D|M)(?!{char})
+        | {letter}[a-z]?\.(?:{letter}[a-z]?\.)*(?:{letter}[a-z]?\.|{letter}(?!{char}))(?:[{_HYPHENS}]{char}+)*
+        | [A-Z]{{1,3}}\$
+        | (?<![\w).])[+-]?\.?(?=\d){char}+(?:{link}{char}+)*
+        | {char}+(?:{link}{char}+)*
+        | \.{{2,}} | -{{2,}} | '' | `` | \*{{2,}} | ={{2,}}
+        | \S[{marks}]*
+        """,
+        re.VERBOSE,
+    )
+
+
+@cache
+def _run() -> re.Pattern[str]:
+    """Runs of letters, digits and marks; numbers with what is between their digits."""
+    return re.compile(rf"(?:(?![{_HAN}])[\w{_marks()}]|(?<=\d)[.,](?=\d))+")
