@@ -1,4 +1,4 @@
-"""Files that survive a crash: written whole or not at all, and known by their sha256.
+"""Files that survive a crash: written whole or not at all, and known by their sha256; names that files give to files.
 
 Source: POSIX rename(2) and fsync(2); a rename within one directory is atomic, and lasts once the directory is synced.
 For every layer; run/checkpoint.py does the same for a directory of files. Imports the standard library only.
@@ -7,15 +7,19 @@ For every layer; run/checkpoint.py does the same for a directory of files. Impor
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
+import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
 from bertkit.errors import DataError
+from bertkit.json_input import parse_json
 
 
 def cache_directory() -> Path:
@@ -30,6 +34,60 @@ def bytes_in(path: Path) -> int:
     return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
 
 
+def file_within(directory: Path, name: Any, source: str | Path) -> Path:
+    """A file or directory of a model, run or data set that one of its own files names; it need not exist.
+
+    Links may lead to other places of the directory, and from a snapshot of the Hub's cache to the blobs of its model.
+
+    Args:
+        directory: that the name is relative to, and has to stay in.
+        name: as the file gives it.
+        source: the file that gives it, for messages.
+
+    Raises:
+        DataError: no text, an absolute path, one with `..`, a name that no file can have, or one that a link leads out
+            of the directory.
+    """
+    remedy = "only names below its own directory are accepted; delete the entry, or get the files from their publisher"
+    if not isinstance(name, str) or "\0" in name:
+        raise DataError(f"{source}: names {name!r:.80}, which is no file name; {remedy}")
+    given = PurePosixPath(name.replace("\\", "/"))
+    if given.is_absolute() or ".." in given.parts or PureWindowsPath(name).drive:
+        raise DataError(f"{source}: names {name!r:.80}, which leads out of {directory}; {remedy}")
+    path = directory / name
+    try:
+        real, roots = path.resolve(), [directory.resolve()]
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a name that UTF-8 cannot hold
+        raise DataError(f"{source}: names {name!r:.80}, which cannot be followed: {error}") from error
+    here = directory.absolute()
+    roots += [each.parent.resolve() / "blobs" for each in here.parents if each.name == "snapshots"]
+    if not any(real.is_relative_to(root) for root in roots):
+        raise DataError(f"{source}: names {name!r:.80}, which a link leads out of {directory}; {remedy}")
+    return path
+
+
+def files_within(directory: Path, below: str, source: str | Path) -> list[str]:
+    """The names, relative to `directory`, of the regular files below one of its directories, in order.
+
+    Raises:
+        DataError: a link leads out of `directory` (see `file_within`), or something is neither file nor directory.
+    """
+    found: list[str] = []
+    open_names = [below]
+    while open_names:
+        name = open_names.pop()
+        path = file_within(directory, name, source)
+        if path.is_dir():
+            if path.is_symlink():
+                raise DataError(f"{path}: is a link to a directory; put the directory itself there")
+            open_names += [(PurePosixPath(name) / each.name).as_posix() for each in path.iterdir()]
+        elif path.is_file():
+            found.append(name)
+        else:
+            raise DataError(f"{path}: is neither a file nor a directory; remove it")
+    return sorted(found)
+
+
 def fsync_path(path: Path) -> None:
     """Force a file's content, or a directory's list of names, onto the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -39,16 +97,28 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+_USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
+
+
+def without_credentials(text: str) -> str:
+    """A text whose URLs have lost user name and password: `https://me:key@host/` becomes `https://host/`."""
+    return _USER_INFO.sub("", text)
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write that replaces `path` atomically and durably at the end; a reader never sees a part of it.
+
+    Args:
+        path: the file.
+        private: whether only its owner may read it; else its mode follows the umask.
 
     Raises:
         OSError: the disk refused; the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=private_opener if private else None) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -59,9 +129,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     fsync_path(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
+def private_opener(path: str, flags: int) -> int:
+    """For `open`: a file that it makes is read and written by its owner alone, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Replace `path` with a text in UTF-8, see `replacing`."""
-    with replacing(path) as file:
+    with replacing(path, private=private) as file:
         file.write(text.encode())
 
 
@@ -76,29 +151,70 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically; NaN and infinity become null."""
-    write_text(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
+    """Write `value` as indented JSON, see `replacing`; NaN and infinity become null."""
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, text, private=private)
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a file for reading, unless reading it might wait for ever or never end.
+
+    Raises:
+        DataError: a FIFO, device, socket or directory.
+        OSError: missing or unreadable.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if _may_open(path) else -1
+    if descriptor >= 0 and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    if descriptor >= 0:
+        os.close(descriptor)
+    what = "a directory" if path.is_dir() else "a pipe, device or socket"
+    raise DataError(f"{path}: not a regular file but {what}; name a file (a pipe is read where `-` stands for it)")
+
+
+def _may_open(path: Path) -> bool:
+    return stat.S_ISREG(path.stat().st_mode)
+
+
+MAX_JSON_BYTES = 64 << 20
+"""Of a file that is one document; a parsed one takes up to some twenty times as much memory."""
+
+
+def read_json_file(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The value of a file that is one JSON document.
+
+    Raises:
+        DataError: the file is missing, no regular file, too large, or see `json_input.parse_json`.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if len(content) > max_bytes:
+        raise DataError(f"{path}: more than {max_bytes >> 20} MiB; no such document is that large, so it is damaged")
+    return parse_json(content, str(path))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        DataError: the file is missing, is not JSON, or holds something other than an object.
+        DataError: the file is missing, is not JSON (see `json_input`), or holds something other than an object.
     """
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
-        raise DataError(f"{path}: is not valid JSON ({error}); the file is damaged") from error
+    value = read_json_file(path)
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a JSON object, found a {type(value).__name__}")
     return value
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
+    """The sha256 of a file's content, in hexadecimal.
+
+    Raises:
+        DataError: no regular file.
+        OSError: missing or unreadable.
+    """
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

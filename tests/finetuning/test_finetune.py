@@ -43,7 +43,9 @@ class Place:
 
     def request(self, *overrides: str, **fields: Any) -> FinetuneArguments:
         task = OwnTask(train=str(self.train), dev=str(self.dev), columns=COLUMNS)
-        given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", **fields}
+        # A single run is trained again: else bits would be compared with themselves.
+        alone = not {"seeds", "grid", "resume"} & fields.keys()
+        given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", "fresh": alone, **fields}
         return FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given)
 
     def run(self, *overrides: str, **fields: Any) -> FinishedRun:
@@ -314,6 +316,25 @@ def test_the_rate_decays_from_layer_to_layer(place: Place) -> None:
         "bert.embeddings.word_embeddings.weight": 0.75e-3,
     }
     assert {name: moved(name) for name in expected} == pytest.approx(expected, rel=0.02)
+
+
+def test_groups_are_multiplied_onto_the_decay_and_freeze(place: Place) -> None:
+    from safetensors.torch import load_file
+
+    outcome = place.run(
+        "optimisation.steps=1",
+        "layer_decay=0.5",
+        "optimisation.optimizer.weight_decay=0.5",
+        "optimisation.schedule.warmup_share=0",
+        "optimisation.groups=[{parameters: embeddings, rate: 0}, {parameters: layers.0, rate: 0.1}]",
+    )
+    before = load_file(place.model / "model.safetensors")
+    after = load_file(outcome.run.model / "model.safetensors")
+    for name in before:
+        if name.startswith("bert.embeddings."):
+            assert torch.equal(before[name], after[name]), name
+    bias = "bert.encoder.layer.0.output.dense.bias"  # is not decayed
+    assert float((after[bias] - before[bias]).abs().max()) == pytest.approx(6e-3 * 0.25 * 0.1, rel=0.02)
 
 
 def other_kind(place: Place, directory: Path, kind: str) -> OwnTask:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
+from bertkit.data.language_stream import training_and_held_out
+from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.pretraining.arguments import PretrainArguments, shortened
+from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
@@ -118,6 +124,74 @@ def test_a_recipe_of_ones_own_may_name_the_vocabulary(home: Path) -> None:
     assert (recipe.tokenizer.path, recipe.tokenizer.vocab_size) == (None, 112)
     # A recipe that begins from nothing learns its vocabulary for itself, not for a model that is given.
     assert request(home, "bert", recipe="bert").requested().tokenizer.path == str(home / "bert")
+
+
+BIAS = "cls.predictions.bias"
+FROZEN = "optimisation.schedule={name: constant, peak: 1.0e-12}"
+ADDED = ["tokenizer.add_tokens=3", "tokenizer.added_frequency=1"]
+
+
+def adding(home: Path, *overrides: str, **more: Any) -> PretrainArguments:
+    """A request on a text with words that the model's vocabulary splits."""
+    text = (home / "text.txt").read_text()
+    (home / "words.txt").write_text(f"{text}\n" + "a slow breath needs another lathe\n\n" * 9)
+    return replace(request(home, "bert", *overrides, **more), sources=[str(home / "words.txt")])
+
+
+def test_added_words_start_as_the_mean_of_their_tokens_and_all_old_rows_stay(home: Path) -> None:
+    wanted = adding(home, FROZEN, *ADDED, run="added")
+    assert wanted.requested().tokenizer.path == str(home / "bert")
+    finished = trained(wanted)
+    old, new = load_tokenizer(home / "bert"), load_tokenizer(finished.run.model)
+    assert new.vocab_size == old.vocab_size + 3
+    before, after = (load_file(path / "model.safetensors") for path in (home / "bert", finished.run.model))
+    hub = AutoTokenizer.from_pretrained(str(finished.run.model))
+    for name in (WORDS, BIAS):
+        assert float((after[name][: old.vocab_size] - before[name][: old.vocab_size]).abs().max()) < 1e-9
+        for number in range(old.vocab_size, new.vocab_size):
+            word = new.token(number)
+            parts = old.encode_batch([word])[0]
+            assert len(parts) > 1
+            assert hub(word, add_special_tokens=False)["input_ids"] == [number]
+            assert float((after[name][number] - before[name][parts].mean(dim=0)).abs().max()) < 1e-8
+    assert finished.results["held_out"]["loss"] > 0
+
+
+def test_a_run_with_added_words_is_stopped_and_resumed_by_its_own_recipe(home: Path) -> None:
+    straight = trained(adding(home, *ADDED, run="added-straight")).run
+    with pytest.raises(StoppedError):
+        trained(adding(home, *ADDED, run="added-stopped", max_minutes=0))
+    resume = PretrainArguments(None, resume=str(home / "added-stopped"), cache=home / "cache", command=["test"])
+    resumed = trained(resume).run
+    weights = [(run.model / "model.safetensors").read_bytes() for run in (straight, resumed)]
+    assert weights[0] == weights[1]
+
+
+def test_more_words_than_the_text_has_are_refused_before_a_run_is_made(home: Path) -> None:
+    with pytest.raises(DataError, match=r"10,000 new words are wanted, and the text has"):
+        trained(request(home, "bert", "tokenizer.add_tokens=10000", run="too-many"))
+    assert not (home / "too-many").exists()
+    with pytest.raises(UsageError, match=r"add_tokens: extends an existing vocabulary"):
+        request(home, None, "tokenizer.add_tokens=5", recipe="bert").requested()
+
+
+def test_the_steps_are_those_that_so_many_passes_over_the_text_take(home: Path) -> None:
+    finished = trained(request(home, "bert", run="passes", max_steps=None))
+    recipe = request(home, "bert", max_steps=None).requested()
+    shards = TokenShards.open(Path(finished.run.record["shards"]))
+    training, _ = training_and_held_out(recipe.data, shards, seed=recipe.seed, stage=0, plans=None)
+    assert finished.run.record["steps"] == math.ceil(3 * training.epoch_length(0) / 5)
+    # What the command line gives goes before the recipe's passes.
+    assert request(home, "bert", "optimisation.steps=7", max_steps=None).requested().optimisation.passes is None
+    plan = pretraining_plan(recipe)
+    assert plan["steps_estimated"]
+    assert plan["steps"] == pytest.approx(finished.run.record["steps"], rel=0.5)
+    assert plan["parameters"]["total"] == pretraining_plan(recipe, vocab_size=shards.vocab_size)["parameters"]["total"]
+
+
+def test_passes_do_not_go_with_stages(home: Path) -> None:
+    with pytest.raises(UsageError, match=r"passes: the steps of a run in stages are given"):
+        request(home, "bert", "optimisation.stages=[{share: 1.0}]").requested()
 
 
 def test_stopped_and_resumed_a_new_vocabulary_gives_the_model_of_the_straight_run(home: Path) -> None:

@@ -177,7 +177,7 @@ def test_steps_of_a_killed_run_come_from_its_metrics(tmp_path: Path) -> None:
 def test_a_full_disk_at_the_end_does_not_hide_the_fault_that_ended_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def train() -> None:

@@ -21,7 +21,7 @@ from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.xlnet import XlnetConfig
-from bertkit.training.cost import count_parameters, step_flops, training_memory_bytes
+from bertkit.training.cost import count_parameters, step_flops
 
 SIZES = {
     "hidden_size": 48,
@@ -105,13 +105,3 @@ def test_the_backbone_has_a_pooler_where_the_family_has_one(config: EncoderConfi
     counted = count_parameters(model)
     assert counted.total == sum(parameter.numel() for parameter in model.encoder.parameters())
     assert counted.backbone == counted.total + pooler
-
-
-def test_shared_layers_keep_activations_for_each_use() -> None:
-    def bytes_of(sharing: str) -> float:
-        with torch.device("meta"):
-            model = HeadedModel(AlbertConfig(**SIZES, sharing=sharing).build(VOCABULARY), ("masked_lm",))
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        return training_memory_bytes(model, micro_batch_tokens=512, predictions=9) - 16 * parameters
-
-    assert bytes_of("all") == bytes_of("none")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +25,7 @@ from typer.exceptions import TyperException
 
 from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
-from bertkit.cli.console import ClosedOutputError, console
+from bertkit.cli.console import ClosedOutputError, console, result
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.run import NEWEST
 
@@ -68,6 +70,20 @@ _MACHINE_ERRORS = {
     errno.EPERM: "check the permissions",
     errno.EROFS: "choose a directory that can be written",
     errno.EIO: "check the disk",
+    errno.EEXIST: "it is there already; choose another name",
+    errno.ENOTEMPTY: "choose an empty directory",
+    errno.ENOENT: "check the path; if it was there, it was deleted while the command ran",
+    errno.ENOTDIR: "check the path: a part of it is a file",
+    errno.EISDIR: "name a file, not a directory",
+    errno.ELOOP: "the links lead in a circle; remove one",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EINVAL: "choose another path",
+    errno.ENXIO: "name a regular file",
+    errno.ENODEV: "name a regular file",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "close other programs",
+    errno.ENOMEM: "free some memory and run again",
+    errno.ESTALE: "mount the file system again",
 }
 
 
@@ -99,17 +115,28 @@ def bertkit(
 def run(arguments: Sequence[str]) -> int:
     """Run `bertkit` with these arguments and return its exit code; nothing but SystemExit is ever raised."""
     console.open()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        return _run(arguments)
+        code, message = _run(arguments)
+        if message is not None and asks_for_json(arguments) and not console.has_result:
+            with suppress(ClosedOutputError):
+                result({"error": message, "code": code}, as_json=True)
+        return code
     finally:
         console.close()
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
+    """The exit code, and what went wrong; None where nothing did."""
+    if (strange := next((each for each in arguments if not _is_unicode(each)), None)) is not None:
+        return _report(UsageError(f"{strange}: not valid UTF-8; rename the file, or write the value in UTF-8"))
     if not arguments and COMPLETION not in os.environ:
         with redirect_stdout(sys.stderr):  # the help is no result here
             _run(["--help"])
-        return UsageError.exit_code
+        return UsageError.exit_code, None
     command = typer.main.get_command(app)
     try:
         code = command.main(one_value_each(list(arguments)), prog_name="bertkit", standalone_mode=False)
@@ -123,17 +150,44 @@ def _run(arguments: Sequence[str]) -> int:
     except (ClosedOutputError, BrokenPipeError):
         # What is left to write has nowhere to go, Python's own flush at exit included.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_OUTPUT
+        return CLOSED_OUTPUT, None
     except OSError as error:
         if error.errno not in _MACHINE_ERRORS:
             return _report_bug(error)
         where = f"{error.filename}: " if error.filename else ""
+        console.debug("".join(traceback.format_exception(error)))
         return _report(DataError(f"{where}{error.strerror}; {_MACHINE_ERRORS[error.errno]}"))
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop"):  # what pathlib makes of ELOOP
+            return _report_bug(error)
+        return _report(DataError(f"{error}; {_MACHINE_ERRORS[errno.ELOOP]}"))
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            return _report_bug(error)
+        console.debug("".join(traceback.format_exception(error)))
+        return _report(
+            DataError(f"{error.object[:60]!r}: no valid Unicode at character {error.start}; correct the data")
+        )
     except Exception as bug:
         return _report_bug(bug)
     if code == INTERRUPTED:
         console.stopped("interrupted")
-    return code if isinstance(code, int) else 0
+        return code, "interrupted"
+    return code if isinstance(code, int) else 0, None
+
+
+def asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether `--json` is among the options, also where they could not be parsed."""
+    words = list(arguments)
+    return "--json" in words[: words.index("--") if "--" in words else None]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def main() -> None:
@@ -179,23 +233,25 @@ def _is_source(word: str) -> bool:
     return word.startswith(("hub:", "builtin:")) or any(sign in word for sign in "/.*") or os.path.exists(word)
 
 
-def _report(error: BertkitError) -> int:
+def _report(error: BertkitError) -> tuple[int, str]:
+    message = str(error) or type(error).__name__
     if isinstance(error, StoppedError):  # the user's own wish, or a limit that the user has set
-        console.stopped(str(error))
+        console.stopped(message)
     else:
-        console.error(str(error) or type(error).__name__)
-    return error.exit_code
+        console.error(message)
+    return error.exit_code, message
 
 
-def _report_usage(error: TyperException) -> int:
+def _report_usage(error: TyperException) -> tuple[int, str]:
     context = getattr(error, "ctx", None)
     text = error.format_message().strip()
     see = f"; see `{context.command_path} --help`" if context is not None else ""
-    console.error(text.rstrip(".") + see)
-    return error.exit_code
+    message = text.rstrip(".") + see
+    console.error(message)
+    return error.exit_code, message
 
 
-def _report_bug(bug: Exception) -> int:
+def _report_bug(bug: Exception) -> tuple[int, str]:
     text = "".join(traceback.format_exception(bug))
     path = console.log_file or _open_log()
     try:
@@ -208,8 +264,9 @@ def _report_bug(bug: Exception) -> int:
         where = f"the traceback is in {path}"
     except OSError as unwritable:
         where = f"the traceback could not be written ({unwritable}):\n{text}"
-    console.error(f"a bug in bertkit: {type(bug).__name__}: {bug}\n{where}")
-    return BertkitError.exit_code
+    message = f"a bug in bertkit: {type(bug).__name__}: {bug}"
+    console.error(f"{message}\n{where}")
+    return BertkitError.exit_code, message
 
 
 def _open_log() -> Path | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bertkit.errors import UsageError
+from bertkit.visible import visible, visible_document, visible_json, visible_lines
 
 if TYPE_CHECKING:
     import rich.console
@@ -50,7 +51,7 @@ class Meter:
     def update(self, completed: int, note: str | None = None) -> None:
         """In all, `completed` units are done."""
         self.completed = completed
-        self.note = self.note if note is None else note
+        self.note = self.note if note is None else visible(note)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=completed, note=self.note)
         elif time.monotonic() - self._printed >= PLAIN_LINE_SECONDS:
@@ -79,6 +80,8 @@ class Console:
 
     def __init__(self) -> None:
         self.log_file: Path | None = None
+        self.has_result = False
+        """Whether anything of the command's result is on stdout."""
         self._verbosity = 0
         self._level_before = logger.level
         self._rich: rich.console.Console | None = None
@@ -107,6 +110,7 @@ class Console:
         """Attach the logger's handler and reset what an earlier command of this process set."""
         self.close()
         self.log_file = None
+        self.has_result = False
         logger.addHandler(_ConsoleHandler(self))
         self._level_before = logger.level
         logger.setLevel(logging.DEBUG)
@@ -162,7 +166,8 @@ class Console:
 
         On a terminal rich draws it; elsewhere two blanks separate the columns and nothing is cut, for a log.
         """
-        cells = [["" if cell is None else f"{cell}" for cell in row] for row in rows]
+        columns, title = [visible(name) for name in columns], None if title is None else visible(title)
+        cells = [["" if cell is None else visible(f"{cell}") for cell in row] for row in rows]
         right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
         if self._verbosity < 0:
             return
@@ -182,6 +187,7 @@ class Console:
     @contextmanager
     def progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[Meter]:
         """Show the progress of a piece of work: a bar on a terminal, else a plain line from time to time."""
+        label = visible(label)
         meter = Meter(self, label, total, unit)
         if self._verbosity < 0 or not self.is_terminal:
             yield meter
@@ -215,6 +221,7 @@ class Console:
             self._write("  ".join(padded).rstrip())
 
     def _write(self, text: str, style: str | None = None) -> None:
+        text = visible_lines(text)
         if self.is_terminal:
             self.rich.print(text, style=style, markup=False, soft_wrap=True)
         else:
@@ -276,7 +283,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError(f"{question} add --yes (there is no terminal to ask on), or --dry-run to see what would go")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{visible_lines(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("nothing is deleted")
 
@@ -304,14 +311,26 @@ def jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def result(value: object, *, as_json: bool = False, stream: TextIO | None = None) -> None:
+def result(value: object, *, as_json: bool = False, as_document: bool = False, stream: TextIO | None = None) -> None:
     """Write the command's result to stdout: `value` as one line of text, or as one JSON document with `as_json`.
+
+    What could steer the terminal is escaped, see `bertkit.visible`; in JSON the value stays the same.
+
+    Args:
+        value: the result.
+        as_json: as JSON.
+        as_document: as a text of several lines.
+        stream: in place of stdout.
 
     Raises:
         ClosedOutputError: stdout is closed; the command can stop.
     """
     out = stream or sys.stdout
-    text = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False) if as_json else str(value)
+    console.has_result = True
+    if as_json:
+        text = visible_json(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False))
+    else:
+        text = (visible_document if as_document else visible)(str(value).rstrip("\n"))
     try:
         out.write(text.rstrip("\n") + "\n")
         out.flush()

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ def model_or_default(model: str | None) -> str:
     return model or os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL
 
 
+MOST_SEEDS = 1000
+
+
 def seed_numbers(text: str | None) -> list[int]:
     """`0-4` and `1,7,9` as numbers; none where nothing is given.
 
@@ -49,10 +53,17 @@ def seed_numbers(text: str | None) -> list[int]:
     found: list[int] = []
     for part in () if text is None else text.split(","):
         first, dash, last = (each.strip() for each in part.partition("-"))
-        if not first.isdecimal() or (dash and (not last.isdecimal() or int(last) < int(first))):
-            raise UsageError(f"--seeds {text}: expected numbers and ranges, such as 0-4 or 1,7,9")
-        found += range(int(first), int(last if dash else first) + 1)
+        start, end = _seed(first), _seed(last if dash else first)
+        if start is None or end is None or end < start:
+            raise UsageError(f"--seeds {text:.60}: expected numbers below 2^32 and ranges, such as 0-4 or 1,7,9")
+        if len(found) + end - start >= MOST_SEEDS:
+            raise UsageError(f"--seeds {text:.60}: more than {MOST_SEEDS:,} seeds; choose fewer")
+        found += range(start, end + 1)
     return list(dict.fromkeys(found))
+
+
+def _seed(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) < 2**32 else None
 
 
 def option(*names: str, help: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
@@ -137,7 +148,8 @@ RunDir = Annotated[
     _common(
         "--run-dir",
         metavar="DIR",
-        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/).",
+        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/); behind --resume RUN, a"
+        " copy of RUN goes on there.",
     ),
 ]
 Seed = Annotated[int | None, FromField("bertkit.recipe.header:RecipeHeader", "seed", panel=COMMON_PANEL)]
@@ -150,6 +162,9 @@ Precision = Annotated[
 BatchTokens = Annotated[
     int | Literal["auto"] | None,
     FromField(_ENGINE, "engine.micro_batch_tokens", "--batch-tokens N", panel=COMMON_PANEL),
+]
+Fresh = Annotated[
+    bool, _flag("--fresh", help="Run again although a finished run of the same recipe, data and code exists.")
 ]
 MaxSteps = Annotated[
     int | None,
@@ -207,6 +222,7 @@ class Measuring(Common):
 
     batch_tokens: BatchTokens = None
     run_dir: RunDir = None
+    fresh: Fresh = False
     device: Device = None
 
     def request_fields(self) -> dict[str, Any]:
@@ -216,6 +232,7 @@ class Measuring(Common):
             "batch_tokens": None if self.batch_tokens == "auto" else self.batch_tokens,
             "runs_root": runs_root(),
             "run_dir": self.run_dir,
+            "fresh": self.fresh,
             "offline": self.offline,
             "command": sys.argv,
             "begun": keep_log,
@@ -228,6 +245,37 @@ class Measuring(Common):
 
 
 @dataclass(frozen=True)
+class Hyperparameters(Options):
+    """What is changed most of a recipe: short for `--set lr=...` and so on, one name for every command that trains."""
+
+    lr: Annotated[float | None, option("--lr", metavar="X", help="The highest learning rate.")] = None
+    batch: Annotated[
+        int | None, option("--batch", metavar="N", min=1, help="Sequences, or examples of a task, per update.")
+    ] = None
+    max_length: Annotated[
+        int | None,
+        option("--max-length", metavar="N", min=8, help="Tokens of the longest sequence, special tokens included."),
+    ] = None
+
+    @property
+    def overrides(self) -> list[Override]:
+        """The recipe's fields that these options replace, by their short names."""
+        from bertkit.recipe.resolve import Override
+
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return [Override(name, value, f"--{name.replace('_', '-')}") for name, value in given.items()]
+
+
+@dataclass(frozen=True)
+class TaskHyperparameters(Hyperparameters):
+    """The same of a task, whose length is counted in passes over its examples."""
+
+    epochs: Annotated[
+        float | None, option("--epochs", metavar="X", help="Passes over the training examples of a task.")
+    ] = None
+
+
+@dataclass(frozen=True)
 class Training(Common):
     """Of commands that train by a recipe."""
 
@@ -236,6 +284,7 @@ class Training(Common):
         bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time), and stop.")
     ] = False
     run_dir: RunDir = None
+    fresh: Fresh = False
     seed: Seed = None
     device: Device = None
     precision: Precision = None
@@ -264,18 +313,34 @@ class Training(Common):
             result(plan, as_json=True)
             return
         parameters = plan["parameters"]
+        at_most = "at most " if plan.get("vocabulary", {}).get("at_most") else ""
+        terms = sorted(plan["memory_terms_mb"].items(), key=lambda term: -term[1])
+        parts = ", ".join(f"{name.replace('_', ' ')} {megabytes:,.0f}" for name, megabytes in terms if megabytes >= 0.5)
         rows = {
             "recipe": f"{plan['recipe']} ({plan['what_hash'][:8]})",
-            "parameters": f"{parameters['total']:,} ({parameters['backbone']:,} without heads)",
-            "steps": f"{plan['steps']:,}",
+            "parameters": f"{at_most}{parameters['total']:,} ({parameters['backbone']:,} without heads)",
+            "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
             "tokens": f"{plan['tokens']:,}",
             "FLOPs": f"{plan['flops']:.3g}",
-            "memory": f"{plan['memory_mb']:,.0f} MB",
+            "memory": f"{plan['memory_mb']:,.0f} MB ({parts})",
             "disk": f"{plan['disk_mb']:,.0f} MB",
             "time here": duration(plan["seconds"]),
+            **self._data_rows(plan),
         }
+        width = max(12, *(len(name) + 2 for name in rows))
         for name, value in rows.items():
-            result(f"{name:<12}{value}")
+            result(f"{name:<{width}}{value}")
+
+    def _data_rows(self, plan: dict[str, Any]) -> dict[str, str]:
+        """The labels of each split, and what is left out of it."""
+        if "labels" not in plan:
+            return {}
+        from bertkit.finetuning.label_counts import in_words
+
+        rows = {f"{split} labels": in_words(counts) for split, counts in plan["labels"].items()}
+        for split, reasons in plan["skipped"].items():
+            rows[f"{split} skips"] = ", ".join(f"{count:,} rows: {reason}" for reason, count in reasons.items())
+        return rows
 
 
 def given_flags(options: Options) -> list[str]:

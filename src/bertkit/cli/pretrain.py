@@ -6,10 +6,14 @@ Nothing here follows a paper. Sibling tokenize.py makes the shards alone.
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bertkit.cli.console import console
-from bertkit.cli.options import Data, RecipeName, Resume, Training, keep_log, option, runs_root
+from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, keep_log, option, runs_root
+from bertkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from bertkit.recipe.resolve import Override
 
 
 def pretrain(
@@ -19,7 +23,16 @@ def pretrain(
     init: Annotated[
         str | None, option("--init", metavar="MODEL", help="Start from a model: a Hub id, a model or a run directory.")
     ] = None,
+    add_tokens: Annotated[
+        int | None,
+        option(
+            "--add-tokens",
+            metavar="N",
+            help="With --init: add the N words of the text that save the most tokens to the model's vocabulary.",
+        ),
+    ] = None,
     *,
+    hyperparameters: Hyperparameters,
     common: Training,
 ) -> None:
     """Pretrain a model: tokenizer, shards, training and a Hugging Face directory in one command.
@@ -35,27 +48,45 @@ def pretrain(
 
     request = PretrainArguments(
         recipe=recipe or None,
-        overrides=common.overrides,
+        overrides=[*added_tokens(add_tokens), *hyperparameters.overrides, *common.overrides],
         sources=data or (),
         max_steps=common.max_steps,
         init=init,
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
+        fresh=common.fresh,
         offline=common.offline,
         max_minutes=common.max_minutes,
         command=sys.argv,
     )
     if common.plan:
-        common.finish_plan(pretraining_plan(request.requested()))
+        common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))
         return
     finished = run_pretraining(request, progress=console.progress, begun=keep_log)
     print_held_out(finished.results)
     common.finish(finished.run, finished.results)
 
 
+def added_tokens(count: int | None) -> list[Override]:
+    """The override that `--add-tokens` is.
+
+    Raises:
+        UsageError: it would add none.
+    """
+    from bertkit.recipe.resolve import Override
+
+    if count is None:
+        return []
+    if count < 1:
+        raise UsageError(f"--add-tokens {count}: adds nothing; give 1 or more, or leave it out to keep the vocabulary")
+    return [Override("tokenizer.add_tokens", count, "--add-tokens")]
+
+
 def print_held_out(results: dict[str, Any]) -> None:
     """The metrics on held-out text, and texts whose masks the model fills in."""
+    from bertkit.pretraining.held_out import HeldOutSize
+
     held_out = results["held_out"]
     rows = [(name, f"{value:.4g}") for name, value in held_out.items() if not name.startswith("accuracy/")]
     for name, value in held_out.items():
@@ -69,6 +100,9 @@ def print_held_out(results: dict[str, Any]) -> None:
     for name, value in results.get("teacher", {}).get("held_out", {}).items():
         rows.append((f"the teacher's {name}", f"{value:.1%}" if name.startswith("accuracy/") else f"{value:.4g}"))
     console.table(["held-out text", ""], rows)
+    size = HeldOutSize.of(results.get("held_out_text"))
+    if size is not None and not size.suffices:
+        console.warn(size.in_words)
     for example in results.get("examples", ()):
         masks = ["  ".join(f"{word['token']} {word['probability']:.0%}" for word in mask) for mask in example["masks"]]
         console.line(f"  {example['text']}  ->  {' | '.join(masks)}")

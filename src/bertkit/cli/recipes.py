@@ -45,5 +45,8 @@ def show_recipe(
     from bertkit.recipe.resolve import load_any
 
     resolved = load_any(recipe, set_overrides(settings))
-    result(resolved.model_dump(mode="json") if common.as_json else dump_recipe(resolved), as_json=common.as_json)
+    if common.as_json:
+        result(resolved.model_dump(mode="json"), as_json=True)
+    else:
+        result(dump_recipe(resolved), as_document=True)
     console.info(f"what-hash {what_hash(resolved)}")

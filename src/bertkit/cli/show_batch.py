@@ -14,6 +14,7 @@ import typer
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Common, Data, Seed, SetOption, runs_root, set_overrides
 from bertkit.errors import UsageError
+from bertkit.visible import visible
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -89,10 +90,11 @@ def _print(batch: ShownBatch) -> None:
     # No soft wrapping where nobody looks: a sequence is one line then.
     out = rich.console.Console(highlight=False, soft_wrap=True)
     stage = f", stage {batch.stage}" if batch.stage else ""
-    out.print(f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences")
+    heading = f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences"
+    out.print(visible(heading), markup=False)
     for number, sequence in enumerate(batch.sequences, start=1):
         out.print()
-        out.print(_heading(number, sequence), style="bold", markup=False)
+        out.print(visible(_heading(number, sequence)), style="bold", markup=False)
         out.print(_line(sequence))
 
 
@@ -121,10 +123,11 @@ def _append(line: Text, token: ShownToken, following: str | None) -> None:
     In a causal sequence that is not written where it is the token that follows.
     """
     if token.change is None:
-        line.append(token.token)
+        line.append(visible(token.token))
     else:
         said = {"masked": token.original, "kept": "kept"}.get(token.change, f"{token.change} {token.original}")
-        line.append(f"{token.token}({said})", style=STYLES[token.change])
+        line.append(visible(f"{token.token}({said})"), style=STYLES[token.change])
     others = {term: target for term, target in token.predicts.items() if target != following}
     if others:
-        line.append("{" + ", ".join(f"{term}: {target}" for term, target in others.items()) + "}", style="dim")
+        shown = ", ".join(f"{term}: {target}" for term, target in others.items())
+        line.append(visible(f"{{{shown}}}"), style="dim")

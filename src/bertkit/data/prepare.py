@@ -23,6 +23,7 @@ from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
 from bertkit.progress import Progress, silent_progress
+from bertkit.text.added_tokens import extended
 from bertkit.text.sources import Corpus, Position
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, save_tokenizer
@@ -133,7 +134,10 @@ def shards_identity(
     corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None, shard_tokens: int = SHARD_TOKENS
 ) -> str:
     """sha256 of all that determines the shards' content: source, tokenizer (or how it is learnt), options, format."""
-    tokenizer = given.fingerprint if given is not None else config.model_dump(exclude={"path"})
+    tokenizer: Any = given.fingerprint if given is not None else config.model_dump(exclude={"path"})
+    if given is not None and config.add_tokens:
+        added = ("add_tokens", "added_frequency", "sample_megabytes")
+        tokenizer = [given.fingerprint, {name: getattr(config, name) for name in added}]
     record = {
         "version": VERSION,
         "corpus": corpus.fingerprint,
@@ -192,7 +196,7 @@ def _tokenizer(
     corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None, directory: Path, progress: Progress
 ) -> tuple[Tokenizer, list[str]]:
     """The tokenizer, with its files in the directory, and their names."""
-    if given is not None:
+    if given is not None and not config.add_tokens:
         tokenizer = given
     elif read_json(directory / PROGRESS)["stage"] == "tokens":
         return load_tokenizer(directory), _names(directory)
@@ -200,6 +204,10 @@ def _tokenizer(
         text = list(corpus.sample_text(config.sample_megabytes, progress))
         if not text:
             raise _empty(corpus)
+        if given is not None:
+            tokenizer = extended(given, text, config.add_tokens, min_frequency=config.added_frequency)
+            save_tokenizer(tokenizer, directory)
+            return tokenizer, _names(directory)
         log.info("learning a vocabulary from %.1f million characters", sum(map(len, text)) / 1e6)
         tokenizer = train_tokenizer(config, text)
         if tokenizer.vocab_size < config.vocab_size:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.errors import DataError
-from bertkit.files import read_json, sha256_of
+from bertkit.files import file_within, read_json, sha256_of
 from bertkit.text.annotated import BEGINS, INSIDE
 
 FORMAT = "bertkit-token-shards"
@@ -99,8 +99,10 @@ class TokenShards:
             raise DataError(
                 f"{path}: token shards of version {manifest.get('version')!r}, expected {VERSION}; tokenise again"
             )
+        if (fault := _manifest_fault(manifest)) is not None:
+            raise DataError(f"{path / MANIFEST}: damaged: {fault}; {_REMEDY}")
         for name, expected in manifest["files"].items():
-            _check_file(path / name, expected, verify=verify)
+            _check_file(file_within(path, name, path / MANIFEST), expected, verify=verify)
         return cls(path, manifest)
 
     @property
@@ -202,8 +204,48 @@ def _why_not_shards(path: Path) -> str:
     return f"{path}: no token shards here ({MANIFEST} is missing); `bertkit tokenize SOURCE --out DIR` makes them"
 
 
+def _manifest_fault(manifest: dict[str, Any]) -> str | None:
+    """What a finished manifest lacks, or has in another form than `ShardWriter` gives it; None where all is there."""
+    for key in ("vocab_size", "tokens", "segments", "documents"):
+        if not _is_count(manifest.get(key)):
+            return f"{key} is {manifest.get(key)!r:.60}, expected a whole number"
+    files, shards = manifest.get("files"), manifest.get("shards")
+    if not isinstance(files, dict) or not all(
+        isinstance(file, dict) and _is_count(file.get("bytes")) and isinstance(file.get("sha256"), str)
+        for file in files.values()
+    ):
+        return "files has to give bytes and sha256 of each file"
+    if not isinstance(shards, list) or not all(
+        isinstance(each, dict) and each.get("file") == tokens_file(number) and _is_count(each.get("tokens"))
+        for number, each in enumerate(shards)
+    ):
+        return "shards has to give file and tokens of each shard, in order"
+    dtype = token_type(manifest["vocab_size"])
+    if manifest.get("dtype") != dtype.str:
+        return f"dtype is {manifest.get('dtype')!r:.60}, expected {dtype.str!r} for {manifest['vocab_size']} entries"
+    sizes = {
+        SEGMENTS: (manifest["segments"] + 1) * INDEX_TYPE.itemsize,
+        DOCUMENTS: (manifest["documents"] + 1) * INDEX_TYPE.itemsize,
+        **{each["file"]: each["tokens"] * dtype.itemsize for each in shards},
+        **({spans_file(n): each["tokens"] for n, each in enumerate(shards)} if manifest.get(SPAN_FIELDS) else {}),
+    }
+    for name, size in sizes.items():
+        if name not in files or files[name]["bytes"] != size:
+            return f"{name} has to be listed in files with {size:,} bytes"
+    if sum(each["tokens"] for each in shards) != manifest["tokens"]:
+        return f"the shards have other tokens than {manifest['tokens']:,} in all"
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_REMEDY = "tokenise again into an empty directory"
+
+
 def _check_file(path: Path, expected: dict[str, Any], *, verify: bool) -> None:
-    remedy = "tokenise again into an empty directory"
+    remedy = _REMEDY
     if not path.is_file():
         raise DataError(f"{path}: missing; {remedy}")
     size = path.stat().st_size

@@ -28,12 +28,14 @@ from bertkit.models.headed import HeadedModel
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.stages import Stage, stages_of
 from bertkit.training.cost import FORWARD_SHARE, count_parameters, count_weights, spared_flops, step_flops
+from bertkit.training.memory import MemoryTerms
 from bertkit.training.plan import PlannedTeacher
 
 
 def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
     """Pretraining's document, and what the teacher adds to it."""
     recipe = arguments.requested()
+    arguments.refuse_unread(recipe)
     files = arguments.teacher_files(recipe)
     if recipe.has_own_vocabulary:
         planned, vocab_size = planned_trained_teacher(recipe, load_trained_teacher(files)), None
@@ -53,14 +55,20 @@ def planned_text_teacher(recipe: DistillTextRecipe, teachers: Sequence[HeadedMod
             sizes = {"tokens": sequences * length, "squared_lengths": sequences * length**2, "sequences": sequences}
             words = {WORDS_HEAD: sequences * word_rows(stage.recipe.objectives, length)}
             flops += FORWARD_SHARE * sum(step_flops(each, **sizes, predictions=words) for each in teachers)
-    return PlannedTeacher(recipe.teacher_in_json, sum(count_parameters(each).total for each in teachers), flops)
+    return PlannedTeacher(
+        recipe.teacher_in_json, sum(count_parameters(each).total for each in teachers), flops, _resident(teachers)
+    )
+
+
+def _resident(teachers: Sequence[HeadedModel]) -> MemoryTerms:
+    """A teacher that only reads: its weights."""
+    return {"weights": 4.0 * sum(map(count_weights, teachers))}
 
 
 def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
     """How many sequences the teacher reads in a stage: with a cache and static masks each copy once, where the source
     is token shards, whose size is known; in all other cases those of every step."""
-    data, steps = stage.recipe.data, stage.end_step - stage.first_step
-    sequences = float(steps * stage.recipe.optimisation.batch_sequences)
+    data, sequences = stage.recipe.data, float(stage.sequences())
     is_known = len(data.sources) == 1 and is_shards(data.sources[0])
     if recipe.teacher_store is None or data.static_copies is None or not is_known:
         return sequences
@@ -102,4 +110,4 @@ def planned_task_teacher(prepared: DistillationData, runs: Sequence[tuple[Distil
             epochs = 0.0 if example in kept else 1.0
             kept.add(example)
         flops += FORWARD_SHARE * pass_flops * epochs
-    return PlannedTeacher(runs[-1][0].teacher_in_json, sum(map(count_weights, models)), flops)
+    return PlannedTeacher(runs[-1][0].teacher_in_json, sum(map(count_weights, models)), flops, _resident(models))

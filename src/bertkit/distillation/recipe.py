@@ -18,7 +18,7 @@ arXiv:1908.08962).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, create_model, model_validator
@@ -30,7 +30,7 @@ from bertkit.distillation.shared_projections import SharedProjections
 from bertkit.distillation.teacher_files import pretrained_model_of
 from bertkit.distillation.terms import TERMS, Attention, DistillationTerm
 from bertkit.errors import UsageError
-from bertkit.finetuning.recipe import FinetuneRecipe, long_keys, with_task_settings
+from bertkit.finetuning.recipe import FinetuneRecipe, with_task_settings
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.layer_choice import ChoiceName, layer_map
 from bertkit.models.registry import AnyEncoderConfig
@@ -43,10 +43,12 @@ from bertkit.pretraining.recipe import Term as ObjectiveItem
 from bertkit.recipe.errors import validate
 from bertkit.recipe.named_item import NamedItem, check_each_once
 from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
+from bertkit.recipe.short_keys import OF_TASKS, long_keys
 from bertkit.recipe.tree import Located
-from bertkit.settings import Settings
+from bertkit.recipe.unread import Part
+from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.augmentation import AnyAugmentation
-from bertkit.tasks.readers import Columns
+from bertkit.tasks.readers import Columns, TableReading
 
 TO_BE_GIVEN = "?"
 """The value of `teacher` in a recipe that takes whatever teacher its user names."""
@@ -75,6 +77,14 @@ class _Distillation(Settings):
         description="The same student without its teacher, for comparison: by the text alone (as a masked LM, where the"
         " recipe has no other objective), or by the task's own loss alone, without the run before.",
     )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.control:
+            why = "control: true learns without a teacher"
+            for name in ("distillation", "before", "teacher_store"):
+                if name in type(self).model_fields:
+                    yield UnreadKey(name, why, "leave control out", refused=False)
 
     @property
     def teachers(self) -> tuple[str, ...]:
@@ -130,6 +140,14 @@ class TeacherLayers(CopiedParts):
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"of"})
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.init == "random":
+            why = "student.init is random: nothing is taken from the teacher but its shape"
+            yield UnreadKey("embeddings", why)
+            yield UnreadKey("head", why)
+            if isinstance(self.layers, str) and self.layers != "all":
+                yield UnreadKey("layers", f"{why}, and student.number is the number of layers")
 
     @model_validator(mode="after")
     def _named_or_listed(self) -> TeacherLayers:
@@ -204,10 +222,43 @@ class Progressive(Settings):
         description="Terms that have `layers`: in a layer's phase they compare that layer alone, with the one that"
         " `layers` gives it."
     )
+    current_rate: float | None = Field(
+        None,
+        gt=0,
+        description="The learning rate of a layer in its own phase, as a multiple of the schedule's; all other"
+        " parameters are then frozen, but for layers before it. Null: all that the loss reaches learns at one rate.",
+    )
+    earlier_rate: float = Field(
+        0.0, ge=0, description="The same of layers before it; goes with current_rate. 0: they are frozen."
+    )
+    phases: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of each of these phases, by dotted key, such as optimisation.schedule.",
+    )
     then: dict[str, Any] = Field(
         default_factory=dict,
         description="Settings of the stage behind these phases, by dotted key, such as optimisation.schedule.",
     )
+    new_moments: bool = Field(
+        False, description="Begin every phase, and the stage behind them, with the optimiser's running means at zero."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"current_rate", "earlier_rate", "phases", "new_moments"})
+
+    @model_validator(mode="after")
+    def _rates_go_together(self) -> Progressive:
+        if self.earlier_rate and self.current_rate is None:
+            raise ValueError("earlier_rate has no effect without current_rate; give both, or neither")
+        return self
+
+    def groups(self, layer: int) -> list[dict[str, Any]]:
+        """The groups of learning rates in a layer's phase; the layer is counted from 1."""
+        if self.current_rate is None:
+            return []
+        before = [f"layers.{number}" for number in range(layer - 1)]
+        earlier = [{"parameters": before, "rate": self.earlier_rate}] if before else []
+        own = {"parameters": f"layers.{layer - 1}", "rate": self.current_rate}
+        return [own, *earlier, {"parameters": "*", "rate": 0.0}]
 
 
 class TeacherCacheConfig(Settings):
@@ -217,6 +268,10 @@ class TeacherCacheConfig(Settings):
         16, ge=1, description="Likeliest words that are kept of a token; all others share what is left of probability."
     )
     gb: float = Field(4.0, gt=0, description="At most so many 10^9 bytes; what does not fit is computed anew.")
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not any(each.kind.compares_logits for each in distillation_objectives(recipe.objectives)):
+            yield UnreadKey("top_k", "no term compares the words that the teacher predicts")
 
 
 class DistillTextRecipe(_Distillation, Recipe):
@@ -317,6 +372,14 @@ class DistillTextRecipe(_Distillation, Recipe):
         return tuple(alone) or (MaskedLM(),)
 
 
+def parts_of(recipe: DistillRecipe) -> list[Part]:
+    """The recipe, and that of the run before it."""
+    before = recipe_before(recipe)
+    if before is None:
+        return [Part(recipe)]
+    return [Part(recipe), Part(before, tuple(_settings_before(recipe)), "before.set")]
+
+
 def with_phases(recipe: DistillTextRecipe, shapes: ShapePair) -> DistillTextRecipe:
     """The recipe with its layer-by-layer transfer written out as stages; a control has none.
 
@@ -331,8 +394,13 @@ def with_phases(recipe: DistillTextRecipe, shapes: ShapePair) -> DistillTextReci
         share = progressive.steps_per_layer / recipe.optimisation.steps
         for layer in range(1, shapes.student.layers + 1):
             items = [_of_layer(item.objective, layer, shapes) for item in progressive.objective]
-            stages.append({"share": share, "set": {"objective": items}})
-        stages.append({"share": 1 - share * shapes.student.layers, "set": dict(progressive.then)})
+            settings = {**progressive.phases, "objective": items}
+            if groups := progressive.groups(layer):
+                settings["optimisation.groups"] = groups
+            anew = progressive.new_moments and layer > 1
+            stages.append({"share": share, "set": settings, "new_moments": anew})
+        rest = 1 - share * shapes.student.layers
+        stages.append({"share": rest, "set": dict(progressive.then), "new_moments": progressive.new_moments})
     return with_overrides(recipe, overrides_of({"progressive": None, "optimisation.stages": stages}))
 
 
@@ -379,6 +447,12 @@ class Transfer(Settings):
 
     file: str = Field(description="A table, or the format of the task's kind.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what; labels are not read.")
+    reading: TableReading = Field(TableReading(), description="How the file is read.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"reading"})
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield UnreadKey("columns.label", "transfer has no labels")
 
 
 class RunBefore(Settings):
@@ -420,6 +494,11 @@ class DistillRecipe(_Distillation, FinetuneRecipe):
             raise ValueError("; ".join(errors))
         return self
 
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if not isinstance(self.student, GivenModel):
+            yield UnreadKey("new_head", "the student is made anew, and its head with it", "write student: {model: ...}")
+
     @property
     def terms(self) -> tuple[DistillationTerm, ...]:
         """The comparisons with the teacher, without those of weight 0."""
@@ -458,7 +537,7 @@ def load_distill_recipe(name: str, overrides: Sequence[Override] = ()) -> Distil
     Raises:
         UsageError: no such recipe, or errors in it (all of them at once).
     """
-    return load_as(DistillRecipe, name, long_keys(overrides))
+    return load_as(DistillRecipe, name, long_keys(overrides, OF_TASKS))
 
 
 def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
@@ -494,10 +573,15 @@ def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
     """
     if recipe.before is None or recipe.control:
         return None
+    overrides = overrides_of(_settings_before(recipe))
+    return with_overrides(recipe.model_copy(update={"before": None}), overrides)
+
+
+def _settings_before(recipe: DistillRecipe) -> dict[str, Any]:
+    """What is set otherwise in the run before, by dotted key."""
     settings: dict[str, Any] = {}
-    for key, value in recipe.before.set.items():
+    for key, value in () if recipe.before is None else recipe.before.set.items():
         # `--set before.set.optimisation.epochs=50` makes a section of what would else be a dotted key.
         inside = key in _SECTIONS and isinstance(value, dict)
         settings |= {f"{key}.{name}": each for name, each in value.items()} if inside else {key: value}
-    overrides = long_keys(overrides_of(settings))
-    return with_overrides(recipe.model_copy(update={"before": None}), overrides)
+    return {each.key: each.value for each in long_keys(overrides_of(settings), OF_TASKS)}

@@ -28,7 +28,7 @@ from bertkit.distillation.shared_projections import (
     teacher_objectives,
 )
 from bertkit.distillation.teacher_files import TeacherFiles
-from bertkit.distillation.text import freeze, log_terms
+from bertkit.distillation.text import frozen_rates, log_terms
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
@@ -37,12 +37,13 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretrainer
+from bertkit.pretraining.trainer import Pretrainer, StageRun
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
 from bertkit.training.engine import resolve_engine
+from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.plan import PlannedTeacher
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,11 @@ class MixedVocabularyTrainer(Pretrainer):
         model = super()._new_model(config)
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         add_teacher(model, objectives, self.teacher, seed=self.recipe.seed)
-        freeze(model, self.student_recipe.frozen)
         return model
+
+    def parameter_rates(self, model: HeadedModel, stage_run: StageRun) -> dict[str, float]:
+        frozen = frozen_rates(model, self.student_recipe.frozen)
+        return {name: rate * frozen[name] for name, rate in super().parameter_rates(model, stage_run).items()}
 
     def flops(self, batches: Sequence[PackedBatch]) -> float:
         own = [
@@ -202,22 +206,32 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
 def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> PlannedTeacher:
     """What the teacher that trains along adds to the cost of a run, its text taken to be as long as the student's."""
     engine, parameters = resolve_engine(recipe.engine), count_parameters(teacher).total
-    flops = memory_bytes = disk_bytes = 0.0
+    flops = disk_bytes = 0.0
+    memory: MemoryTerms = {}
     for stage in stages_of(recipe):
-        length, sequences = stage.recipe.data.sequence_length, stage.recipe.optimisation.batch_sequences
-        tokens = sequences * length
+        length = stage.recipe.data.sequence_length
         for objective in stage.recipe.objectives:
             if isinstance(objective, MixedVocabulary):
                 rows = objective.expected_count(length) / length
-                flops += (stage.end_step - stage.first_step) * step_flops(
-                    teacher,
-                    tokens=tokens,
-                    squared_lengths=tokens * length,
-                    predictions={MaskedLM.term: tokens * rows},
-                    sequences=sequences,
-                )
+                for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+                    tokens = sequences * length
+                    flops += (end - first) * step_flops(
+                        teacher,
+                        tokens=tokens,
+                        squared_lengths=tokens * length,
+                        predictions={MaskedLM.term: tokens * rows},
+                        sequences=sequences,
+                    )
+                tokens = stage.recipe.optimisation.batch_sequences * length
                 read = min(engine.micro_batch_tokens, tokens)
-                memory = training_memory_bytes(teacher, micro_batch_tokens=read, predictions=read * rows)
-                memory_bytes = max(memory_bytes, memory)
+                terms = training_memory(
+                    teacher,
+                    micro_batch_tokens=read,
+                    sequence_length=length,
+                    predictions=read * rows,
+                    bf16=engine.bf16,
+                    state_bytes=recipe.optimisation.optimizer.state_bytes,
+                )
+                memory = max(memory, terms, key=lambda each: sum(each.values()))
                 disk_bytes = float(parameters * CHECKPOINT_BYTES * (engine.intervals.keep_checkpoints + 1))
-    return PlannedTeacher(recipe.teachers[0], parameters, flops, memory_bytes, disk_bytes)
+    return PlannedTeacher(recipe.teachers[0], parameters, flops, memory, disk_bytes)

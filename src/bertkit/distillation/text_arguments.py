@@ -8,10 +8,12 @@ vocabulary of its own, small_vocabulary.py train.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast, get_args
+
+from pydantic import BaseModel
 
 from bertkit.data.shards import TokenShards
 from bertkit.distillation.activations import ShapePair
@@ -27,7 +29,14 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.layer_choice import ChoiceName, chosen_layers
 from bertkit.models.pruning import with_layers
-from bertkit.pretraining.arguments import PretrainArguments, completed, source_overrides, starting_from
+from bertkit.pretraining.arguments import (
+    PretrainArguments,
+    completed,
+    fitted,
+    source_overrides,
+    starting_from,
+    warn_of_stages,
+)
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretrainer
@@ -76,6 +85,7 @@ class DistillTextArguments(PretrainArguments):
         ours += source_overrides(self.sources)
         recipe = load_as(DistillTextRecipe, self.named, [*self.overrides, *ours])
         recipe = with_phases(recipe, ShapePair.from_configs(recipe.model, teacher.config))
+        warn_of_stages(recipe, self.overrides)
         done = completed(recipe, self.max_steps)
         assert isinstance(done, DistillTextRecipe)
         check_fit(done, teacher.config)
@@ -93,7 +103,12 @@ class DistillTextArguments(PretrainArguments):
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
         return {**super().fingerprints(recipe), "teacher": self.teacher_files(recipe).fingerprint}
 
+    def inherited(self, recipe: Recipe) -> Mapping[str, BaseModel]:
+        own = super().inherited(recipe)
+        return own or {"model": self.teacher_files(recipe).config}
+
     def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
+        recipe = fitted(recipe, shards, cache=self.cache)
         assert isinstance(recipe, DistillTextRecipe)
         teacher = self.teacher_files(recipe)
         if recipe.has_own_vocabulary:

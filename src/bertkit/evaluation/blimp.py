@@ -12,7 +12,6 @@ Shapes: P pairs of a paradigm.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +25,20 @@ from numpy.typing import NDArray
 
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.evaluation.run import EvalArguments, Evaluated, begin_measurement, measured_once
+from bertkit.evaluation.run import (
+    EvalArguments,
+    Evaluated,
+    begin_measurement,
+    finished_measurement,
+    measured_once,
+    measurement_identity,
+)
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import TextScore, choose_rule, score_texts
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
+from bertkit.tables import write_csv
 from bertkit.tasks.minimal_pairs import FIELD_SPELLINGS, MinimalPair, Paradigm, read_paradigms, select
 from bertkit.training.engine import Engine
 
@@ -154,7 +161,10 @@ def evaluate_blimp(
     choose_rule(loaded.model, settings.rule, source=arguments.model)  # before there is a run to show for it
     engine = arguments.engine()
     files = {str(path): sha256_of(path) for path in dict.fromkeys(paradigm.path for paradigm in paradigms)}
-    run = begin_measurement("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
+    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
+    if (done := finished_measurement(identity, arguments)) is not None:
+        return Evaluated(done, done.results or {})
+    run = begin_measurement(identity, arguments)
     with run.recording(arguments.command):
         run.write_environment()
         outcomes = score_paradigms(loaded, paradigms, settings, engine, progress)
@@ -316,18 +326,18 @@ def _prediction(outcome: Outcome, number: int, pair: MinimalPair) -> dict[str, A
 
 
 def _write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["task", "field", "linguistics_term", "pairs", *NORMALISATIONS]
-            + [f"constant_logits_{name}" for name in NORMALISATIONS]
-            + ["ties", "near_ties", "identical", "differing_token_counts"]
+    columns = [
+        *("task", "field", "linguistics_term", "pairs", *NORMALISATIONS),
+        *(f"constant_logits_{name}" for name in NORMALISATIONS),
+        *("ties", "near_ties", "identical", "differing_token_counts"),
+    ]
+    rows: list[list[Any]] = []
+    for outcome in outcomes:
+        paradigm = outcome.paradigm
+        rows.append(
+            [paradigm.name, paradigm.field, paradigm.term, outcome.pairs]
+            + [outcome.accuracy(name) for name in NORMALISATIONS]
+            + [outcome.constant_accuracy(name) for name in NORMALISATIONS]
+            + [outcome.ties, outcome.near_ties, len(paradigm.identical), outcome.differing_lengths]
         )
-        for outcome in outcomes:
-            paradigm = outcome.paradigm
-            writer.writerow(
-                [paradigm.name, paradigm.field, paradigm.term, outcome.pairs]
-                + [outcome.accuracy(name) for name in NORMALISATIONS]
-                + [outcome.constant_accuracy(name) for name in NORMALISATIONS]
-                + [outcome.ties, outcome.near_ties, len(paradigm.identical), outcome.differing_lengths]
-            )
+    write_csv(path, columns, rows)

@@ -7,7 +7,6 @@ metrics, ELECTRA's has eight tasks. Each has a name, and lists the columns it wa
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.catalogue import GLUE, TASKS, TaskSpec, find_task
 from bertkit.tasks.readers import load_split
+from bertkit.tasks.readers.common import field, json_rows
 from bertkit.tasks.submission import check_submission, glue_file, glue_tsv, write_glue_submission
 
 log = logging.getLogger(__name__)
@@ -198,8 +198,8 @@ def write_submission(run: Path) -> dict[str, Any]:
             if not saved.is_file():
                 missing[file.name] = NOT_PREDICTED
                 continue
-            values = [json.loads(line)["prediction"] for line in saved.read_text(encoding="utf-8").splitlines()]
             try:
+                values = [field(row, "prediction", f"{saved}, line {line}") for line, row in json_rows(saved)]
                 glue_tsv(file, values)
             except DataError as error:
                 missing[file.name] = str(error)

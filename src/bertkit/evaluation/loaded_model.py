@@ -125,7 +125,7 @@ def _load(name: str, *, offline: bool) -> list[LoadedModel]:
 def _checkpoints(run_path: str, step: str) -> list[LoadedModel]:
     run = RunDirectory.open(Path(run_path))
     paths = {_step_of(path): path for path in list_checkpoints(run.checkpoints)}
-    wanted = list(paths) if step == ALL else [int(step)] if step.isdecimal() else []
+    wanted = list(paths) if step == ALL else [int(step)] if step.isdecimal() and len(step) < 19 else []
     if not wanted or not set(wanted) <= set(paths):
         near = get_close_matches(step, [str(each) for each in paths], n=1)
         hint = f"; did you mean {run_path}@{near[0]}?" if near else ""

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.finetuning.data import load_examples
@@ -29,6 +27,7 @@ from bertkit.metrics.classification import BinaryF1
 from bertkit.metrics.spans import accepted_v2, best_over, exact_match
 from bertkit.metrics.statistics import paired_bootstrap
 from bertkit.recipe.hashing import differing_keys
+from bertkit.recipe.tree import read_tree
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.catalogue import TaskSpec
@@ -103,7 +102,7 @@ def _recipes(run: RunDirectory, tasks: set[str]) -> dict[str, FinetuneRecipe]:
     recipe = run_recipe(run.path)
     if recipe is not None:
         return {each.spec.name: each for each in recipe.alone}
-    recorded = yaml.safe_load(run.recipe_yaml)
+    recorded = read_tree(run.recipe_yaml, str(run.path / RECIPE)).plain()
     data = {} if recorded.get("data_dir") is None else {"directory": recorded["data_dir"]}
     found = {}
     for task in sorted(tasks):

@@ -7,6 +7,7 @@ ids. Sibling runs_diff.py compares two such files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def _checked(value: Any, spec: TaskSpec, where: str) -> Any:
     if spec.kind == "classification":
         return known_label(value if isinstance(value, str) else str(value), spec.labels, where)
     if spec.kind == "choice":
-        if isinstance(value, bool) or not str(value).isdecimal():
+        if isinstance(value, bool) or not re.fullmatch("[0-9]{1,9}", str(value)):
             raise DataError(f"{where}: prediction {value!r:.60}, expected the number of an ending, from 0")
         return int(value)
     if spec.kind == "span":

@@ -6,7 +6,6 @@ writes; each figure lies beside the CSV that drew it.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from bertkit.evaluation.figures import heat_map, lines, new_figure, plain, save
 from bertkit.run.metrics import METRICS_FILE, read_metrics
+from bertkit.tables import write_csv
 
 MOST_LABELS = 30
 """With more labels a map of them is not readable; results.json has the counts."""
@@ -78,9 +78,5 @@ def _confusion(split: str, labels: list[str], counts: list[list[int]], directory
 
 
 def _write(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(path, columns, ([row.get(name) for name in columns] for row in rows))
     return path

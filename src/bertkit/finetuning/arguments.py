@@ -6,14 +6,16 @@ trains.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bertkit.errors import UsageError
-from bertkit.finetuning.data import Prepared, prepare
+from bertkit.finetuning.data import Prepared, has_head, prepare
 from bertkit.finetuning.inputs import OwnTask, TaskEntry
+from bertkit.finetuning.own_data import with_split_hash
 from bertkit.finetuning.recipe import (
     AnyRecipe,
     FinetuneRecipe,
@@ -24,9 +26,12 @@ from bertkit.finetuning.recipe import (
     resolved,
 )
 from bertkit.finetuning.trainer import Finetuner
+from bertkit.models.hub import read_config
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.training.plan import PlannedTeacher
 from bertkit.training.run import RunArguments
+
+log = logging.getLogger(__name__)
 
 _UNNAMED = "unnamed"
 """The name of a recipe until its task and model are known, which then name it."""
@@ -82,7 +87,9 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         if self.recipe is not None:
             recipe = self.load(self.recipe)
         elif self.task is None:
-            raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
+            raise UsageError(
+                "give a RECIPE, --task TASK, or --train F --dev F (or --split 0.1) with the columns of your own data"
+            )
         else:
             recipe = FinetuneRecipe(name=_UNNAMED)
         update = {} if self.model is None else {"model": absolute(self.model)}
@@ -91,7 +98,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
             recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
         if recipe.name == _UNNAMED:
             recipe = recipe.model_copy(update={"name": _name_of(_entries(recipe.task), recipe.model)})
-        return resolved(self.with_seed(recipe))
+        return with_split_hash(resolved(self.with_seed(recipe)))
 
     def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
         """The recipe with the command line's task and folder."""
@@ -111,7 +118,15 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
 
     def prepare(self, recipe: FinetuneRecipe) -> Prepared:
         """The data of a recipe of one task."""
-        return prepare(recipe, offline=self.offline)
+        prepared = prepare(recipe, offline=self.offline)
+        config, contents = read_config(prepared.model_directory)
+        if recipe.new_head and not has_head(config, contents, prepared.spec.head):
+            log.warning(
+                "new_head (true) has no effect: %s has no head for %s, and one is drawn in any case",
+                recipe.model,
+                prepared.spec.name,
+            )
+        return prepared
 
     def trainer(
         self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None

@@ -23,12 +23,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import Prepared
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.hub import CONFIG_FILE, WEIGHTS_FILE, config_json, save_model, write_tokenizer
+from bertkit.models.model_files import write_safetensors
 from bertkit.text.tokenizer import Tokenizer
 
 _SHARED, _OWN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -85,7 +84,7 @@ def save_joined(
         state = {key: tensor.detach().cpu() for key, tensor in model.own_state().items()}
         tensors = model.hub_form().to_hub(state)
         head = {key: tensor.clone() for key, tensor in tensors.items() if key not in shared}
-        save_file(head, own / _OWN, metadata={"format": "pt"})
+        write_safetensors(own / _OWN, head)
         (own / _OWN).chmod((own / CONFIG_FILE).stat().st_mode)
         _link(directory / WEIGHTS_FILE, own / _SHARED)
         index = {

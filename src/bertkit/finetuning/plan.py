@@ -10,28 +10,34 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
+from bertkit.finetuning.label_counts import skipped_counts
 from bertkit.finetuning.multitask import joined
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import sweep_runs
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops, training_memory_bytes
-from bertkit.training.engine import TASK_INTERVALS, resolve_engine
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
+from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
+from bertkit.training.memory import training_memory
 from bertkit.training.plan import plan_document
+
+_BYTES_OF_A_READ_TOKEN = 200.0
+"""Of an example in memory, its text and its ids."""
 
 
 def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
-    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command.
+    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command; labels with their counts.
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
     encoder as it is costs less. Settings of a grid are taken to cost what their own epochs and batch make of the same
     sequences. The passes of a teacher are counted, and stand under `teacher`.
     """
-    recipe = arguments.requested()
+    recipe = arguments.new_recipe()
     prepared = [arguments.prepare(each) for each in recipe.alone]
     parts = [_Part.of(each) for each in prepared]
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)
@@ -52,28 +58,72 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
-    micro_batch_tokens = min(engine.micro_batch_tokens, max(part.tokens for part in parts))
-    return plan_document(
+    optimizer = recipe.optimisation.optimizer
+    splits = [split for each in prepared for split in (each.train, *each.others.values())]
+    read_tokens = sum(int(split.features.starts_S1[-1]) for split in splits)
+    best = 4.0 * parameters.total if recipe.optimisation.keeps_best else 0.0
+    largest = max(
+        (
+            training_memory(
+                part.model,
+                micro_batch_tokens=part.micro_batch_tokens(recipe.optimisation.batch_sequences, engine),
+                sequence_length=part.mean_length_seen,
+                predictions=0,
+                bf16=engine.bf16,
+                **({} if optimizer is None else {"state_bytes": optimizer.state_bytes}),
+            )
+            for part in parts
+        ),
+        key=lambda terms: sum(terms.values()),
+    )
+    document = plan_document(
         recipe,
         engine,
         parameters=parameters,
         steps=steps,
         tokens=tokens,
         flops=flops,
-        memory_bytes=training_memory_bytes(parts[0].model, micro_batch_tokens=micro_batch_tokens, predictions=0)
-        + parameters.total * 2 * recipe.optimisation.average_bytes,
+        memory={
+            **largest,
+            "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
+            "best_weights": best,
+            "initial_model": 4.0 * parameters.total,
+            "examples": _BYTES_OF_A_READ_TOKEN * read_tokens,
+        },
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(recipes)),
         teacher=arguments.planned_teacher(prepared, read),
     )
+    prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]
+    counts = {
+        f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()
+    }
+    found = {f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.read.items()}
+    return document | {"labels": counts, "skipped": skipped_counts(found)}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One task: its model without weights, and the cost of an epoch of its examples."""
+    """One task: its model without weights, the lengths of its sequences, and the cost of an epoch of its examples."""
 
     model: HeadedModel
-    tokens: int
+    length_S: NDArray[np.float64]
     epoch_flops: float
+
+    @property
+    def tokens(self) -> int:
+        return int(self.length_S.sum())
+
+    @property
+    def mean_length_seen(self) -> float:
+        """Of a token's sequence."""
+        return float((self.length_S**2).sum() / self.length_S.sum())
+
+    def micro_batch_tokens(self, sequences: int | None, engine: Engine) -> float:
+        """Of the largest micro-batch: three standard deviations above the mean batch, or as many as the engine cuts
+        it to."""
+        count = len(self.length_S) if sequences is None else min(sequences, len(self.length_S))
+        largest = count * self.length_S.mean() + 3 * np.sqrt(count) * self.length_S.std()
+        return float(min(engine.micro_batch_tokens, largest, self.tokens))
 
     @classmethod
     def of(cls, prepared: Prepared) -> _Part:
@@ -91,4 +141,4 @@ class _Part:
             predictions=0,
             sequences=lengths.size,
         )
-        return cls(model, int(lengths.sum()), flops)
+        return cls(model, lengths, flops)

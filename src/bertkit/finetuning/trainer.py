@@ -22,8 +22,10 @@ from torch import Tensor
 
 from bertkit.data.stream import prefetch
 from bertkit.finetuning.data import Prepared
+from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.finetuning.multitask import joined, save_joined, task_seed
+from bertkit.finetuning.own_data import write_split
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import mistakes, prediction_row, write_lines
 from bertkit.finetuning.task_order import TaskOrder
@@ -36,7 +38,8 @@ from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
 from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
-from bertkit.training.method import scale_learning_rates
+from bertkit.training.method import layer_rates
+from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer, copy_weights
 
@@ -81,11 +84,24 @@ class Finetuner(Trainer[TaskBatch]):
         assert optimisation.epochs is not None
         self.order = TaskOrder.of(recipe, prepared)
         self.steps = self.order.steps(optimisation.epochs, optimisation.steps)
+        if optimisation.steps is not None and optimisation.steps > self.steps:
+            log.warning(
+                "optimisation.steps (%s) has no effect: optimisation.epochs (%g) end after %s updates; raise epochs",
+                f"{optimisation.steps:,}",
+                optimisation.epochs,
+                f"{self.steps:,}",
+            )
         self.model = joined([task_trainer.model for task_trainer in self.task_trainers]).to(self.engine.device)
-        settings = optimisation.optimizer
-        assert settings is not None
+        peak = optimisation.schedule.peak
+        assert optimisation.optimizer is not None
+        assert peak is not None
+        settings = optimisation.optimizer.for_peak(peak)
         optimizer = settings.build(self.model)
-        scale_learning_rates(self.model, optimizer, optimisation.layer_decay)
+        by_layer = layer_rates(self.model, optimisation.layer_decay)
+        self.rates = ParameterRates(self.model, optimizer)
+        self.rates.set(
+            {name: rate * by_layer[name] for name, rate in group_rates(by_layer, optimisation.groups).items()}
+        )
         self.training_step = Step(
             self.model,
             optimizer,
@@ -138,10 +154,15 @@ class Finetuner(Trainer[TaskBatch]):
         return [self.batch(task_trainer, items) for items in parts]
 
     def update(self, batches: Sequence[TaskBatch]) -> StepOutcome:
-        self.recipe.method.set_trained(self.model, self.order.epoch(self.step))
+        self._set_trained(self.order.epoch(self.step))
         outcome = super().update(batches)
         self.recipe.method.after_update(self.model, self.step + 1, self.steps)
         return outcome
+
+    def _set_trained(self, epoch: int) -> None:
+        """Let gradients reach what the method trains in an epoch and no group freezes."""
+        self.recipe.method.set_trained(self.model, epoch)
+        self.rates.freeze()
 
     def losses(self) -> dict[str, Any]:
         losses, weights = super().losses(), self.terms[0].weights
@@ -268,6 +289,8 @@ class Finetuner(Trainer[TaskBatch]):
             "examples": {name: len(split.examples) for name, split in encoded.items()},
             "truncation": {name: split.features.account.to_json() for name, split in encoded.items()},
             "notes": {name: split.split.notes for name, split in encoded.items() if split.split.notes},
+            "labels": self._labelled([each.prepared.label_counts for each in self.task_trainers]),
+            "skipped": skipped_counts({name: split.split for name, split in encoded.items()}),
             **({"tuned": tuned} if tuned else {}),
             **{
                 part: self._labelled([report.get(part, {}) for report in self._reports])
@@ -301,7 +324,10 @@ class Finetuner(Trainer[TaskBatch]):
         return self.recipe.method.session(self.model, read, self.engine, self.run.path, max_bytes=max_bytes)
 
     def log_start(self) -> None:
-        self.recipe.method.set_trained(self.model, 0)
+        for each in self.task_trainers:
+            write_skipped(self.run.path, each.name, each.prepared.read)
+            write_split(self.run.path, each.recipe.task, each.name, each.prepared.read)
+        self._set_trained(0)
         parameters = list(self.model.parameters())
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         log.info(

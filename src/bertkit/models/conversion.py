@@ -1,4 +1,4 @@
-"""A trained model under another configuration, with another vocabulary, or with more layers.
+"""A trained model under another configuration, with another vocabulary, or with more layers (wider: tiling.py).
 
 Gong et al. 2019, "Efficient training of BERT by progressively stacking", ICML, section 4: layer i + L of the deeper
 model is initialised from layer i, norms included; embeddings and heads are copied (so does the released double.py).
@@ -63,6 +63,23 @@ def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
                 )
             parameter.copy_(source[origin])
     return grown.to(next(model.parameters()).device)
+
+
+def grown(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
+    """The model under the configuration of a later stage: the same one where only live settings differ, else a deeper.
+
+    Args:
+        model: of the stage before; its live settings change.
+        config: of the stage.
+
+    Raises:
+        UsageError: as of `stack_layers`.
+    """
+    live = {name: getattr(config, name) for name in config.live_fields}
+    reached = model.encoder.config.model_copy(update=live)
+    if reached != model.encoder.config:
+        model.encoder.reconfigure(reached)
+    return model if reached == config else stack_layers(model, config)
 
 
 def _depth(config: EncoderConfig) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
@@ -26,6 +26,13 @@ from bertkit.settings import Settings
 
 _SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
 """What makes a model narrower; depth and the width of the embeddings stay."""
+
+
+LARGEST_SIZES = {"_layers": 512, "_num": 512, "_networks": 64, "_size": 1 << 17, "_width": 1 << 17}
+"""The largest number of a field with this ending: several times those of any published model. They are checked before
+anything is built, since what a config.json or a recipe asks for costs time and memory even without weights."""
+LARGEST_SIZE = 1 << 24
+"""Of any other field, and of the vocabulary."""
 
 
 class EncoderConfig(Settings, ABC):
@@ -44,6 +51,11 @@ class EncoderConfig(Settings, ABC):
     base_architecture: ClassVar[str]
     """The Hub's class without a head."""
 
+    live_fields: ClassVar[frozenset[str]] = frozenset()
+    """Settings that may change while a model is trained, since no weight's shape depends on them."""
+    tiled_parts: ClassVar[Mapping[str, int] | None] = None
+    """What `tiled` (models/tiling.py) must know of a family: which linear maps hold several matrices one above the
+    other, and how many; None where a family's weights cannot be tiled."""
     joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {}
     """The Hub's classes with several heads."""
 
@@ -67,6 +79,15 @@ class EncoderConfig(Settings, ABC):
 
     default_pad_id: ClassVar[int] = 0
     """What a config.json means that does not name the padding's id."""
+
+    @model_validator(mode="after")
+    def _sizes_are_bounded(self) -> Self:
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            most = next((most for ending, most in LARGEST_SIZES.items() if name.endswith(ending)), LARGEST_SIZE)
+            if isinstance(value, int) and value > most:
+                raise ValueError(f"{name} is {value:,}; at most {most:,} can be built")
+        return self
 
     @abstractmethod
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Encoder:
@@ -197,6 +218,10 @@ class Encoder(nn.Module, ABC):
         self.config = config
         self.width = width
         self.vocab_size = vocab_size
+
+    def reconfigure(self, config: EncoderConfig) -> None:
+        """Go on under a configuration in which only keys of `config.live_fields` differ; the weights stay."""
+        self.config = config
 
     @property
     @abstractmethod

@@ -36,8 +36,8 @@ def fill_masks(
     Masks of one text are filled independently of one another.
 
     Raises:
-        DataError: the model has no masked-LM head or one that does not fill masks, or a text has no mask or is longer
-            than the model reads.
+        DataError: the model has no masked-LM head or one that does not fill masks, a text has no mask or is longer than
+            the model reads, or outputs are not finite.
     """
     if "masked_lm" not in model.head_names:
         raise DataError("the model has no masked-LM head; take one that was pretrained with masked_lm")
@@ -52,7 +52,13 @@ def fill_masks(
         ids = _encode(tokenizer, text, mask, model.encoder.config.max_tokens)
         hidden_TD = model(PackedBatch.from_ids([ids]).to(device))
         position_M = [index + offset for index, token in enumerate(ids) if token == tokenizer.mask_id]
-        probability_MV = torch.softmax(model.masked_lm_logits(hidden_TD[position_M]), dim=-1)
+        logits_MV = model.masked_lm_logits(hidden_TD[position_M])
+        if not logits_MV.isfinite().all():
+            raise DataError(
+                "the model's outputs are not finite numbers: its weights are damaged, or its training diverged; take"
+                " another checkpoint"
+            )
+        probability_MV = torch.softmax(logits_MV, dim=-1)
         best = probability_MV.topk(min(top, probability_MV.shape[-1]), dim=-1)
         masks = [
             [{"token": tokenizer.token(n), "id": n, "probability": p} for n, p in zip(*candidates, strict=True)]

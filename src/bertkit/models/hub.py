@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bertkit.errors import DataError
+from bertkit.files import read_json
 from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmConfig
-from bertkit.models.encoder import EncoderConfig
+from bertkit.models.encoder import LARGEST_SIZE, EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.headed import POOLER, HeadedModel
@@ -35,13 +35,15 @@ from bertkit.models.model_files import (
     find_weights,
     is_model,
     read_weights,
+    write_safetensors,
 )
 from bertkit.models.mosaicbert import HUB_MARK as MOSAICBERT_MARK
 from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
 from bertkit.models.registry import FAMILIES
-from bertkit.models.weights import WeightReport, load_weights
+from bertkit.models.untrained import untrained_parts
+from bertkit.models.weights import WeightReport, compare_weights, load_weights
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import save_tokenizer
 
@@ -101,7 +103,7 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
         name: tensor.clone() if name in form.copies else tensor.contiguous()
         for name, tensor in form.to_hub(state).items()
     }
-    save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_safetensors(directory / WEIGHTS_FILE, tensors)
     # safetensors writes files that only the user can read; the other files follow the umask.
     (directory / WEIGHTS_FILE).chmod((directory / CONFIG_FILE).stat().st_mode)
     if tokenizer is not None:
@@ -119,8 +121,8 @@ def _model_type(contents: Mapping[str, Any]) -> str:
     """The family of a config.json. Published GPT-BERTs name none, and are known by their class; published MosaicBERTs
     name BERT's."""
     given = contents.get("model_type")
-    names = contents.get("architectures") or ()
-    if not given and any(str(name).startswith("GPTBERT") for name in names):
+    names = contents.get("architectures")
+    if not given and isinstance(names, list) and any(str(name).startswith("GPTBERT") for name in names):
         return GptBertConfig.model_type
     if given == BertConfig.model_type and MOSAICBERT_MARK in contents:
         return MosaicBertConfig.model_type
@@ -134,17 +136,12 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         DataError: the file is damaged, its model type unknown or a setting invalid.
     """
     path = directory / CONFIG_FILE
-    try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(contents, dict):
-        raise DataError(f"{path}: expected a JSON object, found {type(contents).__name__}")
+    contents = read_json(path)
     kind = _KINDS.get(_model_type(contents))
     if kind is None:
         raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")
-    if not isinstance(contents.get("vocab_size"), int):
-        raise DataError(f"{path}: vocab_size is {contents.get('vocab_size')!r}; expected a whole number")
+    _check_types(path, contents)
+    _labels(directory, contents)
     try:
         return kind.from_hub(contents), contents
     except ValidationError as error:
@@ -153,20 +150,49 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         raise DataError(f"{path}: {key}: {first['msg']} (found {first['input']!r})") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
+    except (TypeError, AttributeError, KeyError, OverflowError, ZeroDivisionError) as error:
+        # Families compute with values before their settings are validated.
+        raise DataError(f"{path}: a value is of the wrong type or size: {error!r}") from error
+
+
+def _check_types(path: Path, contents: Mapping[str, Any]) -> None:
+    """Check the keys that every family reads.
+
+    Raises:
+        DataError: one has a value of another type, or out of range.
+    """
+    vocab_size, pad_id = contents.get("vocab_size"), contents.get("pad_token_id")
+    if type(vocab_size) is not int or not 1 <= vocab_size <= LARGEST_SIZE:
+        raise DataError(f"{path}: vocab_size is {vocab_size!r:.60}; expected a whole number from 1 to {LARGEST_SIZE:,}")
+    if pad_id is not None and (type(pad_id) is not int or not 0 <= pad_id < vocab_size):
+        raise DataError(
+            f"{path}: pad_token_id is {pad_id!r:.60}; expected a whole number below vocab_size, {vocab_size}"
+        )
+    architectures = contents.get("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
+        raise DataError(f"{path}: architectures is {architectures!r:.60}; expected a list of names")
 
 
 def load_model(
-    directory: Path, *, heads: Collection[str] | None = None, labels: Labels | None = None, new: Collection[str] = ()
+    directory: Path,
+    *,
+    heads: Collection[str] | None = None,
+    labels: Labels | None = None,
+    new: Collection[str] = (),
+    is_trained: bool = False,
 ) -> tuple[HeadedModel, WeightReport]:
     """A model with its heads, in evaluation mode.
 
     Args:
         directory: as found by `find_model`.
-        heads: which heads to build; None: those of the checkpoint. One that it lacks is initialised: a warning names
-            its weights, and they are in the report's `missing`.
+        heads: which heads to build; None: those of the checkpoint. One that it lacks is initialised: a warning says
+            what that means, and its weights are in the report's `missing`.
         labels: of the classification heads; None: config.json's. A classifier with another number of labels is
             initialised.
         new: heads that are expected to be initialised, without a warning.
+        is_trained: whether the caller goes on to train the model, and with it what is initialised.
 
     Raises:
         DataError: a file is damaged, a weight of the encoder is missing, or a shape disagrees.
@@ -190,22 +216,24 @@ def load_model(
                 restructure(model, tensors, model.hub_form().names, quantisation)
             except DataError as error:
                 raise DataError(f"{directory / CONFIG_FILE}: {error}") from error
-    model.to_empty(device="cpu")
     model.extras = {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
     form = model.hub_form()
     names = form.hub_names(model.state_dict())
     may_differ = [name for name in names if labels is not None and name.partition(".")[0] in LABELLED]
-    with torch.no_grad():
-        report = load_weights(model, tensors, form, source=str(path), may_differ=may_differ)
+    # Compared before memory is taken: config.json can claim any size.
+    report = compare_weights(model, tensors, form, source=str(path), may_differ=may_differ)
     backbone = [names[name] for name in names if name.startswith("encoder.")]
     lacking = [name for name in report.missing if name in set(backbone)]
     if lacking:
         raise DataError(f"{path}: the encoder lacks {len(lacking)} weights, such as {', '.join(lacking[:3])}")
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        load_weights(model, tensors, form, source=str(path), may_differ=may_differ)
     initialised = set(report.drawn_anew)
     model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
     unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
-    if unexpected:
-        log.warning("%s: newly initialised: %s", path, ", ".join(sorted(unexpected)))
+    for line in untrained_parts(names, unexpected, source=str(path), is_trained=is_trained):
+        log.log(logging.INFO if is_trained else logging.WARNING, "%s", line)
     return model.eval(), report
 
 
@@ -309,8 +337,8 @@ def _named_heads(config: EncoderConfig, contents: Mapping[str, Any]) -> set[str]
 def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
     try:
         return Labels.from_hub(contents)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{directory / CONFIG_FILE}: {error}") from error
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(f"{directory / CONFIG_FILE}: labels: {error}") from error
 
 
 def _with_prefix(tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ ProblemType = Literal["regression", "single_label_classification", "multi_label_
 
 _UNNAMED = "LABEL_{}"
 _DEFAULT_COUNT = 2
+MOST_LABELS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,13 @@ class Labels:
         if not named and contents.get("label2id"):
             named = {number: name for name, number in contents["label2id"].items()}
         if not named:
-            return cls.unnamed(int(contents.get("num_labels", _DEFAULT_COUNT)), problem_type)
+            count = int(contents.get("num_labels", _DEFAULT_COUNT))
+            if not 1 <= count <= MOST_LABELS:
+                raise ValueError(f"num_labels is {count!r:.60}; expected 1 to {MOST_LABELS:,}")
+            return cls.unnamed(count, problem_type)
         by_number = {int(number): str(name) for number, name in named.items()}
         if sorted(by_number) != list(range(len(by_number))):
-            raise ValueError(f"id2label must number the labels from 0 without gaps, found {sorted(by_number)}")
+            raise ValueError(f"id2label must number the labels from 0 without gaps, found {sorted(by_number)!s:.80}")
         return cls(tuple(by_number[number] for number in range(len(by_number))), problem_type)
 
     def to_hub(self) -> dict[str, Any]:

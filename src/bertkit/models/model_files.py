@@ -8,22 +8,22 @@ code; it is read by torch's restricted reader, which refuses anything but tensor
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertkit.errors import DataError, first_line
-from bertkit.files import sha256_of
+from bertkit.files import file_within, read_json, sha256_of
 from bertkit.hub import hub_errors, is_offline, refusal
+from bertkit.models.near_models import close_names, looks_local, near_models, unfinished_run
 
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
@@ -81,17 +81,16 @@ def _with_new_norm(name: str) -> str:
 
 
 def _shards(index: Path) -> list[Path]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{index}: not an index of weight files: {error!r}") from error
-    for name in names:
-        if Path(name).name != name:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
+        raise DataError(f"{index}: not an index of weight files: weight_map has to name a file for each tensor")
+    files = {name: file_within(index.parent, name, index) for name in sorted(set(weight_map.values()))}
+    for name, file in files.items():
+        if file.parent != index.parent:
             raise DataError(f"{index}: names {name!r}, which is not a file beside it")
-        if not (index.parent / name).is_file():
+        if not file.is_file():
             raise DataError(f"{index}: names {name}, which is missing; fetch the model again")
-    return [index.parent / name for name in names]
+    return list(files.values())
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -102,6 +101,18 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             f"{path}: cannot be read as safetensors: {error}; the file is damaged or cut off: {_remedy(path)}"
         ) from error
     return tensors
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors by name; each has memory of its own.
+
+    Raises:
+        DataError: the disk refused.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:  # the library wraps what the disk says
+        raise DataError(f"{path}: cannot be written: {error}; free some space, or choose another disk") from error
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
@@ -145,16 +156,25 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
         offline: use the local cache alone.
 
     Raises:
-        DataError: there is no such directory, and the Hub has no such model or cannot be reached.
+        DataError: there is no such directory, and the Hub has no such model or cannot be reached; the message names
+            runs and models of similar names.
     """
     path = Path(model).expanduser()
     for directory in (path, path / "model"):
         if is_model(directory):
             return directory
-    if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE})")
+    if path.exists():
+        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){unfinished_run(path)}")
+    if looks_local(model):
+        raise DataError(f"{model}: does not exist; {near_models(path)}")
     name, _, named_revision = model.partition("@")
-    return _fetched(name, revision or named_revision or None, offline=is_offline(offline))
+    try:
+        return _fetched(name, revision or named_revision or None, offline=is_offline(offline))
+    except DataError as error:
+        near = close_names(path)
+        if not near:
+            raise
+        raise DataError(f"{error}; near this name on disk: {', '.join(near)}") from error
 
 
 def is_model(directory: Path) -> bool:

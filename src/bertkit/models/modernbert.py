@@ -13,7 +13,7 @@ sequences, V vocabulary, K outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,6 +31,7 @@ from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.windows import attend_near, keys_in_window
+from bertkit.settings import UnreadKey
 
 LayerType = Literal["full_attention", "sliding_attention"]
 _LAYER = "layers.{n}."
@@ -71,6 +72,8 @@ class ModernBertConfig(TransformerConfig):
     classifier_activation: Activation = Field("gelu", description="Activation of the heads.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
+    live_fields: ClassVar[frozenset[str]] = frozenset({"global_rope_theta", "local_rope_theta"})
+    tiled_parts: ClassVar[Mapping[str, int] | None] = {"feed_forward.inner": 2}
     model_type: ClassVar[str] = "modernbert"
     hub_prefix: ClassVar[str] = "model"
     base_architecture: ClassVar[str] = "ModernBertModel"
@@ -94,6 +97,17 @@ class ModernBertConfig(TransformerConfig):
                 f"layer_types names {len(self.layer_types)} layers; num_hidden_layers is {self.num_hidden_layers}"
             )
 
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.initializer == "normal":
+            yield UnreadKey("initializer_cutoff_factor", "model.initializer is normal, which is not cut off")
+        if self.layer_types is not None:
+            yield UnreadKey("global_attn_every_n_layers", "model.layer_types names the kind of each layer")
+        if "sliding_attention" not in self.kinds:
+            yield UnreadKey("local_attention", "no layer is local")
+            yield UnreadKey("local_rope_theta", "no layer is local")
+        if "full_attention" not in self.kinds:
+            yield UnreadKey("global_rope_theta", "no layer is global")
+
     @property
     def kinds(self) -> tuple[LayerType, ...]:
         """Each layer's kind."""
@@ -103,6 +117,11 @@ class ModernBertConfig(TransformerConfig):
         return tuple(
             "sliding_attention" if number % every else "full_attention" for number in range(self.num_hidden_layers)
         )
+
+    @property
+    def theta(self) -> dict[LayerType, float]:
+        """The longest wave of the rotary positions of each kind of layer."""
+        return {"full_attention": self.global_rope_theta, "sliding_attention": self.local_rope_theta}
 
     def build(self, vocab_size: int, *, pad_id: int = 50_283) -> ModernBert:
         return ModernBert(self, vocab_size)
@@ -155,6 +174,8 @@ class ModernBertConfig(TransformerConfig):
         rates: dict[str, Any] = {}
         for kind, name in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
             rope = (contents.get("rope_parameters") or {}).get(kind) or {}
+            if not isinstance(rope, Mapping):
+                raise ValueError(f"rope_parameters.{kind} is {rope!r:.60}; expected an object")
             if rope.get("rope_type", "default") != "default":
                 raise ValueError(
                     f"rope_parameters.{kind}.rope_type is {rope['rope_type']!r}; only 'default' is supported"
@@ -333,10 +354,12 @@ class ModernBert(Encoder):
         )
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         self.head_width = config.hidden_size // config.num_attention_heads
-        self.theta: dict[LayerType, float] = {
-            "full_attention": config.global_rope_theta,
-            "sliding_attention": config.local_rope_theta,
-        }
+        self.theta = config.theta
+
+    def reconfigure(self, config: EncoderConfig) -> None:
+        assert isinstance(config, ModernBertConfig)
+        super().reconfigure(config)
+        self.theta = config.theta
 
     @property
     def word_embedding(self) -> nn.Embedding:

@@ -9,10 +9,9 @@ Shapes: T packed tokens, B sequences, D width, E width of the vectors.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +20,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
+from bertkit.files import file_within, read_json, read_json_file
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
@@ -131,7 +131,8 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     if not (directory / MODULES_FILE).is_file():
         model, _ = load_model(directory, heads=())
         return SentenceModel(model).eval()
-    steps = [(_kind(step), directory / str(step.get("path", ""))) for step in _modules(directory / MODULES_FILE)]
+    listed = directory / MODULES_FILE
+    steps = [(step.kind, file_within(directory, step.path, listed)) for step in read_modules(listed)]
     if [kind for kind, _ in steps[:2]] != ["Transformer", "Pooling"]:
         raise DataError(
             f"{directory / MODULES_FILE}: expected a Transformer and a Pooling first, found"
@@ -149,15 +150,33 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     ).eval()
 
 
-def _modules(path: Path) -> list[Mapping[str, Any]]:
-    steps = _read(path)
-    if not isinstance(steps, list) or not all(isinstance(step, dict) and "type" in step for step in steps):
-        raise DataError(f"{path}: expected a list of modules, each with a type and a path")
-    return sorted(steps, key=lambda step: int(step.get("idx", 0)))
+class ModuleEntry(NamedTuple):
+    """A line of modules.json: its kind, such as Pooling, and its directory below the model's."""
+
+    kind: str
+    path: str
 
 
-def _kind(step: Mapping[str, Any]) -> str:
-    return str(step["type"]).rpartition(".")[2]
+def read_modules(path: Path) -> list[ModuleEntry]:
+    """The modules of a modules.json in their order; whoever opens one's directory checks its name (`file_within`).
+
+    Raises:
+        DataError: it is no list of modules.
+    """
+    steps = read_json_file(path)
+    if not isinstance(steps, list) or not all(map(_is_module, steps)):
+        raise DataError(f"{path}: expected a list of modules, each with a type and a path of text and a whole idx")
+    ordered = sorted(steps, key=lambda step: int(step.get("idx", 0)))
+    return [ModuleEntry(step["type"].rpartition(".")[2], step.get("path", "")) for step in ordered]
+
+
+def _is_module(step: Any) -> bool:
+    return (
+        isinstance(step, dict)
+        and isinstance(step.get("type"), str)
+        and isinstance(step.get("path", ""), str)
+        and isinstance(step.get("idx", 0), int)
+    )
 
 
 def _step(kind: str, path: Path) -> nn.Module:
@@ -169,7 +188,7 @@ def _step(kind: str, path: Path) -> nn.Module:
 
 
 def _dense(path: Path) -> Dense:
-    settings = _read(path / CONFIG_FILE)
+    settings = read_json(path / CONFIG_FILE)
     if settings.get("use_residual", False):
         raise DataError(f"{path / CONFIG_FILE}: use_residual is true; only a Dense step without it is supported")
     name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
@@ -192,7 +211,7 @@ def _dense(path: Path) -> Dense:
 
 
 def _pooling_modes(path: Path) -> tuple[PoolingMode, ...]:
-    settings = _read(path)
+    settings = read_json(path)
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in _OLD_KEYS.items() if settings.get(key)] or ["mean"]
@@ -210,11 +229,4 @@ def _tokenizer_limit(root: Path) -> int | None:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return dict(_read(path)) if path.is_file() else {}
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}") from error
+    return read_json(path) if path.is_file() else {}

@@ -198,12 +198,33 @@ def load_weights(
     if not isinstance(form, HubForm):
         form = HubForm(form)
     state = module.state_dict()
-    hub_names = form.hub_names(state)
+    report = compare_weights(module, tensors, form, source=source, may_differ=may_differ)
+    tensors = _with_originals(tensors, form)
+    fitting = {name: tensors[name] for name in report.loaded}
+    for name, tensor in form.from_hub(fitting, state).items():
+        state[name].copy_(tensor)
+    return report
+
+
+def _with_originals(tensors: Mapping[str, Tensor], form: HubForm) -> Mapping[str, Tensor]:
     # Of two names for one tensor a file may have kept either.
     kept = {
         original: tensors[copy] for copy, original in form.tied.items() if copy in tensors and original not in tensors
     }
-    tensors = {**tensors, **kept}
+    return {**tensors, **kept}
+
+
+def compare_weights(
+    module: nn.Module, tensors: Mapping[str, Tensor], form: HubForm, *, source: str, may_differ: Collection[str] = ()
+) -> WeightReport:
+    """What `load_weights` would do with these arguments; the module may be on the meta device, and stays as it is.
+
+    Raises:
+        DataError: see `load_weights`.
+    """
+    state = module.state_dict()
+    hub_names = form.hub_names(state)
+    tensors = _with_originals(tensors, form)
     with torch.device("meta"):
         shapes = {name: tensor.shape for name, tensor in form.to_hub(_on_meta(state)).items()}
     report = WeightReport(tied=_checked_copies(tensors, form, source))
@@ -222,9 +243,6 @@ def load_weights(
             errors.append(f"{hub_name} has shape {shape}, the configuration wants {wanted}")
     if errors:
         raise DataError(f"{source}: " + "; ".join(errors))
-    fitting = {name: tensors[name] for name in report.loaded}
-    for name, tensor in form.from_hub(fitting, state).items():
-        state[name].copy_(tensor)
     return report
 
 

@@ -8,12 +8,16 @@ changes the hash of the recipe, and a resume names the key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import BaseModel
+
+from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.files import sha256_of
@@ -23,17 +27,21 @@ from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.model_files import weights_hash
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
-from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.stages import parts_of, stages_of
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import Override, load_as, overrides_of, resolve_recipe, with_overrides
+from bertkit.recipe.short_keys import OF_TEXT, long_keys
 from bertkit.recipe.tree import Located
+from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
 from bertkit.training.run import RunArguments
 
 log = logging.getLogger(__name__)
 
+_ADDING = {"tokenizer.add_tokens", "tokenizer.added_frequency"}
+"""Keys that change the initial model's tokenizer, and do not ask for another one."""
 _FILE, _FILE_HASH = "lexicon", "lexicon_sha256"
 """The key of a file, and that of its content's hash in the same mapping."""
 
@@ -56,6 +64,9 @@ class PretrainArguments(RunArguments[Recipe]):
     """The class of the recipe."""
     kind: ClassVar[str] = "pretrain"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", long_keys(self.overrides, OF_TEXT))
+
     @property
     def named(self) -> str:
         """The recipe's name or path.
@@ -76,13 +87,22 @@ class PretrainArguments(RunArguments[Recipe]):
         """
         name = self.named
         # The command line takes precedence over the settings of the initial model.
-        recipe = load_recipe(name, [*starting_from(self), *self.overrides, *source_overrides(self.sources)])
+        recipe = load_recipe(
+            name, [*starting_from(self), *self._given_steps, *self.overrides, *source_overrides(self.sources)]
+        )
         if recipe.init == INIT_TO_BE_GIVEN:
             raise UsageError(
                 f"init: recipe {recipe.name} starts from a model of yours; give --init MODEL, a model or run directory"
                 " or a Hub id"
             )
+        warn_of_stages(recipe, self.overrides)
         return completed(recipe, self.max_steps)
+
+    @property
+    def _given_steps(self) -> list[Override]:
+        """Steps that the command line gives go before the recipe's passes."""
+        given = {override.key for override in self.overrides}
+        return [Override("optimisation.passes", None)] if "optimisation.steps" in given else []
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
         """Hashes of the models that a run reads; its record keeps them, and a resume compares them.
@@ -94,6 +114,12 @@ class PretrainArguments(RunArguments[Recipe]):
             return {"model": None}
         directory, _ = self.initial_model(recipe.init)
         return {"model": weights_hash(directory)}
+
+    def parts(self, recipe: Recipe) -> Sequence[Part]:
+        return parts_of(recipe)
+
+    def inherited(self, recipe: Recipe) -> Mapping[str, BaseModel]:
+        return {} if recipe.init is None else {"model": self.initial_model(recipe.init)[1]}
 
     def initial_model(self, name: str) -> tuple[Path, EncoderConfig]:
         """The directory and the configuration of the model to start from.
@@ -116,7 +142,38 @@ class PretrainArguments(RunArguments[Recipe]):
 
     def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
         """The run's trainer."""
-        return Pretrainer(recipe, shards, run, cache=self.cache)
+        return Pretrainer(fitted(recipe, shards, cache=self.cache), shards, run, cache=self.cache)
+
+
+def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
+    """The recipe with the steps that `optimisation.passes` makes of this text.
+
+    Args:
+        recipe: resolved.
+        shards: the tokenised corpus.
+        cache: the cache's root, for the plans of epochs.
+
+    Raises:
+        DataError: there is too little text.
+    """
+    optimisation = recipe.optimisation
+    if optimisation.passes is None:
+        return recipe
+    training, _ = training_and_held_out(recipe.data, shards, seed=recipe.seed, stage=0, plans=cache / "plans")
+    samples = optimisation.passes * training.epoch_length(0)
+    steps = max(1, math.ceil(samples / optimisation.batch_sequences))
+    log.info(
+        "%g passes over the text: %d steps of %d sequences", *(optimisation.passes, steps), optimisation.batch_sequences
+    )
+    return shortened(recipe, steps)
+
+
+def as_begun(recipe: Recipe, run: RunDirectory) -> Recipe:
+    """The recipe of a run with the held-out text that the run began with; early versions counted documents alone."""
+    if not run.record["steps"]:
+        return recipe
+    least = run.record.get("held_out", {}).get("least_tokens", 0)
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"held_out_tokens": least})})
 
 
 def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
@@ -124,6 +181,18 @@ def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
     recipe = with_file_hashes(shortened(recipe, max_steps))
     stages_of(recipe)
     return recipe
+
+
+def warn_of_stages(recipe: Recipe, overrides: Sequence[Override]) -> None:
+    """Log which settings of the command line hold in some stages only, since others have their own."""
+    given = {override.key: override.place for override in overrides}
+    keys = dict.fromkeys(key for stage in recipe.optimisation.stages for key in stage.set if key in given)
+    for key in keys:
+        own = [str(number) for number, stage in enumerate(recipe.optimisation.stages, start=1) if key in stage.set]
+        log.warning(
+            "%s holds where a stage does not set %s itself; %s %s does: change it with --set optimisation.stages=[]",
+            *(given[key].partition("=")[0], key, "stage" if len(own) == 1 else "each of the stages", ", ".join(own)),
+        )
 
 
 def with_file_hashes(recipe: Recipe, *, recompute: bool = False) -> Recipe:
@@ -204,14 +273,17 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     if arguments.init is None:
         return []
     directory, config = arguments.initial_model(arguments.init)
-    tree = resolve_recipe(arguments.named, arguments.overrides)
+    others = [override for override in arguments.overrides if override.key not in _ADDING]
+    tree = resolve_recipe(arguments.named, others)
     given, model = tree.child("init"), tree.child("model")
-    any_model = given is not None and given.value == INIT_TO_BE_GIVEN
-    if not any_model and model is not None:
+    tiling = tree.child("init_tiling")
+    keeps_sizes = tiling is not None and tiling.value is True
+    any_model = given is not None and given.value == INIT_TO_BE_GIVEN and not keeps_sizes
+    if not any_model and not keeps_sizes and model is not None:
         config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
-    overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
-    changed = any(override.key.partition(".")[0] == "tokenizer" for override in arguments.overrides)
+    overrides = overrides_of({"init": name} if keeps_sizes else {"init": name, "model": config.model_dump(mode="json")})
+    changed = any(override.key.partition(".")[0] == "tokenizer" for override in others)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))
     return overrides

@@ -5,74 +5,149 @@ Nothing here follows a paper.
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from bertkit.data.shards import TokenShards, is_shards
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
+from bertkit.pretraining.arguments import shortened
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, stages_of
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops, training_memory_bytes
+from bertkit.text.sources import open_corpus
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.text.vocabulary import train_tokenizer
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops
 from bertkit.training.engine import resolve_engine
-from bertkit.training.plan import PlannedTeacher, plan_document
+from bertkit.training.memory import MemoryTerms, training_memory
+from bertkit.training.plan import PlannedTeacher, PlannedVocabulary, plan_document
+
+_BYTES_OF_A_TOKEN = 4.5
+"""Of English text."""
+SAMPLED_MEGABYTES = 8.0
+"""Most text that a plan learns a vocabulary from."""
 
 
 def pretraining_plan(
-    recipe: Recipe, *, vocab_size: int | None = None, teacher: PlannedTeacher | None = None
+    recipe: Recipe, *, vocab_size: int | None = None, teacher: PlannedTeacher | None = None, offline: bool = False
 ) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time; sequences are taken at their full length.
 
     Args:
         recipe: resolved.
-        vocab_size: V where it is known; else the recipe's, of which a corpus too small for it gives less, and a smaller
-            model.
+        vocab_size: V where it is known; else that of `planned_vocabulary`.
         teacher: beside the model, if there is one.
+        offline: use no network.
     """
+    recipe, steps_estimated = _with_planned_steps(recipe)
     engine = resolve_engine(recipe.engine)
+    text_bytes = 0.0
+    if vocab_size is None:
+        vocabulary, text_bytes = planned_vocabulary(recipe, offline=offline)
+    else:
+        vocabulary = PlannedVocabulary(vocab_size)
     stages = stages_of(recipe)
     objectives = [objective for stage in stages for objective in stage.recipe.objectives]
     with torch.device("meta"):
-        model = pretraining_model(recipe.model, objectives, vocab_size or recipe.tokenizer.vocab_size)
+        model = pretraining_model(recipe.model, objectives, vocabulary.size)
     parameters = count_parameters(model)
-    tokens = flops = memory = 0.0
+    tokens = flops = 0.0
+    memory: MemoryTerms = {}
     for stage in stages:
         length = stage.recipe.data.sequence_length
-        sequences = stage.recipe.optimisation.batch_sequences
-        predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage))
-        in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
-        steps = stage.end_step - stage.first_step
-        tokens += steps * sequences * length
-        flops += steps * step_flops(
-            model,
-            tokens=sequences * length,
-            squared_lengths=sequences * length**2,
-            predictions={head: sequences * count for head, count in predictions.items()},
-            sequences=sequences,
-        )
-        micro_batch = min(engine.micro_batch_tokens, sequences * length)
-        memory = max(
-            memory,
-            training_memory_bytes(model, micro_batch_tokens=micro_batch, predictions=in_all * micro_batch / length),
-        )
+        for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+            predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
+            in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
+            tokens += (end - first) * sequences * length
+            flops += (end - first) * step_flops(
+                model,
+                tokens=sequences * length,
+                squared_lengths=sequences * length**2,
+                predictions={head: sequences * count for head, count in predictions.items()},
+                sequences=sequences,
+            )
+            micro_batch = min(engine.micro_batch_tokens, sequences * length)
+            terms = training_memory(
+                model,
+                micro_batch_tokens=micro_batch,
+                sequence_length=length,
+                predictions=in_all * micro_batch / length,
+                bf16=engine.bf16,
+                state_bytes=recipe.optimisation.optimizer.state_bytes,
+            )
+            memory = max(memory, terms, key=lambda each: sum(each.values()))
     kept = engine.intervals.keep_checkpoints + 1
-    return plan_document(
+    document = plan_document(
         recipe,
         engine,
         parameters=parameters,
         steps=recipe.optimisation.steps,
         tokens=tokens,
         flops=flops,
-        memory_bytes=memory + parameters.total * 2 * recipe.optimisation.average_bytes,
+        memory={
+            **memory,
+            "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
+            "initial_model": 4.0 * parameters.total if recipe.init is not None else 0.0,
+        },
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * kept + 4),
+        text_bytes=text_bytes,
+        vocabulary=vocabulary,
         teacher=teacher,
+        hours=recipe.optimisation.schedule.hours,
     )
+    return document | ({"steps_estimated": True} if steps_estimated else {})
 
 
-def _mean_count(objective: Objective, stage: Stage) -> float:
-    """An objective's predictions of one sequence, on average over the stage."""
-    steps = stage.recipe.optimisation.steps
-    length = stage.recipe.data.sequence_length
-    return objective.mean_expected_count(length, stage.first_step / steps, stage.end_step / steps)
+def _with_planned_steps(recipe: Recipe) -> tuple[Recipe, bool]:
+    """The recipe with the steps that its passes will make, and whether they are an estimate from the size of the text:
+    of files and shards they are, of any other text `steps` is taken, which they do not exceed."""
+    optimisation, sources = recipe.optimisation, recipe.data.sources
+    if optimisation.passes is None:
+        return recipe, False
+    files = [Path(source).expanduser() for source in sources]
+    if len(sources) == 1 and is_shards(sources[0]):
+        tokens = float(TokenShards.open(files[0]).tokens)
+    elif not recipe.data.languages and all(file.is_file() for file in files):
+        tokens = sum(file.stat().st_size for file in files) / _BYTES_OF_A_TOKEN
+    else:
+        return recipe, True
+    tokens *= optimisation.passes * (1 - recipe.data.held_out)
+    return shortened(
+        recipe, max(1, math.ceil(tokens / (optimisation.batch_sequences * recipe.data.sequence_length)))
+    ), True
+
+
+def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[PlannedVocabulary, float]:
+    """The size of the model's vocabulary, and the bytes of text that it is learnt from (0 where it is not learnt).
+
+    It is known where the tokenizer is given, or the text is token shards. A vocabulary to be learnt from at most
+    `SAMPLED_MEGABYTES` of files is learnt here, which takes a few seconds; any other is taken as large as the recipe
+    wants it, and marked: a text that is too small for it gives fewer entries, and a smaller model.
+    """
+    tokenizer, sources = recipe.tokenizer, recipe.data.sources
+    if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
+        return PlannedVocabulary(TokenShards.open(Path(sources[0])).vocab_size), 0.0
+    if tokenizer.path is not None:
+        given = load_tokenizer(tokenizer.path, offline=offline).vocab_size
+        return PlannedVocabulary(given + tokenizer.add_tokens), 0.0
+    files = [] if recipe.data.languages else [Path(source).expanduser() for source in sources]
+    if not files or not all(file.is_file() for file in files):
+        return PlannedVocabulary(tokenizer.vocab_size, at_most=True), 0.0
+    size = min(sum(file.stat().st_size for file in files), tokenizer.sample_megabytes * 1e6)
+    if size > SAMPLED_MEGABYTES * 1e6:
+        return PlannedVocabulary(tokenizer.vocab_size, at_most=True), size
+    corpus = open_corpus(sources, recipe.data.reading, offline=offline)
+    learnt = train_tokenizer(tokenizer, corpus.sample_text(tokenizer.sample_megabytes))
+    return PlannedVocabulary(learnt.vocab_size), size
+
+
+def _mean_count(objective: Objective, stage: Stage, first: int, end: int) -> float:
+    """An objective's predictions of one sequence, on average over some updates of the stage."""
+    return objective.mean_expected_count(
+        stage.recipe.data.sequence_length, first / stage.run_steps, end / stage.run_steps
+    )

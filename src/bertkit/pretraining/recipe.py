@@ -6,7 +6,7 @@ they build. The nouns and the seed decide the result, `engine` only the speed (r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -26,6 +26,7 @@ from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.named_item import NamedItem, check_each_once
 from bertkit.recipe.resolve import DEFAULT_KIND, Override, load_as
 from bertkit.recipe.tree import Located
+from bertkit.settings import UnreadKey
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
@@ -73,6 +74,14 @@ class PretrainingOptimisation(OptimisationConfig):
     )
     batch_sequences: int = Field(256, ge=1, description="Sequences per update, over all micro-batches and ranks.")
     steps: int = Field(1_000_000, ge=1, description="Updates.")
+    passes: float | None = Field(
+        None,
+        gt=0,
+        description="How often the text is read: the run has as many steps as that takes, at most `steps`, and its"
+        " warm-up shrinks with them. null: `steps` alone decides.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = OptimisationConfig.later_fields | {"passes"}
 
     @field_validator("schedule", mode="after")
     @classmethod
@@ -86,11 +95,19 @@ class PretrainingOptimisation(OptimisationConfig):
         return {key: value for key, value in super().dumped(fields).items() if key not in _OF_TASKS}
 
     @model_validator(mode="after")
+    def _one_stage_by_time(self) -> Self:
+        if self.schedule.clock == "time" and self.stages:
+            raise ValueError("stages end with their updates, and schedule.clock is time; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _of_text_alone(self) -> Self:
         fields = type(self).model_fields
         stray = [key for key in _OF_TASKS if getattr(self, key) != fields[key].default]
         if stray:
             raise ValueError(f"{', '.join(stray)}: read where a task is learnt; on text write steps, and leave it out")
+        if self.passes is not None and self.stages:
+            raise ValueError("passes: the steps of a run in stages are given; write steps, and leave passes out")
         return self
 
 
@@ -108,6 +125,11 @@ class Recipe(RecipeHeader):
         description="Where the tokenizer is not the initial model's: embeddings of new tokens start as the mean of the"
         " initial model's tokens for them, or at random.",
     )
+    init_tiling: bool = Field(
+        False,
+        description="Whether the initial model may be smaller than the recipe's: its weights are then repeated in every"
+        " direction, and its layers drawn out; the recipe's sizes stay.",
+    )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
     model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
@@ -117,9 +139,13 @@ class Recipe(RecipeHeader):
     optimisation: PretrainingOptimisation = Field(description="Optimiser, schedule, batch and number of steps.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"init_tiling"})
+
     @model_validator(mode="after")
     def _nouns_fit_together(self) -> Recipe:
         errors = []
+        if self.init_tiling and self.init is None:
+            errors.append("init_tiling has no effect without init, the smaller model to start from")
         if self.data.sequence_length > self.model.max_tokens:
             errors.append(
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
@@ -132,6 +158,12 @@ class Recipe(RecipeHeader):
         if errors:
             raise ValueError("; ".join(errors))
         return self
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.init is None:
+            yield UnreadKey("new_pieces", "there is no init, from whose model new tokens would start", "give init")
+        elif self.init == self.tokenizer.path:
+            yield UnreadKey("new_pieces", "the tokenizer is the initial model's: no token is new", refused=False)
 
     @property
     def objectives(self) -> tuple[Objective, ...]:

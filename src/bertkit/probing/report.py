@@ -12,13 +12,13 @@ and run.py puts summary and definitions into RUN/results.json.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.files import write_text
+from bertkit.tables import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,10 +88,12 @@ class Report:
         write_text(directory / SUMMARY, "".join(f"{sentence}\n" for sentence in self.sentences))
 
 
+def read_sentences(directory: Path) -> list[str]:
+    """The sentences of a report that was written; none where the file is gone."""
+    path = directory / SUMMARY
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
 def _write_table(table: Table, path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table)
-        for row in zip(*table.values(), strict=True):
-            writer.writerow([None if value != value else value for value in row])  # NaN alone differs from itself
+    rows = zip(*table.values(), strict=True)
+    write_csv(path, list(table), ([None if value != value else value for value in row] for row in rows))  # NaN: empty

@@ -38,8 +38,15 @@ class _Dumper(yaml.SafeDumper):
         return node
 
 
+def _is_plain_text(text: str) -> bool:
+    try:
+        return isinstance(plain_scalar(text), str)
+    except ValueError:
+        return False
+
+
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = '"' if not text.isprintable() else None if isinstance(plain_scalar(text), str) else "'"
+    style = '"' if not text.isprintable() else None if _is_plain_text(text) else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -40,6 +40,9 @@ _WITHOUT_EXPECTED = frozenset(
 )
 _LONGEST_VALUE = 60
 
+MAX_ERRORS = 50
+"""Errors of one recipe that are described."""
+
 
 def validate(tree: Located, schema: type[Model], *, what: str = "the recipe", with_keys: bool = True) -> Model:
     """The tree as an instance of `schema`.
@@ -67,10 +70,12 @@ def validate(tree: Located, schema: type[Model], *, what: str = "the recipe", wi
         if detail["type"] == "union_tag_invalid":
             path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
         places.setdefault(path, []).append(detail)
-    lines = [_describe(path, found, tree, schema, with_key=with_keys) for path, found in places.items()]
+    shown = list(places.items())[:MAX_ERRORS]
+    lines = [_describe(path, found, tree, schema, with_key=with_keys) for path, found in shown]
+    lines += [f"and {len(places) - len(shown):,} more"] if len(shown) < len(places) else []
     if len(lines) == 1 and not with_keys:
         raise UsageError(lines[0])
-    count = "an error" if len(lines) == 1 else f"{len(lines)} errors"
+    count = "an error" if len(places) == 1 else f"{len(places):,} errors"
     raise UsageError("\n  ".join([f"{what} has {count}:", *lines]))
 
 

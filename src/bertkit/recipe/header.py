@@ -14,7 +14,9 @@ class RecipeHeader(Settings):
     """Header and seed."""
 
     name: str = Field(
-        pattern=r"^[\w.+-]+$", description="Names the run's directory; the file's name where left out. Never inherited."
+        pattern=r"^[\w.+-]+$",
+        max_length=100,
+        description="Names the run's directory; the file's name where left out. Never inherited.",
     )
     kind: str = Field(description="The command that runs the recipe.")
     title: str = Field("", description="One line for `bertkit recipes list`.")

@@ -19,16 +19,28 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
+from bertkit.files import open_regular
 from bertkit.recipe.errors import validate
-from bertkit.recipe.find import find_recipe, recipe_names, shipped_directory
+from bertkit.recipe.find import SUFFIXES, find_recipe, recipe_names, shipped_directory
 from bertkit.recipe.renamed import is_bare_schedule, new_key, schedule_of_name, with_new_keys
-from bertkit.recipe.tree import VARIANT_KEY, Located, read_tree
+from bertkit.recipe.tree import MAX_CHARACTERS, VARIANT_KEY, Located, read_tree
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _LONGEST_SHOWN = 60
 """Characters of an override that an error repeats."""
+
+MAX_CHAIN = 32
+"""Recipes that extend one another."""
+
+_OF_RECIPES = frozenset(
+    {
+        *("kind", "extends", "paper", "arxiv", "seed", "tokenizer", "data", "model"),
+        *("objective", "optimisation", "engine", "task", "student", "teacher", "distillation", "method", "init"),
+    }
+)
+"""Keys of which every recipe has one; renamed.py knows the former ones."""
 
 HEADER = ("name", "kind", "title", "paper", "arxiv")
 DEFAULT_KIND: Final = "pretrain"
@@ -105,9 +117,9 @@ def load_any(name: str, overrides: Sequence[Override] = ()) -> Any:
 
 
 def kind_of(tree: Located) -> Any:
-    """The command that runs a recipe."""
+    """The command that runs a recipe; what is no name is left to the schema to refuse."""
     kind = tree.child("kind")
-    return DEFAULT_KIND if kind is None else kind.plain()
+    return kind.value if kind is not None and isinstance(kind.value, str) else DEFAULT_KIND
 
 
 def require_kind(tree: Located, name: str, wanted: str) -> None:
@@ -150,6 +162,16 @@ def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
     return tree
 
 
+def base_of(name: str) -> dict[str, Any]:
+    """The settings of the recipe that this one extends, as plain data; none where it extends none."""
+    path = find_recipe(name)
+    extends = _read(path).child("extends")
+    if extends is None:
+        return {}
+    plain: dict[str, Any] = _with_bases(find_recipe(str(extends.value), path), ()).plain()
+    return plain
+
+
 def _named(path: Path) -> Located:
     """A file's tree with its bases merged in, named after the file where it gives no name of its own."""
     tree = _with_bases(path, ())
@@ -168,14 +190,41 @@ def _header(path: Path) -> dict[str, Any]:
     return header | {"kind": header["kind"] or DEFAULT_KIND}
 
 
+def _read_base(path: Path) -> Located:
+    """A file that another recipe names in `extends`.
+
+    The recipe may come from somebody else, and the file be one of the user's own that is no recipe: an error then
+    repeats nothing of it.
+
+    Raises:
+        UsageError: it is no recipe.
+    """
+    shown = _shown(path)
+    what = f"{shown}: extends names this file, which is no recipe"
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"{what}: the name of one ends in {' or '.join(SUFFIXES)}")
+    try:
+        tree = _read(path)
+    except UsageError:
+        # Without the error that it comes from, which quotes the file.
+        raise UsageError(f"{what}; `bertkit recipes show {shown}` tells what is wrong in it") from None
+    assert isinstance(tree.value, dict)
+    if not _OF_RECIPES & tree.value.keys():
+        raise UsageError(f"{what}: it has none of the keys {', '.join(sorted(_OF_RECIPES))}")
+    return tree
+
+
 def _read(path: Path) -> Located:
     shown = _shown(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with open_regular(path) as file:
+            text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{shown}: not UTF-8 text (byte {error.start}); is it a recipe?") from None
     except OSError as error:
         raise UsageError(f"{shown}: {error.strerror}") from None
+    except DataError:
+        raise UsageError(f"{shown}: not a regular file; expected a recipe") from None
     tree = read_tree(text, shown)
     if not isinstance(tree.value, dict):
         found = "empty" if tree.value is None else f"a {type(tree.value).__name__}"
@@ -185,10 +234,12 @@ def _read(path: Path) -> Located:
 
 def _with_bases(path: Path, chain: tuple[Path, ...]) -> Located:
     real = path.resolve()
+    if len(chain) > MAX_CHAIN:
+        raise UsageError(f"{_shown(chain[0])}: more than {MAX_CHAIN} recipes extend one another; merge some of them")
     if real in chain:
         circle = " -> ".join(_shown(each) for each in [*chain[chain.index(real) :], real])
         raise UsageError(f"extends goes in a circle: {circle}")
-    tree = _read(path)
+    tree = _read_base(path) if chain else _read(path)
     assert isinstance(tree.value, dict)
     own = dict(tree.value)
     base_name = own.pop("extends", None)
@@ -225,7 +276,7 @@ def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequenc
     if isinstance(tree.value, list):
         items = list(tree.value)
         index = _index(items, first, value.place, whole[: len(whole) - len(keys)])
-        if first.isdigit():
+        if first.isdecimal():
             items[index] = _replaced(items[index], rest, value, whole)
         else:  # a word names an item of single-key mappings, and is the first key inside it
             items[index] = _replaced(_as_mapping(items[index]), keys, value, whole)
@@ -242,7 +293,7 @@ def _as_mapping(item: Located) -> Located:
 
 def _index(items: Sequence[Located], key: str, place: str, parent: Sequence[str]) -> int:
     names = [next(iter(item.value), "") if isinstance(item.value, dict) else str(item.plain()) for item in items]
-    if key.isdigit() and int(key) < len(items):
+    if key.isdecimal() and int(key) < len(items):
         return int(key)
     if key in names:
         return names.index(key)

@@ -33,6 +33,13 @@ _CONSTANTS: dict[str, Scalar] = {
 }
 _LARGEST_WHOLE_POWER = 10**18
 
+MAX_CHARACTERS = 4 << 20
+MAX_DEPTH = 32
+MAX_NODES = 100_000
+"""Of one YAML text: a recipe has some hundred values, six levels deep. Aliases count with all that they stand for."""
+MAX_DIGITS = 1000
+"""Of a number; Python refuses to print an integer of more than 4,300."""
+
 VARIANT_KEY = "name"
 """The key that says which of several kinds a mapping configures."""
 
@@ -84,12 +91,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 def plain_scalar(text: str) -> Scalar:
     """What an unquoted YAML 1.2 scalar means.
 
+    Raises:
+        ValueError: a number of more than `MAX_DIGITS` characters.
+
     Beyond the core schema: `1_000_000` groups digits, and `1e6` is a whole number, so that it can be
     a count of steps (a field that wants a float takes whole numbers too). `yes`, `no`, `on`, `off`, dates and
     `12:30` are text.
     """
     if text in _CONSTANTS:
         return _CONSTANTS[text]
+    if len(text) > MAX_DIGITS:
+        if any(number.fullmatch(text) for number in (_INTEGER, _HEXADECIMAL, _FLOAT)):
+            raise ValueError(f"a number of {len(text):,} digits; at most {MAX_DIGITS} are read; text is put in quotes")
+        return text
     if _INTEGER.fullmatch(text):
         return int(text)
     if _HEXADECIMAL.fullmatch(text):
@@ -105,11 +119,14 @@ def read_tree(text: str, name: str) -> Located:
     """Parse one YAML document; `name` is the file as messages call it, or the option that holds the text.
 
     Raises:
-        UsageError: not YAML, a key written twice, a key that is not text, an unknown tag, a value that contains itself;
-            with file and line.
+        UsageError: not YAML, a key written twice, a key that is not text, an unknown tag, a value that contains itself,
+            or more than the limits above; with file and line.
     """
     numbered = "\n" in text or not name.startswith("--")
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"{name}: more than {MAX_CHARACTERS >> 20} million characters; is it a recipe?")
     try:
+        _check_depth(text, name, numbered)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise UsageError(_yaml_error(error, name, numbered)) from None
@@ -118,15 +135,37 @@ def read_tree(text: str, name: str) -> Located:
     return _Builder(name, numbered).build(node)
 
 
+def _check_depth(text: str, name: str, numbered: bool) -> None:
+    """Refuse deep nesting by the parser's events, before anything recurses: libyaml's composer exhausts the stack.
+
+    Raises:
+        UsageError: it is nested deeper than `MAX_DEPTH`.
+        yaml.YAMLError: it is no YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            mark = event.start_mark
+            place = f"{name}:{mark.line + 1}" if numbered and mark is not None else name
+            raise UsageError(f"{place}: nested deeper than {MAX_DEPTH} levels; write it flatter")
+
+
 class _Builder:
     def __init__(self, name: str, numbered: bool) -> None:
         self._name, self._numbered = name, numbered
         self._open: set[int] = set()
+        self._built = 0
 
     def build(self, node: yaml.Node, place: str | None = None) -> Located:
         place = place or self._place(node)
         if id(node) in self._open:
             raise UsageError(f"{place}: an alias that contains itself")
+        self._built += 1
+        if self._built > MAX_NODES:
+            raise UsageError(f"{place}: more than {MAX_NODES:,} values, counting what aliases repeat; is it a recipe?")
+        if len(self._open) > MAX_DEPTH:
+            raise UsageError(f"{place}: nested deeper than {MAX_DEPTH} levels by its aliases; write it flatter")
         self._open.add(id(node))
         value = self._value(node, place)
         self._open.discard(id(node))
@@ -138,7 +177,10 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
             return [self.build(item) for item in node.value]
         if isinstance(node, yaml.ScalarNode) and node.tag in (_PLAIN, _TEXT):
-            return plain_scalar(node.value) if node.tag == _PLAIN else str(node.value)
+            try:
+                return plain_scalar(node.value) if node.tag == _PLAIN else str(node.value)
+            except ValueError as error:
+                raise UsageError(f"{place}: {error}") from None
         raise UsageError(f"{place}: the tag {node.tag!r} is not allowed; write plain YAML")
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Located]:

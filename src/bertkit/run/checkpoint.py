@@ -16,6 +16,7 @@ Equal tensors and an equal state give equal bytes: no clock, no path and no host
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -31,7 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertkit.errors import DataError
-from bertkit.files import fsync_path, read_json, sha256_of, write_text
+from bertkit.files import file_within, fsync_path, read_json, sha256_of, write_text
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -42,6 +43,7 @@ SUFFIX = ".safetensors"
 _WRITING = ".writing-"
 _REPLACED = ".replaced-"
 _NAME = re.compile(r"step-(\d{8,})")
+_LONGEST_NAME = 255
 _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 log = logging.getLogger(__name__)
@@ -153,7 +155,11 @@ def checkpoint_errors(directory: Path) -> list[str]:
     strange = [name for name in files if Path(name).name != name]
     if strange:
         return [f"{directory / MANIFEST}: names files outside of the checkpoint: {', '.join(strange)}"]
-    return [problem for name, entry in sorted(files.items()) if (problem := _file_problem(directory / name, entry))]
+    try:
+        paths = {file_within(directory, name, directory / MANIFEST): entry for name, entry in sorted(files.items())}
+    except DataError as error:
+        return [str(error)]
+    return [problem for path, entry in paths.items() if (problem := _file_problem(path, entry))]
 
 
 def newest_valid_checkpoint(directory: Path) -> Path | None:
@@ -192,6 +198,19 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return sorted(found, key=_step_of)
 
 
+def latest_name(directory: Path) -> str | None:
+    """What `latest` names, whether or not it is there; None without that file, nothing where it is no readable file."""
+    path = directory / LATEST
+    if not os.path.lexists(path):
+        return None
+    try:
+        with path.open(encoding="utf-8", errors="replace") if path.is_file() else io.StringIO() as file:
+            return file.read(_LONGEST_NAME).strip()
+    except OSError as error:
+        log.warning("%s cannot be read (%s)", path, error.strerror or error)
+        return ""
+
+
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
@@ -199,9 +218,8 @@ def _step_of(path: Path) -> int:
 def _candidates(directory: Path) -> list[Path]:
     """The checkpoint named by `latest`, then older ones, then (left by a kill before `latest` moved) newer ones."""
     paths = list_checkpoints(directory)[::-1]
-    try:
-        latest = (directory / LATEST).read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
+    latest = latest_name(directory)
+    if latest is None:
         return paths
     if not _NAME.fullmatch(latest) or not (directory / latest).is_dir():
         log.warning("%s names %r, which is not a checkpoint; looking at the others", directory / LATEST, latest[:80])

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
-from bertkit.files import read_json, sha256_of, write_json, write_text
+from bertkit.files import private_opener, read_json, sha256_of, without_credentials, write_json, write_text
+from bertkit.run.code import code_sha256
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
 from bertkit.run.metrics import METRICS_FILE, last_metrics
+from bertkit.visible import visible_lines
 
 RECORD = "run.json"
 RECIPE = "recipe.yaml"
@@ -111,9 +113,9 @@ class RunDirectory:
             _claim(path)
         lock = RunLock(path)
         try:
-            write_text(path / RECIPE, identity.recipe_yaml)
+            write_text(path / RECIPE, without_credentials(identity.recipe_yaml), private=True)
             run = cls(path, _first_record(path, identity), lock)
-            write_json(path / RECORD, run.record)
+            write_json(path / RECORD, run.record, private=True)
         except BaseException:
             lock.release()
             raise
@@ -202,7 +204,7 @@ class RunDirectory:
         """Set fields of the record (such as `steps` and `tokens`) and write it, atomically."""
         assert self._lock is not None, "only the process that is recording a run may change it"
         self.record.update(fields)
-        write_json(self.path / RECORD, self.record)
+        write_json(self.path / RECORD, self.record, private=True)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json; NaN and infinity become null."""
@@ -218,7 +220,7 @@ class RunDirectory:
         earlier = before.pop("earlier", [])
         if before and before != now:
             earlier.append(before)
-        write_json(path, now | ({"earlier": earlier} if earlier else {}))
+        write_json(path, now | ({"earlier": earlier} if earlier else {}), private=True)
 
     def seal_model(self) -> None:
         """Record the sha256 of every file of the model directory, for `runs verify`."""
@@ -255,10 +257,12 @@ class RunDirectory:
 
     def _begin(self, command: Sequence[str]) -> None:
         attempts = self.record["attempts"]
+        # Of a run that two versions of the code have worked on, none is the one that made it.
+        code = code_sha256() if self.record.get("code_sha256") == code_sha256() else None
         if attempts and attempts[-1]["ended"] is None:
             attempts[-1] |= {"status": "stopped", "exit_reason": "its process ended without a word"}
-        attempts.append({"started": _now(), "ended": None, "command": list(command), "status": "running"})
-        self.update(status="running", exit_reason=None, ended=None, attempts=attempts)
+        attempts.append({"started": _now(), "ended": None, "command": _shareable(command), "status": "running"})
+        self.update(status="running", exit_reason=None, ended=None, attempts=attempts, code_sha256=code)
 
     def _end(self, status: str, reason: str) -> None:
         end = {"status": status, "exit_reason": reason, "ended": _now()}
@@ -324,7 +328,7 @@ def _first_record(path: Path, identity: RunIdentity) -> dict[str, Any]:
         "id": path.resolve().name,
         "kind": identity.kind,
         "recipe": identity.recipe,
-        "command": list(identity.command),
+        "command": _shareable(identity.command),
         "status": "running",
         "exit_reason": None,
         "started": _now(),
@@ -335,8 +339,13 @@ def _first_record(path: Path, identity: RunIdentity) -> dict[str, Any]:
         "seed": identity.seed,
         "fingerprints": dict(identity.fingerprints),
         "recipe_sha256": sha256_of(path / RECIPE),
+        "code_sha256": code_sha256(),
         "attempts": [],
     }
+
+
+def _shareable(command: Sequence[str]) -> list[str]:
+    return [without_credentials(word) for word in command]
 
 
 def _now() -> str:
@@ -347,7 +356,7 @@ class LogFile(logging.FileHandler):
     """A handler of the package's logger, attached from construction until `detach`."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8")
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
         formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
         formatter.converter = time.gmtime
         self.setFormatter(formatter)
@@ -358,6 +367,9 @@ class LogFile(logging.FileHandler):
             self._logger.setLevel(logging.INFO)
         self._logger.addHandler(self)
 
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=private_opener)
+
     def detach(self) -> None:
         """Stop logging to the file and close it."""
         self._logger.removeHandler(self)
@@ -366,6 +378,9 @@ class LogFile(logging.FileHandler):
             self.close()
         except OSError as error:
             self._complain(error)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible_lines(super().format(record))
 
     def note(self, level: int, text: str) -> None:
         """A line for this file alone."""

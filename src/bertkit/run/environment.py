@@ -1,7 +1,7 @@
 """The environment of a run: versions, hardware, threads, the state of the working directory's git repository.
 
 Nothing here follows a paper (contract: environment.json). It holds what can change a result or a speed, and no secrets:
-no token, no password, no credentials within a URL.
+of the environment only variables that are listed here by name, and no credentials within a URL.
 """
 
 from __future__ import annotations
@@ -20,12 +20,48 @@ import psutil
 import torch
 
 from bertkit import __version__
+from bertkit.files import without_credentials
 
-_VARIABLES = re.compile(
-    r"(BERTKIT|HF|OMP|MKL|KMP|CUDA|CUBLAS|NCCL|TORCH|PYTORCH|TOKENIZERS)_\w+|PYTHONHASHSEED|RANK|WORLD_SIZE"
+VARIABLES = frozenset(
+    {
+        *("BERTKIT_CACHE", "BERTKIT_MODEL", "BERTKIT_RUNS"),
+        *(
+            "HF_HOME",
+            "HF_HUB_CACHE",
+            "HF_DATASETS_CACHE",
+            "HF_MODULES_CACHE",
+            "HF_ENDPOINT",
+            "HF_HUB_OFFLINE",
+            "HF_DATASETS_OFFLINE",
+        ),
+        *("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_SCHEDULE", "OMP_DYNAMIC"),
+        *("MKL_NUM_THREADS", "MKL_DYNAMIC", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
+        *(
+            "OPENBLAS_NUM_THREADS",
+            "CUBLAS_WORKSPACE_CONFIG",
+            "TOKENIZERS_PARALLELISM",
+            "PYTHONHASHSEED",
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+        ),
+        *("KMP_AFFINITY", "KMP_BLOCKTIME", "KMP_HW_SUBSET"),
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING"),
+        *(
+            "NCCL_DEBUG",
+            "NCCL_P2P_DISABLE",
+            "NCCL_IB_DISABLE",
+            "NCCL_SHM_DISABLE",
+            "NCCL_SOCKET_IFNAME",
+            "NCCL_ALGO",
+            "NCCL_PROTO",
+        ),
+        *("TORCH_HOME", "TORCH_LOGS", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+        *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+    }
 )
-_SECRET = re.compile(r"TOKEN(?!IZERS)|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|AUTH", re.IGNORECASE)
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+"""The variables that are recorded: by name, since no pattern tells a setting from a secret (HF_BEARER, NCCL_PASS)."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GIT_SECONDS = 10
 
@@ -42,7 +78,7 @@ def describe_environment() -> dict[str, Any]:
         "threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
         "gpus": _gpus(),
         "git": git_state(Path.cwd()),
-        "arguments": [_USER_INFO.sub("", argument) for argument in sys.argv],
+        "arguments": [without_credentials(argument) for argument in sys.argv],
         "variables": _variables(),
     }
 
@@ -78,7 +114,8 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 def _git(directory: Path, *arguments: str) -> str | None:
     """The command's output; None if it fails (no repository, no commit yet) or takes too long."""
-    command = ["git", "-C", str(directory), *arguments]
+    # A repository's own configuration can name a program to run here.
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
@@ -118,7 +155,4 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _variables() -> dict[str, str]:
-    shown = {
-        name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name) and not _SECRET.search(name)
-    }
-    return {name: _USER_INFO.sub("", shown[name]) for name in sorted(shown)}
+    return {name: without_credentials(os.environ[name]) for name in sorted(VARIABLES & os.environ.keys())}

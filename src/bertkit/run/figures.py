@@ -5,11 +5,11 @@ Own design (contract: the run directory). Readable in greyscale: lines differ by
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 from bertkit.run.metrics import read_metrics
+from bertkit.tables import write_csv
 
 _TRAINING, _HELD_OUT = "loss", "held_out/loss"
 _ACCURACY = "held_out/accuracy/"
@@ -29,10 +29,7 @@ def draw_curves(metrics: Path, directory: Path, *, title: str, baseline: float |
     accuracies = sorted({key for row in rows for key in row if key.startswith(_ACCURACY)})
     columns = ["step", "tokens", "lr", _TRAINING, _HELD_OUT, *accuracies]
     table = directory / "curves.csv"
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(table, columns, ([row.get(name) for name in columns] for row in rows))
     return [table, *_draw(rows, accuracies, directory / "curves", title=title, baseline=baseline)]
 
 

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
+from bertkit.files import read_json
 
 LOCK_FILE = ".lock"
 ATTEMPTS = 20
@@ -104,10 +105,9 @@ def _this_process() -> dict[str, Any]:
 
 def _holder(run: Path) -> dict[str, Any]:
     try:
-        value = json.loads((run / LOCK_FILE).read_bytes())
-    except (OSError, ValueError):
+        return read_json(run / LOCK_FILE)
+    except DataError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _holder_lives(run: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from bertkit.errors import DataError
 from bertkit.files import finite
+from bertkit.json_input import parse_json
 
 METRICS_FILE = "metrics.jsonl"
 _TAIL_BYTES = 1 << 16
@@ -140,8 +141,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        value = json.loads(line)
-    except ValueError:
+        value = parse_json(line, "")
+    except DataError:
         return None
     return value if isinstance(value, dict) and type(value.get("step")) is int else None
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertkit.errors import BertkitError, CheckError, DataError
-from bertkit.files import read_json, sha256_of
-from bertkit.run.directory import ENVIRONMENT, RECIPE, RESULTS, RunDirectory
+from bertkit.files import file_within, read_json, sha256_of
+from bertkit.run.directory import ENVIRONMENT, RECIPE, RECORD, RESULTS, RunDirectory
 from bertkit.run.metrics import metrics_errors
 
 
@@ -63,6 +63,13 @@ def verify_run(path: Path) -> RunReport:
     return RunReport(path, tuple(_check(name, part, run) for name, part in parts.items()))
 
 
+def result_errors(run: RunDirectory) -> list[str]:
+    """What is damaged of a run's result: its recipe, its results and its model; checkpoints and logs are not read."""
+    checks = [_check(name, part, run) for name, part in (("", _recipe), ("", _results), ("", _model))]
+    lost = [f"{run.model}: missing"] if run.model.is_symlink() and not run.model.exists() else []
+    return [check.detail for check in checks if check.verdict == "fault"] + lost
+
+
 class _NotChecked(Exception):  # noqa: N818 (no error: it says why there is nothing to check)
     pass
 
@@ -90,7 +97,7 @@ def _environment(run: RunDirectory) -> Iterator[str]:
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[str]:
-    from bertkit.run.checkpoint import LATEST, checkpoint_errors, list_checkpoints
+    from bertkit.run.checkpoint import LATEST, checkpoint_errors, latest_name, list_checkpoints
 
     paths = list_checkpoints(run.checkpoints)
     if not paths:
@@ -99,10 +106,9 @@ def _checkpoints(run: RunDirectory) -> Iterator[str]:
         errors = checkpoint_errors(path)
         if path.is_dir():  # else the run, still going, has removed it by now
             yield from errors
-    latest = run.checkpoints / LATEST
-    named = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.exists() else ""
-    if not named or not (run.checkpoints / named).is_dir():
-        yield f"{latest}: names {named!r}, which is not there"
+    named = latest_name(run.checkpoints) or ""
+    if named not in {path.name for path in paths}:
+        yield f"{run.checkpoints / LATEST}: names {named!r}, which is not there"
 
 
 def _results(run: RunDirectory) -> Iterator[str]:
@@ -113,12 +119,23 @@ def _results(run: RunDirectory) -> Iterator[str]:
     yield from _hash_errors(run.path / RESULTS, run.record["results_sha256"])
 
 
+def model_errors(run: RunDirectory) -> list[str]:
+    """What is missing or altered in a finished run's model; nothing where the run recorded none."""
+    check = _check("model", _model, run)
+    return [check.detail] if check.verdict == "fault" else []
+
+
 def _model(run: RunDirectory) -> Iterator[str]:
     recorded = run.record.get("model_sha256")
     if not isinstance(recorded, dict):
         raise _NotChecked("the run recorded none")
     for name, digest in sorted(recorded.items()):
-        yield from _hash_errors(run.model / name, digest)
+        try:
+            path = file_within(run.model, name, run.path / RECORD)
+        except DataError as error:
+            yield str(error)
+        else:
+            yield from _hash_errors(path, digest)
 
 
 def _shards(run: RunDirectory) -> Iterator[str]:

@@ -69,7 +69,9 @@ class HubCopy(Settings):
 class TaskSpec(Settings):
     """One task: what it is, where its files lie, and how the paper fine-tuned on it."""
 
-    name: str = Field(description="What the command line calls it.")
+    name: str = Field(
+        pattern=r"^\w[\w.+-]*$", max_length=100, description="What the command line calls it; files are named after it."
+    )
     title: str = Field(description="The data set's own name.")
     kind: Kind = Field(description="What is predicted.")
     labels: tuple[str, ...] | None = Field(
@@ -98,6 +100,8 @@ class TaskSpec(Settings):
     @classmethod
     def _tags_of_types(cls, labels: Any) -> Any:
         if isinstance(labels, dict) and labels.keys() == {"iob2"}:
+            if not isinstance(labels["iob2"], list | tuple):
+                raise ValueError("iob2 takes a list of types")
             return iob2(labels["iob2"])
         return tuple(labels) if isinstance(labels, list) else labels
 

@@ -9,22 +9,26 @@ with annotated spans carry them (annotated.py).
 
 from __future__ import annotations
 
-import json
+import csv
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, first_line
 from bertkit.hub import hub_errors, without_network
+from bertkit.json_input import parse_json
 from bertkit.text.annotated import annotated_lines, spans_of
-from bertkit.text.lines import read_lines
+from bertkit.text.file_format import FileFormat, delimiter_of
+from bertkit.text.lines import MAX_LINE_BYTES, read_lines
 
 Part = tuple[bool, list[str]]
 PART_CHARACTERS = 1 << 19
+_ANY_FORMAT = FileFormat()
 _WIKITEXT_TITLE = re.compile(r"\s*= ([^=].*?) =\s*$")
 _WIKITEXT_HEADING = re.compile(r"\s*((?:= ){2,})(.*?)( =)+\s*$")
 
@@ -51,6 +55,7 @@ class TextReader(Reader):
 
     path: Path
     documents: str
+    encoding: str | None = None
     kind = "text"
 
     @property
@@ -64,7 +69,7 @@ class TextReader(Reader):
         """Lines that are not blank, each with: does a document begin here?"""
         begins = True
         each_line, blank_line, wikitext = (self.documents == kind for kind in ("line", "blank-line", "wikitext"))
-        for lines in read_lines(self.path):
+        for lines in read_lines(self.path, self.encoding):
             for line in lines:
                 if not line or line.isspace():
                     begins |= blank_line
@@ -85,6 +90,7 @@ class JsonLinesReader(Reader):
     path: Path
     text_field: str
     span_fields: tuple[str, ...] = ()
+    encoding: str | None = None
     kind = "jsonl"
 
     @property
@@ -93,7 +99,7 @@ class JsonLinesReader(Reader):
 
     def parts(self) -> Iterator[Part]:
         number = 0
-        for lines in read_lines(self.path):
+        for lines in read_lines(self.path, self.encoding):
             for line in lines:
                 number += 1
                 if line and not line.isspace():
@@ -101,10 +107,7 @@ class JsonLinesReader(Reader):
                     yield from record_parts(self._record(line, where), self.text_field, self.span_fields, where)
 
     def _record(self, line: str, where: str) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where}, column {error.colno}: not valid JSON: {error.msg}") from error
+        record = parse_json(line, where)
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
         return record
@@ -118,41 +121,63 @@ class TableReader(Reader):
     kind: str
     text_field: str
     span_fields: tuple[str, ...] = ()
+    format: FileFormat = _ANY_FORMAT
 
     @property
     def name(self) -> str:  # type: ignore[override]  # derived, not stored
         return str(self.path)
 
     def parts(self) -> Iterator[Part]:
-        import datasets
+        return self._csv_parts() if self.kind == "csv" else self._parquet_parts()
 
-        # Only these columns are read, if the format allows it.
+    def _parquet_parts(self) -> Iterator[Part]:
+        import datasets
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            self._check(pyarrow.parquet.read_schema(self.path).names)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
         columns = [self.text_field, *self.span_fields]
-        options = {"columns": columns} if self.kind == "parquet" else {"keep_default_na": False}
-        self._check_columns()
 
         def rows() -> Any:
             return datasets.load_dataset(
-                self.kind, data_files=[str(self.path)], split="train", streaming=True, **options
+                "parquet", data_files=[str(self.path)], split="train", streaming=True, columns=columns
             )
 
         return dataset_parts(rows, self.text_field, self.span_fields, self.name)
 
-    def _check_columns(self) -> None:
+    def _csv_parts(self) -> Iterator[Part]:
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+        lines = (f"{line}\n" for several in read_lines(self.path, self.format.encoding) for line in several)
+        first = next(lines, "")
+        delimiter = delimiter_of(first.rstrip("\n"), ",", f"{self.name}, line 1", self.format.delimiter)
+        reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+        mark = "a comma" if delimiter == "," else repr(delimiter)
+        number = 0
+        try:
+            header = next(reader, [])
+            self._check(header)
+            column = header.index(self.text_field)
+            for fields in reader:
+                number += 1
+                if not fields:
+                    continue
+                if not column < len(fields) <= len(header):
+                    raise DataError(
+                        f"{self.name}: cannot be read after record {number}: line {reader.line_num} has {len(fields)}"
+                        f" fields, expected {len(header)}; a field that holds {mark} is put in quotes"
+                    )
+                where = f"{self.name}, record {number}"
+                yield from record_parts({self.text_field: fields[column]}, self.text_field, (), where)
+        except csv.Error as error:
+            raise DataError(
+                f"{self.name}: cannot be read after record {number}: line {reader.line_num} is not valid CSV: {error}"
+            ) from error
+
+    def _check(self, columns: Sequence[str]) -> None:
         """Name a missing column before any row is read."""
-        if self.kind == "parquet":
-            import pyarrow
-            import pyarrow.parquet
-
-            try:
-                columns = pyarrow.parquet.read_schema(self.path).names
-            except (pyarrow.ArrowException, OSError) as error:
-                raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
-        else:
-            import csv
-
-            head = next((lines for lines in read_lines(self.path)), [""])
-            columns = next(csv.reader(head), [])
         text_of(dict.fromkeys(columns, ""), self.text_field, self.name)
         for field in self.span_fields:
             spans_of(dict.fromkeys(columns), field, 0, self.name)

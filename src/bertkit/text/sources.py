@@ -16,16 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import cache_directory, sha256_of, write_json
+from bertkit.files import cache_directory, open_regular, read_json, sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
 from bertkit.progress import Progress, silent_progress
-from bertkit.settings import Settings
+from bertkit.settings import UnreadKey
 from bertkit.text.annotated import MOST_FIELDS
+from bertkit.text.file_format import FileFormat
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.readers import HubReader, JsonLinesReader, Part, Reader, TableReader, TextReader
 
@@ -39,8 +40,10 @@ trained on."""
 log = logging.getLogger(__name__)
 
 
-class SourceOptions(Settings):
+class SourceOptions(FileFormat):
     """How sources are read, and what a segment is."""
+
+    later_fields: ClassVar[frozenset[str]] = frozenset(FileFormat.model_fields)
 
     text_field: str = Field("text", description="Field of the text in JSONL, CSV, Parquet and Hub records.")
     span_fields: tuple[str, ...] = Field(
@@ -69,6 +72,27 @@ class SourceOptions(Settings):
     def decides(self) -> dict[str, Any]:
         """All that shows in the tokens; without spans, the same as before there were any."""
         return {key: value for key, value in self.model_dump(mode="json").items() if key != "span_fields" or value}
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        data: Any = getattr(recipe, "data", None)
+        if getattr(data, "is_tokenised", False):
+            why = f"data.sources ({data.sources[0]}) are token shards, which are used as they are"
+            yield from (UnreadKey(name, why, refused=False) for name in type(self).model_fields)
+            return
+        # A recipe for other sources than those that the command line gives has keys of theirs, which are no mistake.
+        kinds = {_kind_of_source(source) for source in getattr(data, "all_sources", ())}
+        if kinds and kinds <= {"text", "builtin"}:
+            why = "no source has records with fields, as JSONL, CSV, Parquet or Hub data have"
+            yield UnreadKey("text_field", why, refused=False)
+        if kinds and kinds <= {"records", "builtin"}:
+            why = "no source is a text file, and in other formats each record is a document"
+            yield UnreadKey("documents", why, refused=False)
+        if not any(getattr(each, "reads_annotated_spans", False) for each in getattr(recipe, "objectives", ())):
+            yield UnreadKey(
+                "span_fields",
+                "no objective masks annotated spans",
+                "write objective.masked_lm.units: {name: annotated, field: ...}",
+            )
 
 
 @dataclass(frozen=True)
@@ -222,8 +246,8 @@ class FileHashes:
         self._changed = False
         if path.is_file():
             try:
-                self._known = dict(json.loads(path.read_text(encoding="utf-8")))
-            except (ValueError, TypeError):
+                self._known = read_json(path)
+            except DataError:
                 log.warning("%s is damaged; the hashes are computed again", path)
 
     def sha256(self, path: Path) -> str:
@@ -336,6 +360,7 @@ def _files(source: str) -> list[Path]:
             raise DataError(f"{source}: no {', '.join(KINDS)} file in this directory")
         return found
     if path.exists():
+        open_regular(path).close()
         return [path]
     if glob.has_magic(source):
         found = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file())
@@ -357,16 +382,27 @@ def _kind(path: Path, kinds: Mapping[str, str] = KINDS) -> str | None:
     return None if kind == "parquet" and path.suffix != ".parquet" else kind
 
 
+def _kind_of_source(source: str) -> str:
+    """text, records, builtin, or any: what a directory or a glob holds is known when it is opened."""
+    scheme = source.partition(":")[0]
+    if scheme in ("hub", "builtin"):
+        return {"hub": "records"}.get(scheme, scheme)
+    if glob.has_magic(source) or Path(source).expanduser().is_dir():
+        return "any"
+    kind = _kind(Path(source), {**KINDS, **NAMED_ONLY})
+    return "any" if kind is None else "text" if kind == "text" else "records"
+
+
 def _file_reader(path: Path, options: SourceOptions) -> Reader:
     kind = _kind(path, {**KINDS, **NAMED_ONLY})
     if kind in ("text", "csv"):
         _check_spans(str(path), options)
     if kind == "text":
-        return TextReader(path, options.documents)
+        return TextReader(path, options.documents, options.encoding)
     if kind == "jsonl":
-        return JsonLinesReader(path, options.text_field, options.span_fields)
+        return JsonLinesReader(path, options.text_field, options.span_fields, options.encoding)
     if kind is not None:
-        return TableReader(path, kind, options.text_field, options.span_fields)
+        return TableReader(path, kind, options.text_field, options.span_fields, options)
     known = ", ".join(KINDS)
     raise UsageError(
         f"{path}: unknown kind of file {path.suffix or '(no suffix)'!r}; expected {known}, "

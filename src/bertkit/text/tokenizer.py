@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertkit.errors import DataError
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 from bertkit.text.plain_encoder import PlainEncoder
 
 TokenizerType = Literal["wordpiece", "bpe", "byte-bpe", "unigram"]
@@ -32,7 +32,10 @@ class TokenizerConfig(Settings):
 
     type: TokenizerType = Field("wordpiece", description="Kind of vocabulary to learn from the corpus.")
     vocab_size: int = Field(
-        30_522, gt=0, description="Entries of the vocabulary, special tokens and single characters included."
+        30_522,
+        gt=0,
+        le=1 << 24,
+        description="Entries of the vocabulary, special tokens and single characters included.",
     )
     lowercase: bool | None = Field(
         None, description="Lowercase the text (default: yes, except for byte-bpe, as in the papers)."
@@ -53,8 +56,26 @@ class TokenizerConfig(Settings):
     path: str | None = Field(
         None,
         description="Existing tokenizer to use as it is: a directory, a tokenizer.json, a vocab.txt or a Hub id. "
-        "The other settings are then not used.",
+        "Of the other settings only add_tokens is then read, with what it needs.",
     )
+    add_tokens: int = Field(
+        0,
+        ge=0,
+        description="With a path: new words to add behind its vocabulary, those that save the most tokens of the text;"
+        " all its ids stay.",
+    )
+    added_frequency: int = Field(5, gt=0, description="Least occurrences, in the sample, of a word that is added.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"add_tokens", "added_frequency"})
+
+    @model_validator(mode="after")
+    def _extends_something(self) -> Self:
+        if self.add_tokens and self.path is None:
+            raise ValueError(
+                "add_tokens: extends an existing vocabulary, and this one is learnt; give a path (--init MODEL gives"
+                " the model's), or raise vocab_size"
+            )
+        return self
 
     @property
     def lowercases(self) -> bool:
@@ -65,6 +86,28 @@ class TokenizerConfig(Settings):
     def strips_accents(self) -> bool:
         """Whether a learnt vocabulary's normaliser removes accents."""
         return self.lowercases and self.type != "byte-bpe" if self.strip_accents is None else self.strip_accents
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        data: Any = getattr(recipe, "data", None)
+        names = set(type(self).model_fields)
+        if getattr(data, "is_tokenised", False):
+            why = f"data.sources ({data.sources[0]}) are token shards, which have a tokenizer"
+            # Of a model to start from, path is the model's and not a setting of the user's.
+            given = names if self.path != getattr(recipe, "init", None) else names - {"path"}
+            yield from (UnreadKey(name, why, refused=False) for name in sorted(given))
+        elif self.path is not None:
+            why = "tokenizer.path names a tokenizer, which is taken as it is"
+            # The size is read by --plan, which does not open the tokenizer.
+            remedy = "leave tokenizer.path out, and a vocabulary is learnt"
+            yield from (UnreadKey(name, why, remedy, refused=False) for name in sorted(names - {"path", "vocab_size"}))
+        elif self.type == "unigram":
+            yield UnreadKey("min_frequency", "a unigram vocabulary has no merges", "take another tokenizer.type")
+        elif self.type == "byte-bpe":
+            yield UnreadKey(
+                "character_coverage",
+                "byte-level BPE has a token for every byte, and so for every character",
+                "take another tokenizer.type",
+            )
 
 
 class Tokenizer:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError
+from bertkit.files import read_json
 from bertkit.hub import hub_errors, is_offline, refusal
 from bertkit.text.sentencepiece import SENTENCEPIECE_FILES, load_sentencepiece
 from bertkit.text.tokenizer import ROLES, Tokenizer
@@ -153,10 +154,7 @@ def _companion(path: Path, name: str) -> dict[str, Any]:
     file = path.parent / name
     if not file.is_file():
         return {}
-    content = _read(file, lambda: json.loads(file.read_text(encoding="utf-8")))
-    if not isinstance(content, dict):
-        raise DataError(f"{file}: expected a JSON object, found {type(content).__name__}")
-    return content
+    return read_json(file)
 
 
 def _roles(backend: Backend, names: dict[str, Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ Shapes: N words, E width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,7 +78,7 @@ def read_word_vectors(path: Path, *, only: Collection[str] | None = None, most_w
     width = 0
     for number, line in enumerate(chain.from_iterable(read_lines(path)), start=1):
         fields = line.rstrip().split(" ")
-        if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
+        if number == 1 and len(fields) == 2 and all(re.fullmatch("[0-9]{1,9}", field) for field in fields):
             width = int(fields[1])
             continue
         if not line or line.isspace():

@@ -1,4 +1,4 @@
-"""The cost of a model: parameters, floating-point operations, memory.
+"""The cost of a model: parameters and floating-point operations; memory.py has the bytes.
 
 FLOPs as counted by Kaplan et al. 2020, arXiv:2001.08361, section 2.1 (two for a multiply-add, backward twice the
 forward), with the attention products and the vocabulary projection counted where they are really computed.
@@ -35,8 +35,6 @@ REACHED_SHARE = 0.65
 """MFU that is assumed where the time of a run is estimated."""
 CHECKPOINT_BYTES = 3 * 4
 """Of a parameter in a checkpoint: a weight and two moments, each float32."""
-_ADAM_BYTES = 4 * 4
-"""Of a parameter in training: weight, gradient and two moments, each float32."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def _products(
     sequences: float,
 ) -> float:
     """Multiply-adds of a model's forward pass, without those of its companions."""
-    attentions = _attentions(model)
+    attentions = attentions_of(model)
     on_positions = sum(_map_weights(getattr(part, name, None)) for part in attentions for name in part.position_maps)
     linear = sum(_map_weights(part) for part in model.encoder.executed_modules()) - on_positions
     products = linear * tokens
@@ -188,7 +186,7 @@ def _vocabulary_weights(model: HeadedModel, head: str) -> int:
     return _map_weights(model.get_submodule(head)) + model.encoder.embedding_width * model.encoder.vocab_size
 
 
-def _attentions(model: HeadedModel) -> list[SelfAttention | RelativeAttention]:
+def attentions_of(model: HeadedModel) -> list[SelfAttention | RelativeAttention]:
     """All attentions, shared ones as often as they are applied."""
     parts = (part for executed in model.encoder.executed_modules() for part in executed.modules())
     return [part for part in parts if isinstance(part, SelfAttention | RelativeAttention)]
@@ -221,16 +219,3 @@ def measured_peak_flops(device: torch.device, *, bf16: bool) -> float:
         synchronise()
         best = max(best, 2 * 1024**3 / (time.perf_counter() - started))
     return best
-
-
-def training_memory_bytes(model: HeadedModel, *, micro_batch_tokens: int, predictions: float) -> float:
-    """A rough estimate: weights, gradients and moments, and the activations of one micro-batch.
-
-    A layer keeps about 20 activations of width D a token for its backward pass (with a feed-forward layer of 4 D); the
-    vocabulary projection keeps its logits twice.
-    """
-    parameters = count_weights(model)
-    widths = sum(len(_attentions(each)) * each.encoder.width for each in (model, *model.named_companions().values()))
-    activations = 4.0 * micro_batch_tokens * 20 * widths
-    logits = 4.0 * predictions * model.encoder.vocab_size * 2
-    return parameters * _ADAM_BYTES + activations + logits

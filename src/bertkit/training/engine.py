@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bertkit.errors import UsageError
+from bertkit.training.compiled import bound_compiled_products
 from bertkit.training.config import EngineConfig
 
 _CPU_MICRO_BATCH_TOKENS = 4096
@@ -59,6 +60,7 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
     Raises:
         UsageError: `engine.device` is cuda and there is none.
     """
+    bound_compiled_products()
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise UsageError("engine.device is cuda, but torch finds no CUDA device; use --device cpu")

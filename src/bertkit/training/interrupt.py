@@ -1,7 +1,8 @@
 """Stopping early by a signal or a time limit, between two steps.
 
-Nothing here follows a paper. The first SIGINT or SIGTERM ends the run after the current step; a second SIGINT ends it
-at once.
+Nothing here follows a paper. The first SIGINT, SIGTERM or SIGHUP ends the run after the current step, with a
+checkpoint; a second SIGINT ends it at once. Schedulers repeat SIGTERM: further ones change nothing, not even while the
+command ends, which is why its handler stays after a signal came; the command line restores it (cli/app.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import signal
 import time
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
@@ -29,15 +32,17 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         self._opened = time.monotonic()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._note)
+        for number in STOPPING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
+                self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            if self.signal is None or number is signal.SIGINT:
+                signal.signal(number, handler)
 
     @property
     def reason(self) -> str | None:
@@ -45,7 +50,7 @@ class StopRequest:
         if self.signal is not None:
             return self.signal
         if self._limit_seconds is not None and time.monotonic() - self._opened >= self._limit_seconds:
-            return f"time limit of {self._limit_seconds / 60:g} minutes"
+            return "the time limit"  # what is left of it here says nothing where runs share one
         return None
 
     def _note(self, number: int, _frame: FrameType | None) -> None:

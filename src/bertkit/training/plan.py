@@ -6,13 +6,28 @@ where the matrices are large (docs/results.md); small models reach less.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.header import RecipeHeader
 from bertkit.training.cost import REACHED_SHARE, ParameterCount, measured_peak_flops
 from bertkit.training.engine import Engine
+from bertkit.training.memory import MemoryTerms, peak_memory, program_memory
+
+
+@dataclass(frozen=True)
+class PlannedVocabulary:
+    """The size of a vocabulary.
+
+    Attributes:
+        size: V.
+        at_most: whether a text that is too small for it will give fewer, and so a smaller model.
+    """
+
+    size: int
+    at_most: bool = False
 
 
 @dataclass(frozen=True)
@@ -23,13 +38,14 @@ class PlannedTeacher:
         model: its name, or the names of several.
         parameters: of all of them.
         flops: of the whole run.
-        memory_bytes, disk_bytes: where it trains beside its student.
+        memory: its terms, by their names beside the student's.
+        disk_bytes: where it trains beside its student.
     """
 
     model: str | list[str]
     parameters: int
     flops: float
-    memory_bytes: float = 0.0
+    memory: MemoryTerms = field(default_factory=dict)
     disk_bytes: float = 0.0
 
 
@@ -41,9 +57,12 @@ def plan_document(
     steps: int,
     tokens: float,
     flops: float,
-    memory_bytes: float,
+    memory: Mapping[str, float],
     disk_bytes: float,
+    text_bytes: float = 0.0,
+    vocabulary: PlannedVocabulary | None = None,
     teacher: PlannedTeacher | None = None,
+    hours: float | None = None,
 ) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time.
 
@@ -52,9 +71,18 @@ def plan_document(
         engine: that computes.
         parameters: of what is trained.
         steps, tokens, flops: of all runs, without what a teacher computes.
-        memory_bytes, disk_bytes: at most, without a teacher's.
+        memory: terms of the largest update, without a teacher's.
+        disk_bytes: at most, without a teacher's.
+        text_bytes: of the sample that a vocabulary is learnt from.
+        vocabulary: where the recipe leaves its size to the text.
         teacher: beside the student, if there is one.
+        hours: after which the run ends; it has then as many steps as this machine makes in them.
     """
+    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
+    if hours is not None:
+        share = min(1.0, hours * 3600 * rate / (flops + (0.0 if teacher is None else teacher.flops)))
+        steps, tokens, flops = max(1, int(steps * share)), tokens * share, flops * share
+        teacher = None if teacher is None else replace(teacher, flops=teacher.flops * share)
     document: dict[str, Any] = {
         "recipe": recipe.name,
         "what_hash": what_hash(recipe),
@@ -62,11 +90,18 @@ def plan_document(
         "steps": steps,
         "tokens": int(tokens),
     }
+    if vocabulary is not None:
+        document["vocabulary"] = {"size": vocabulary.size, "at_most": vocabulary.at_most}
     if teacher is not None:
         document["teacher"] = {"model": teacher.model, "parameters": teacher.parameters, "flops": teacher.flops}
         flops += teacher.flops
-        memory_bytes += teacher.memory_bytes
+        memory = {**memory, **{f"teacher_{name}": value for name, value in teacher.memory.items()}}
         disk_bytes += teacher.disk_bytes
-    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
-    costs = {"flops": flops, "memory_mb": memory_bytes / 1e6, "disk_mb": disk_bytes / 1e6, "seconds": flops / rate}
-    return document | costs
+    terms = peak_memory(memory, program=program_memory(engine), text_bytes=text_bytes)
+    return document | {
+        "flops": flops,
+        "memory_mb": sum(terms.values()) / 1e6,
+        "memory_terms_mb": {name: round(value / 1e6, 1) for name, value in terms.items()},
+        "disk_mb": disk_bytes / 1e6,
+        "seconds": flops / rate,
+    }

@@ -14,15 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from bertkit.errors import DataError
+from pydantic import BaseModel
+
+from bertkit.errors import CheckError, DataError, UsageError
 from bertkit.files import cache_directory
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.recipe.header import RecipeHeader
-from bertkit.recipe.resolve import Override
+from bertkit.recipe.renamed import new_key
+from bertkit.recipe.resolve import Override, base_of
+from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_settings, warn_unread
 from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.elsewhere import continued_in
 from bertkit.run.find import run_to_resume
+from bertkit.run.finished import Objection, finished_before
+from bertkit.run.verify import model_errors
 from bertkit.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -46,6 +53,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
         offline: use no network.
         max_minutes: stop after so long, with a checkpoint.
         command: the command line, for the record.
+        fresh: train although a finished run of the same recipe exists.
     """
 
     recipe: str | None = None
@@ -57,6 +65,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
     offline: bool = False
     max_minutes: float | None = None
     command: Sequence[str] = ()
+    fresh: bool = False
 
     kind: ClassVar[str]
     """The command, as run.json names it."""
@@ -73,6 +82,39 @@ class RunArguments(ABC, Generic[RunRecipe]):
         Raises:
             UsageError: all errors at once.
         """
+
+    def parts(self, recipe: RunRecipe) -> Sequence[Part]:
+        """The parts of a recipe's run in which settings differ."""
+        return [Part(recipe)]
+
+    def inherited(self, recipe: RunRecipe) -> Mapping[str, BaseModel]:
+        """Settings of a recipe that are a model's and not the user's, by section."""
+        return {}
+
+    def new_recipe(self) -> RunRecipe:
+        """`requested`, for a new run.
+
+        Raises:
+            UsageError: also where a key has no effect.
+        """
+        recipe = self.requested()
+        self.refuse_unread(recipe)
+        return recipe
+
+    def refuse_unread(self, recipe: RunRecipe) -> None:
+        """Raise UsageError for keys that are set and that nothing reads."""
+        refuse_unread(self.unread(recipe), recipe.name)
+
+    def unread(self, recipe: RunRecipe) -> list[UnreadSetting]:
+        """The keys of a recipe of this command that are set and that nothing reads."""
+        base = {} if self.recipe is None else base_of(self.recipe)
+        return unread_settings(
+            recipe,
+            self.parts(recipe),
+            inherited=self.inherited(recipe),
+            base=base,
+            overridden=[new_key(override.key) for override in self.overrides],
+        )
 
     @abstractmethod
     def recorded(self, run: RunDirectory) -> RunRecipe:
@@ -99,21 +141,38 @@ class FinishedRun:
 
     @classmethod
     def done(cls, run: RunDirectory) -> FinishedRun | None:
-        """The run, if it is done already."""
+        """The run, if it is done already.
+
+        Raises:
+            CheckError: it is, and files of its model are missing or altered.
+        """
         if run.status != "done" or run.results is None:
             return None
+        if errors := model_errors(run):
+            raise CheckError(
+                f"{run.path}: is done, but not as it was written: {'; '.join(errors)}; restore the files from a copy,"
+                " or start a new run without --resume"
+            )
         log.info("%s is done already", run.path)
+        return cls.of(run)
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> FinishedRun:
+        """A run that is known to be done."""
+        assert run.results is not None
         runs = tuple(RunDirectory.open(Path(each["run"])) for each in run.results.get("runs", ()))
         return cls(run, run.results, runs or (run,))
 
 
 def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
-    """The run to resume.
+    """The run to resume; where it is named, and another --run-dir too, a copy of it there.
 
     Raises:
-        UsageError, DataError: there is none, or it is of another kind.
+        UsageError, DataError: there is none, it is of another kind, or it cannot be copied.
     """
     assert arguments.resume is not None
+    if arguments.fresh:
+        raise UsageError("--fresh and --resume exclude each other: a new run, or one to continue")
 
     def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
         if arguments.names_nothing:
@@ -123,9 +182,10 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
         # A run of this recipe under another hash fits, so that its differing keys are named.
         return same or [run for run in runs if run.record["recipe"] == wanted.name]
 
-    return run_to_resume(
+    run = run_to_resume(
         arguments.resume, arguments.runs_root, arguments.kind, run_dir=arguments.run_dir, fitting=fitting
     )
+    return continued_in(run, arguments.run_dir)
 
 
 def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> RunRecipe:
@@ -137,6 +197,9 @@ def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> Run
     recorded = arguments.recorded(run)
     wanted = arguments.changed(recorded) if arguments.names_nothing else arguments.requested()
     require_same_result(recorded, wanted, run.path)
+    if run.status != "done":
+        # A run of an earlier version may have keys that are refused today.
+        warn_unread([each for each in arguments.unread(recorded) if each.refused])
     return recorded.model_copy(
         update={name: getattr(wanted, name) for name in ("engine", "metrics") if hasattr(wanted, name)}
     )
@@ -155,6 +218,48 @@ def identity_of(
         command=arguments.command,
         fingerprints=fingerprints,
     )
+
+
+_SPEED_ALONE = frozenset(
+    {"device", "micro_batch_tokens", "workers", "log_every_steps", "save_every_steps"}
+    | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb"}
+)
+"""Settings of the engine that show neither in the results nor in the files that stay."""
+
+
+def finished_of(
+    arguments: RunArguments[RunRecipe],
+    recipe: RunRecipe,
+    identity: RunIdentity,
+    *,
+    objection: Objection = lambda run: None,
+) -> FinishedRun | None:
+    """The finished run that the command would only make again; None where there is none, or with `fresh`.
+
+    Args:
+        arguments: of the command line.
+        recipe: of the run that would be made.
+        identity: its record.
+        objection: further reasons against a finished run.
+
+    Raises:
+        UsageError: `run_dir` holds a finished run of this recipe that cannot serve.
+    """
+
+    def differs(run: RunDirectory) -> str | None:
+        before, now = (_engine(each) for each in (arguments.recorded(run), recipe))
+        keys = sorted(key for key in now if key not in _SPEED_ALONE and before.get(key) != now[key])
+        return f"another engine.{' and engine.'.join(keys)}" if keys else objection(run)
+
+    if arguments.fresh:
+        return None
+    found = finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir, objection=differs)
+    return None if found is None else FinishedRun.of(found)
+
+
+def _engine(recipe: RunRecipe) -> dict[str, Any]:
+    found: dict[str, Any] = recipe.model_dump(mode="json").get("engine", {})
+    return found
 
 
 def require_unchanged(run: RunDirectory, fingerprints: Mapping[str, str | None]) -> None:

@@ -19,13 +19,14 @@ from typing import Any, ClassVar, Generic
 import torch
 from torch import Tensor, nn
 
-from bertkit.errors import DataError, DivergedError, StoppedError
+from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
+from bertkit.training.clock import TIMES_FILE, RunClock
 from bertkit.training.config import TrainingRecipe
 from bertkit.training.cost import measured_peak_flops
 from bertkit.training.engine import Engine
@@ -65,6 +66,7 @@ class Trainer(ABC, Generic[Batch]):
         self.engine = engine
         self.meter = WindowMeter()
         self.average: WeightAverage | None = None
+        self.clock: RunClock | None = None
         self.step = self.tokens = self._skipped_in_a_row = 0
 
     def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
@@ -85,6 +87,7 @@ class Trainer(ABC, Generic[Batch]):
             log.info("resuming from %s", checkpoint.path)
         self.log_start()
         with (
+            self.timed(),
             self.session(),
             closing(self.batches()) as updates,
             StopRequest(max_minutes) as self._stop_request,
@@ -94,6 +97,8 @@ class Trainer(ABC, Generic[Batch]):
             meter.update(self.step)
             watch = Stopwatch()
             for batches in updates:
+                if self.step >= self.steps:
+                    break
                 waited_seconds = watch.lap()
                 outcome = self.take_step(batches)
                 self.meter.add(
@@ -107,8 +112,9 @@ class Trainer(ABC, Generic[Batch]):
                 if reason is not None and self.step < self.steps:
                     self._stop(reason)
                 watch.lap()
-            results = self.finish()
-        self.run.write_results(results)
+            with self._trained_weights_kept():
+                results = self.finish()
+                self.run.write_results(results)
         self.run.update(steps=self.step, tokens=self.tokens)
         if not self.engine.intervals.keep_checkpoints:
             shutil.rmtree(self.run.checkpoints, ignore_errors=True)
@@ -123,6 +129,7 @@ class Trainer(ABC, Generic[Batch]):
         outcome = self.update(batches)
         self.step += 1
         self.tokens += outcome.tokens
+        self._mark_time()
         if outcome.finite:
             self._skipped_in_a_row = 0
             if self.average is not None:
@@ -176,6 +183,34 @@ class Trainer(ABC, Generic[Batch]):
         """A context that is open while the run lasts."""
         return nullcontext()
 
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """A context with the clock of a schedule by time, where the recipe has one."""
+        schedule, follows = self.recipe.optimisation.schedule, self.recipe.engine.follow_times
+        if schedule.hours is None:
+            if follows is not None:
+                raise UsageError("engine.follow_times goes with optimisation.schedule.clock: time; leave it out")
+            yield
+            return
+        self.clock = RunClock(
+            self.run.path / TIMES_FILE,
+            schedule.hours,
+            schedule.at_progress,
+            follows=None if follows is None else Path(follows).expanduser() / TIMES_FILE,
+        )
+        try:
+            self._mark_time()
+            yield
+        finally:
+            self.clock.close()
+
+    def _mark_time(self) -> None:
+        """The next update begins; without time for it the run ends with the last one."""
+        if self.clock is not None:
+            self.clock.mark(self.step)
+            if self.step and self.clock.is_over(self.step):
+                self.steps = self.step
+
     def start_average(self) -> None:
         """Average the model's weights from now on, if the recipe does."""
         decay = self.recipe.optimisation.ema
@@ -210,19 +245,45 @@ class Trainer(ABC, Generic[Batch]):
 
     def _after_step(self, meter: ProgressMeter) -> None:
         intervals, last = self.engine.intervals, self.step == self.steps
+        meter.update(self.step, note=self._note())
         if last or self.step % intervals.log_every_steps == 0:
-            line = self._line()
-            self._metrics.log(self.step, line)
-            loss = "-" if line["loss"] is None else f"{line['loss']:.3f}"
-            meter.update(self.step, note=f"loss {loss}, {line['tokens_per_s']:,.0f} tokens/s")
+            self._metrics.log(self.step, self._line())
             self.meter.reset()
-        else:
-            meter.update(self.step)
         if self.evaluation_is_due():
             with nullcontext() if self.average is None else self.average.in_use():
                 self.evaluate()
         if not last and self.step % intervals.save_every_steps == 0:
             self.save_checkpoint()
+
+    def _note(self) -> str:
+        """Mean loss and speed since the last log line, the step just made included."""
+        loss = self.losses()["loss"]
+        return f"loss {'-' if loss is None else f'{loss:.3f}'}, {self.meter.tokens_per_second:,.0f} tokens/s"
+
+    @contextmanager
+    def _trained_weights_kept(self) -> Iterator[None]:
+        """Where the body fails, as on a full disk, the state before it is saved, so that `--resume` trains nothing
+        anew; weights that the body has changed are trained again from the last checkpoint, to the same bits."""
+        before, generator = self._versions(), torch.get_rng_state()
+        try:
+            yield
+        except (DataError, OSError):
+            go_on = f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`, on another disk with --run-dir"
+            if self._versions() != before:
+                log.warning("the run stays at its last checkpoint; %s", go_on)
+                raise
+            torch.set_rng_state(generator)
+            try:
+                self.save_checkpoint()
+            except (DataError, OSError) as error:
+                log.warning("the trained weights could not be saved either (%s); %s", error, go_on)
+            else:
+                log.warning("the trained weights are saved in a checkpoint; %s", go_on)
+            raise
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        """What differs when a parameter is replaced, or changed in place."""
+        return {name: (id(parameter), parameter._version) for name, parameter in self.model.named_parameters()}
 
     def _line(self) -> dict[str, Any]:
         peak_flops = _peak_flops(self.engine.device, bf16=self.engine.bf16)
@@ -261,6 +322,8 @@ class Trainer(ABC, Generic[Batch]):
     def save_checkpoint(self) -> None:
         """Write a checkpoint of this step."""
         self._metrics.sync()
+        if self.clock is not None:
+            self.clock.sync()
         state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
         generators = {"cpu": torch.get_rng_state()}
         if self.engine.device.type == "cuda":
@@ -335,7 +398,8 @@ def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
     shutil.rmtree(writing, ignore_errors=True)
     try:
         write(writing)
-    except OSError as error:
+    except (DataError, OSError) as error:
+        shutil.rmtree(writing, ignore_errors=True)  # what is there takes the room that a checkpoint needs
         raise DataError(
             f"{writing}: cannot write the model: {error}; free space and run again with --resume"
         ) from error

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.model_files import find_model
+from bertkit.recipe.tree import read_tree
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.run.find import find_run
 from bertkit.tasks.catalogue import find_task
@@ -159,7 +158,7 @@ def _method(model: LoadedModel, chosen: str | None) -> tuple[str, str] | None:
 def _recorded_method(run: RunDirectory) -> str | None:
     """The method that a run's recipe names, by its own name or by that of its method of fine-tuning; a control, which
     has no teacher, is of none."""
-    recipe = yaml.safe_load((run.path / RECIPE).read_text(encoding="utf-8"))
+    recipe = read_tree(run.recipe_yaml, str(run.path / RECIPE)).plain()
     if not isinstance(recipe, dict) or recipe.get("control"):
         return None
     distilled = method_in(run.record["recipe"]) if run.record["kind"] == "distill" else None

@@ -7,12 +7,12 @@ Files: tables/speed.csv, tables/compression.csv, figures/pareto.svg, .png and th
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.evaluation.figures import MARKERS, new_figure, plain, save
+from bertkit.tables import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,11 +45,7 @@ def write_report(directory: Path, results: Mapping[str, Any]) -> None:
 
 def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """A CSV file; a value that is missing is an empty cell."""
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(path, columns, ([row.get(name) for name in columns] for row in rows))
 
 
 def compression_row(row: Mapping[str, Any]) -> dict[str, Any]:

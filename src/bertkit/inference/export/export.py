@@ -15,14 +15,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import torch
 
 from bertkit import __version__
 from bertkit.errors import UsageError
-from bertkit.files import fsync_path, read_json, sha256_of, write_json
+from bertkit.files import file_within, files_within, fsync_path, read_json, sha256_of, write_json
 from bertkit.inference.export.agreement import (
     TEXTS,
     Agreement,
@@ -37,7 +37,7 @@ from bertkit.models.hub import CONFIG_FILE, check_vocabulary, config_json, load_
 from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.pruning import dense
 from bertkit.models.quantised import is_quantised, quantise
-from bertkit.models.sentence import load_sentence_model
+from bertkit.models.sentence import load_sentence_model, read_modules
 from bertkit.models.weights import WeightReport
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import READ_FIRST, load_tokenizer
@@ -214,16 +214,24 @@ def _write_model(
 
 
 def _copy_steps(source: Source, staging: Path) -> None:
-    for name in _SENTENCE_FILES:
-        if (source.directory / name).is_file():
-            shutil.copyfile(source.directory / name, staging / name)
-    settings = Path(source.inner) / "sentence_bert_config.json"
-    if (source.directory / settings).is_file():
-        shutil.copyfile(source.directory / settings, staging / settings)
-    for step in json.loads((source.directory / MODULES_FILE).read_text(encoding="utf-8")):
-        path = str(step.get("path", ""))
-        if path and path != source.inner and (source.directory / path).is_dir():
-            shutil.copytree(source.directory / path, staging / path, copy_function=shutil.copyfile)
+    """Copy the modules after the encoder, and the settings of all.
+
+    Raises:
+        DataError: modules.json or a link names what lies outside of the model.
+    """
+    modules = source.directory / MODULES_FILE
+    names = {*_SENTENCE_FILES, (PurePosixPath(source.inner) / "sentence_bert_config.json").as_posix()}
+    copied = {name for name in names if (source.directory / name).is_file()}
+    encoder = PurePosixPath(source.inner)
+    for step in read_modules(modules):
+        path = file_within(source.directory, step.path, modules)
+        below = PurePosixPath(step.path)
+        if below not in (PurePosixPath(), encoder) and path.is_dir():
+            copied |= set(files_within(source.directory, below.as_posix(), modules))
+    for name in sorted(copied):
+        origin, copy = file_within(source.directory, name, modules), staging / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin, copy)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from typing import Any
 
 from bertkit.errors import DataError
 from bertkit.files import read_json, sha256_of, write_json, write_text
+from bertkit.json_input import parse_json
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, settings_of
 from bertkit.tasks.examples import MaskedText, TextExample
@@ -151,12 +152,12 @@ def _read(path: Path) -> Iterator[TextExample]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
-                row: dict[str, Any] = json.loads(line)
+                row: dict[str, Any] = parse_json(line, f"{path}, line {number}")
                 texts = {name: _text(row[name]) for name in ("text", "text_pair")}
                 label = tuple(row["label"]) if isinstance(row["label"], list) else row["label"]
                 assert texts["text"] is not None
                 yield TextExample(row["id"], texts["text"], texts["text_pair"], label)
-            except (ValueError, KeyError) as error:
+            except (DataError, ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{path}, line {number}: not an augmented example ({error}); remove the file"
                 ) from error

@@ -6,7 +6,6 @@ bertkit.text.lines.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -15,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
-from bertkit.tasks.examples import Example, Split
+from bertkit.json_input import parse_json
+from bertkit.tasks.examples import Example, SkippedRow, Split
 from bertkit.text.lines import read_lines
 
 NAMED = 10
 """How many of the examples that a note counts are named."""
+MAX_FILE_CHARACTERS = 256 << 20
+"""Of a file that is one JSON document, read whole."""
 DUPLICATE_IDS = "duplicate ids (renamed)"
 
 
@@ -37,8 +39,20 @@ class Notes:
         if len(named) < NAMED:
             named.append(name)
 
-    def split(self, examples: Sequence[Example], source: str | Path) -> Split:
+    def split(
+        self,
+        examples: Sequence[Example],
+        source: str | Path,
+        skipped: Sequence[SkippedRow] = (),
+        groups: Sequence[str] = (),
+    ) -> Split:
         """The split of these examples; an id that came before gets `#2`, `#3`, ... and is noted.
+
+        Args:
+            examples: in the file's order.
+            source: the file.
+            skipped: rows that are left out.
+            groups: one for each example, or none.
 
         Raises:
             DataError: there are no examples.
@@ -58,20 +72,25 @@ class Notes:
                 example = replace(example, id=fresh)
             seen.add(example.id)
             unique.append(example)
-        return Split(unique, self.counts, {what: tuple(names) for what, names in self.named.items()}, str(source))
+        return Split(unique, self.counts, self.first, str(source), tuple(skipped), tuple(groups))
+
+    @property
+    def first(self) -> dict[str, tuple[str, ...]]:
+        """The first examples or lines of each note."""
+        return {what: tuple(names) for what, names in self.named.items()}
 
     def __str__(self) -> str:
         return ", ".join(f"{what}: {count}" for what, count in self.counts.items())
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path, encoding: str | None = None, errors: str = "strict") -> Iterator[tuple[int, str]]:
     """The file's lines with their numbers from 1, without line ends; quotes and anything but tabs mean nothing here.
 
     Raises:
         DataError: missing, unreadable or damaged file, or invalid UTF-8 (with its byte offset).
     """
     number = 0
-    for lines in read_lines(path):
+    for lines in read_lines(path, encoding, errors=errors):
         for line in lines:
             number += 1
             yield number, line
@@ -84,13 +103,13 @@ def tab_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, line.split("\t")
 
 
-def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_rows(path: Path, encoding: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON Lines file; blank lines are passed over.
 
     Raises:
         DataError: a line that is not a JSON object.
     """
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, encoding):
         if line and not line.isspace():
             yield number, json_object(line, f"{path}, line {number}")
 
@@ -101,25 +120,29 @@ def json_object(text: str, where: str) -> dict[str, Any]:
     Raises:
         DataError: it is not JSON, or something other than an object.
     """
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as fault:
-        line = f", line {fault.lineno}" if "\n" in text else ""
-        raise DataError(f"{where}{line}, column {fault.colno}: not valid JSON: {fault.msg}") from fault
-    except RecursionError as fault:
-        raise DataError(f"{where}: not valid JSON: nested too deeply") from fault
+    value = parse_json(text, where)
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected a JSON object, found {kind_of(value)}")
     return value
 
 
-def json_file(path: Path) -> dict[str, Any]:
+def json_file(path: Path, encoding: str | None = None) -> dict[str, Any]:
     """The JSON object that a whole file is.
 
     Raises:
         DataError: the file cannot be read, or is not a JSON object.
     """
-    return json_object("\n".join(line for lines in read_lines(path) for line in lines), str(path))
+    lines: list[str] = []
+    characters = 0
+    for several in read_lines(path, encoding):
+        lines += several
+        characters += sum(map(len, several)) + len(several)
+        if characters > MAX_FILE_CHARACTERS:
+            raise DataError(
+                f"{path}: one JSON document of more than {MAX_FILE_CHARACTERS >> 20} million characters; divide it,"
+                " or write JSON Lines"
+            )
+    return json_object("\n".join(lines), str(path))
 
 
 def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:

@@ -6,6 +6,7 @@ other splits before anything is trained.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from bertkit.errors import DataError
@@ -64,6 +65,6 @@ def _unlabelled(example: Example) -> bool:
 
 def _order(name: str) -> tuple[bool, float, str, str]:
     """`O` first; then whole numbers by value; then names, a type's B- before its I-."""
-    number = float(name) if name.lstrip("-").isascii() and name.lstrip("-").isdigit() else float("inf")
+    number = float(name) if re.fullmatch(r"-?[0-9]+", name) else float("inf")
     bare = name[2:] if name[:2] in ("B-", "I-") else name
     return name != "O", number, bare, name

@@ -116,13 +116,26 @@ def _framework(path: Path) -> Iterator[SenseSentence]:
     if not gold_path.is_file():
         raise DataError(f"{path}: no gold keys; expected them in {gold_path.name} beside it")
     gold = dict(_gold(gold_path))
+    # Read as lines, so that the file is bounded and UTF-8, whatever encoding it declares; expat bounds entities.
+    parser: ElementTree.XMLPullParser[ElementTree.Element] = ElementTree.XMLPullParser(("end",))
     try:
-        for _, element in ElementTree.iterparse(path):
-            if element.tag == "sentence":
-                yield _sentence(element, gold, path)
-                element.clear()
-    except ElementTree.ParseError as fault:
+        for _, line in numbered_lines(path):
+            parser.feed(f"{line}\n")
+            yield from _finished(parser, gold, path)
+        parser.close()
+        yield from _finished(parser, gold, path)
+    except (ElementTree.ParseError, LookupError, ValueError) as fault:
         raise DataError(f"{path}: not valid XML: {fault}") from fault
+
+
+def _finished(
+    parser: ElementTree.XMLPullParser[ElementTree.Element], gold: dict[str, tuple[str, ...]], path: Path
+) -> Iterator[SenseSentence]:
+    events: Iterator[Any] = parser.read_events()  # of other shapes for other kinds of event than "end"
+    for _, element in events:
+        if element.tag == "sentence":
+            yield _sentence(element, gold, path)
+            element.clear()
 
 
 def _sentence(element: ElementTree.Element, gold: dict[str, tuple[str, ...]], path: Path) -> SenseSentence:

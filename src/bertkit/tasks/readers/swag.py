@@ -115,7 +115,7 @@ def ending_index(value: Any, endings: tuple[str, ...], where: str) -> int | None
         index = int(value)
     elif isinstance(value, str):
         text = value.strip()
-        if text.isascii() and text.isdigit():
+        if text.isascii() and text.isdigit() and len(text) < 10:
             index = int(text)
         elif len(text) == 1 and text.isascii() and text.isalpha():
             index = ord(text.upper()) - ord("A")

@@ -8,6 +8,7 @@ Shapes: W words of a sentence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def _tree(rows: Sequence[tuple[int, list[str]]], name: str, path: Path) -> TreeE
     heads: list[int] = []
     for number, fields in rows:
         head = fields[_HEAD]
-        if not head.isdecimal() or int(head) > len(rows):
+        if not re.fullmatch(r"[0-9]{1,9}", head) or int(head) > len(rows):
             raise DataError(
                 f"{path}, line {number}: sentence {name}: the head of {fields[WORD]!r} is {head!r}, expected 0 (the"
                 f" root) or a word from 1 to {len(rows)}"

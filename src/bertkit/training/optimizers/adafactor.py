@@ -6,7 +6,7 @@ size of the weights. Siblings keep two numbers a weight; this one keeps next to 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -26,6 +26,9 @@ class AdafactorConfig(OptimizerConfig):
     eps1: float | None = Field(None, gt=0, description="Least root of a second moment; null: the data type's epsilon.")
     eps2: float = Field(1e-3, ge=0, description="Least root mean square that weights are taken to have.")
     clip_threshold: float = Field(1.0, ge=1, description="Root mean square above which an update is scaled down.")
+
+    state_bytes: ClassVar[float] = 0.0
+    """Two vectors a matrix."""
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(

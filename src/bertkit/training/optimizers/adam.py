@@ -8,20 +8,20 @@ The missing bias correction is that of BERT's released optimization.py. Both are
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
-from bertkit.training.optimizers.base import OptimizerConfig
+from bertkit.training.optimizers.base import Betas, OptimizerConfig
 
 _LONG_AGO = 1 << 20
 """A step count at which both bias corrections have become exactly 1 in double precision."""
 
 
 class _AdamLike(OptimizerConfig):
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
+    betas: Betas = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
     eps: float = Field(1e-6, gt=0, description="Added to the root of the second moment.")
     bias_correction: bool = Field(True, description="Correct the running means for their start at zero; BERT does not.")
 
@@ -59,6 +59,7 @@ class AdamConfig(_AdamLike):
     """Adam with coupled weight decay: L2 regularisation, as papers mean that write "Adam" and "L2 weight decay"."""
 
     name: Literal["adam"] = "adam"
+    decay_is_decoupled: ClassVar[bool] = False
     weight_decay: float = Field(0.01, ge=0, description="Share of the weight that is added to its gradient.")
 
     def _kernel(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:

@@ -16,7 +16,7 @@ from torch import nn
 
 from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder
-from bertkit.training.optimizers.base import OptimizerConfig, decay_groups
+from bertkit.training.optimizers.base import Betas, OptimizerConfig, decay_groups
 
 
 class MuonConfig(OptimizerConfig):
@@ -30,7 +30,7 @@ class MuonConfig(OptimizerConfig):
         " rates, or, as first published, sqrt(max(1, A / B)).",
     )
     matrix_rate: float = Field(1.0, gt=0, description="The matrices' learning rate as a multiple of the schedule's.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's decay of the running means.")
+    betas: Betas = Field((0.9, 0.999), description="AdamW's decay of the running means.")
     eps: float = Field(1e-6, gt=0, description="AdamW's: added to the root of the second moment.")
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:

@@ -1,0 +1,170 @@
+"""New words for an existing vocabulary: those of a text that save the most tokens.
+
+Own design; the purpose is that of Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2 (a vocabulary that fits the
+domain), without giving up the old one. Every old token keeps its id, so a model keeps all its rows;
+models/conversion.py gives the new ones theirs. Sibling vocabulary.py learns a whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from bertkit.errors import DataError
+from bertkit.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+MIN_LETTERS = 2
+_LEAST_SCORE = -100.0
+"""Of a special token inside a Unigram model, which no text must reach."""
+
+
+@dataclass(frozen=True)
+class WordUse:
+    """A word as the pre-tokenizer gives it.
+
+    Attributes:
+        word: with its mark, as an entry of the vocabulary.
+        count: how often the text has it.
+        tokens: how many the tokenizer splits it into.
+    """
+
+    word: str
+    count: int
+    tokens: int
+
+    @property
+    def saved(self) -> int:
+        """Tokens that the text is shorter by if the word is one."""
+        return self.count * (self.tokens - 1)
+
+
+def extended(tokenizer: Tokenizer, texts: Iterable[str], count: int, *, min_frequency: int) -> Tokenizer:
+    """The tokenizer with the `count` words more that save the most tokens of the texts; all its ids stay.
+
+    Args:
+        tokenizer: WordPiece, BPE (byte-level or not) or Unigram.
+        texts: a sample of the domain.
+        count: of words to add.
+        min_frequency: occurrences that a word needs.
+
+    Raises:
+        DataError: the texts have too few such words, or the vocabulary is of another kind.
+    """
+    kind = json.loads(tokenizer.canonical_json)["model"]["type"]
+    if kind not in ("WordPiece", "BPE", "Unigram"):
+        raise DataError(
+            f"tokenizer.add_tokens: words are added to WordPiece, BPE or Unigram vocabularies, not to {kind}"
+        )
+    uses = word_uses(tokenizer, texts)
+    frequent = [use for use in uses if use.count >= min_frequency]
+    wanted = sorted((use for use in frequent if use.tokens > 1), key=lambda use: (-use.saved, use.word))
+    known = sum(use.tokens == 1 for use in frequent)
+    if len(wanted) < count:
+        raise _too_few(len(wanted), known, count, min_frequency)
+    chosen = wanted[:count]
+    before, saved = sum(use.count * use.tokens for use in uses), sum(use.saved for use in chosen)
+    log.info(
+        "the vocabulary of %s is extended by %s (%s frequent words are tokens already): %s tokens of the sample's"
+        " words become %s, %.1f%% fewer; the first: %s",
+        *(f"{tokenizer.vocab_size:,}", f"{count:,}", f"{known:,}", f"{before:,}", f"{before - saved:,}"),
+        100 * saved / before,
+        ", ".join(_shown(tokenizer, use.word) for use in chosen[:10]),
+    )
+    return _with_entries(tokenizer, chosen, sum(use.count for use in uses))
+
+
+def _too_few(found: int, known: int, count: int, min_frequency: int) -> DataError:
+    there = f"{found:,} word{'s' * (found != 1)}" if found else "no word"
+    fewer = f"take --add-tokens {found} or less, " if found else ""
+    return DataError(
+        f"tokenizer.add_tokens: {count:,} new words are wanted, and the text has {there}"
+        f" of more than one token with {min_frequency} or more occurrences ({known:,} frequent words are tokens"
+        f" already); {fewer}give more text, or lower tokenizer.added_frequency"
+    )
+
+
+def word_uses(tokenizer: Tokenizer, texts: Iterable[str]) -> list[WordUse]:
+    """The distinct words of letters of the texts, as the tokenizer's own rules find them; those with an unknown
+    character are left out.
+
+    Raises:
+        DataError: the vocabulary does not mark where words begin.
+    """
+    backend, (marker, marks_start) = tokenizer.backend, tokenizer.word_marker()
+    written: Counter[str] = Counter()
+    for text in texts:
+        written.update(text.split())
+    # Byte-level vocabularies mark a word by the space before it.
+    space = " " if marks_start else ""
+    counts: Counter[str] = Counter()
+    for text, count in written.items():
+        normal = backend.normalizer.normalize_str(space + text) if backend.normalizer else space + text
+        for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal):
+            letters = word.removeprefix(marker) if marks_start else word
+            if word.startswith(marker) == marks_start and len(letters) >= MIN_LETTERS and letters.isalpha():
+                counts[word] += count
+    unknown = None if "unk" not in tokenizer.roles else tokenizer.unk_id
+    uses = []
+    for word, count in counts.items():
+        tokens = backend.model.tokenize(word)
+        if not any(token.id == unknown for token in tokens):
+            uses.append(WordUse(word, count, len(tokens)))
+    return uses
+
+
+def _shown(tokenizer: Tokenizer, word: str) -> str:
+    _, marks_start = tokenizer.word_marker()
+    return str(tokenizer.backend.decoder.decode([word])).strip() if marks_start else word
+
+
+def _with_entries(tokenizer: Tokenizer, words: list[WordUse], total: int) -> Tokenizer:
+    settings = json.loads(tokenizer.backend.to_str())
+    model, added = settings["model"], settings["added_tokens"]
+    first = tokenizer.vocab_size
+    if model["type"] == "Unigram":
+        _add_pieces(model, added, words, total, first)
+    else:
+        # Tokens behind the model's own would stand in the way of entries behind them.
+        model["vocab"] |= {token["content"]: token["id"] for token in added}
+        model["vocab"] |= {use.word: first + number for number, use in enumerate(words)}
+    if model["type"] == "BPE":
+        # A word that is an entry is one token, whatever the merges make of it.
+        model["ignore_merges"] = True
+    return Tokenizer(Backend.from_str(json.dumps(settings)), dict(tokenizer.roles), lowercases=tokenizer.lowercases)
+
+
+def _add_pieces(
+    model: dict[str, Any], added: list[dict[str, Any]], words: list[WordUse], total: int, first: int
+) -> None:
+    """Entries of a Unigram model, whose ids are their places. A word's score is the log of its share of the words, or
+    just above what its tokens score together, so that it is the likeliest reading."""
+    vocabulary = model["vocab"]
+    behind = {token["id"]: token["content"] for token in added if token["id"] >= len(vocabulary)}
+    for number in range(len(vocabulary), first):
+        if number not in behind:
+            raise DataError(f"tokenizer.add_tokens: the vocabulary has no token with id {number}; its ids have a gap")
+        vocabulary.append([behind[number], _LEAST_SCORE])
+    scores = dict(vocabulary)
+    for use in words:
+        together = _best_score(use.word, scores)
+        vocabulary.append([use.word, max(math.log(use.count / total), together + 1e-4)])
+
+
+def _best_score(word: str, scores: dict[str, float]) -> float:
+    """Of the likeliest split of the word into entries."""
+    best = [0.0] + [-math.inf] * len(word)
+    for end in range(1, len(word) + 1):
+        for start in range(end):
+            score = scores.get(word[start:end])
+            if score is not None:
+                best[end] = max(best[end], best[start] + score)
+    return best[-1]

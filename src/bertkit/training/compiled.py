@@ -1,0 +1,25 @@
+"""How many compiled matrix products a process keeps.
+
+Nothing here follows a paper. oneDNN compiles a product in bfloat16 for its exact shape. Batches of whole sequences have
+another number of tokens each, so most shapes never come again.
+"""
+
+from __future__ import annotations
+
+import os
+
+CACHED_PRIMITIVES = 128
+"""Matrix products that oneDNN keeps compiled. An update of a dozen layers needs about forty, one for each shape. Left
+alone it keeps 1024: lengths differ from batch to batch, so that most are never used again, and a run grows by a
+gigabyte."""
+_CACHE_SETTINGS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""Of oneDNN, and of torch's own cache in front of it."""
+
+
+def bound_compiled_products() -> None:
+    """Let oneDNN keep `CACHED_PRIMITIVES` compiled products, unless the environment says otherwise.
+
+    Effective before the first matrix product of a process. Results stay the same to the bit.
+    """
+    for name in _CACHE_SETTINGS:
+        os.environ.setdefault(name, str(CACHED_PRIMITIVES))

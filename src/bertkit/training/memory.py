@@ -1,0 +1,125 @@
+"""The peak memory of training, as a sum of named terms; part of `--plan` (plan.py).
+
+Own design: what each term counts follows from what the code keeps, its factors were measured (docs/results.md,
+benchmarks/plan_accuracy.py). On a CPU the peak is that of the resident size, on a GPU of allocated memory.
+
+A process has three peaks one after the other: learning a vocabulary, the largest update, and writing a checkpoint. The
+terms are those of the largest.
+
+Shapes: T tokens of a micro-batch, M predicted tokens of it, V vocabulary, E width of the embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import nn
+
+from bertkit.models.attention import SelfAttention
+from bertkit.models.dropout import Dropout
+from bertkit.models.headed import HeadedModel
+from bertkit.models.vocabulary import LOGIT_BYTES
+from bertkit.training.compiled import CACHED_PRIMITIVES
+from bertkit.training.cost import attentions_of, count_weights
+from bertkit.training.engine import Engine
+
+MemoryTerms = dict[str, float]
+"""Bytes by what they hold."""
+
+PROGRAM_BYTES = 400e6
+"""Python, torch and this package, with the text's tokenizer."""
+PRIMITIVE_BYTES = 1.0e6
+"""Of a compiled matrix product in oneDNN's cache."""
+_FEATURE_BYTES = {(False, False): 4.0, (False, True): 4.3, (True, False): 2.2, (True, True): 2.7}
+"""That a layer keeps for its backward pass for each input and output of its linear maps, by whether it computes in
+bfloat16, and whether it has dropout. Residuals, norms and masks of dropout are in these factors."""
+_EMBEDDING_BYTES = 8.0
+"""That the embeddings keep for a token and each of its dimensions: their sum, and the mask of dropout."""
+_LOGIT_COPIES = 3
+"""Logits, probabilities and gradients that exist at once, in float32."""
+_TEXT_COPIES = 8
+"""Bytes that learning a vocabulary takes for a byte of the sample."""
+
+
+def program_memory(engine: Engine) -> MemoryTerms:
+    """What a process takes whatever the model."""
+    if engine.device.type != "cpu":
+        return {}
+    products = CACHED_PRIMITIVES * PRIMITIVE_BYTES if engine.bf16 else 0.0
+    return {"program": PROGRAM_BYTES, "compiled_products": products}
+
+
+def training_memory(
+    model: HeadedModel,
+    *,
+    micro_batch_tokens: float,
+    sequence_length: float,
+    predictions: float,
+    bf16: bool,
+    state_bytes: float = 8.0,
+) -> MemoryTerms:
+    """The terms of a model's largest update.
+
+    Args:
+        model: with its companions; may be on the meta device.
+        micro_batch_tokens: T.
+        sequence_length: mean length of the sequences, which attention's probabilities grow with.
+        predictions: M, of all vocabulary heads.
+        bf16: whether matrix products are in bfloat16.
+        state_bytes: of a parameter in the optimiser.
+    """
+    models = (model, *model.named_companions().values())
+    parameters = count_weights(model)
+    maps = [part for each in models for part in _linear_maps(each.encoder.executed_modules())]
+    features = sum(part.in_features + part.out_features for part in maps)
+    drops = any(isinstance(part, Dropout) and part.rate for part in model.modules())
+    activations = micro_batch_tokens * features * _FEATURE_BYTES[bf16, drops]
+    activations += micro_batch_tokens * sum(_EMBEDDING_BYTES * each.encoder.width for each in models)
+    vocabulary = max((each.encoder.vocab_size for each in models), default=0) if predictions else 0
+    embedding = vocabulary * model.encoder.embedding_width
+    logits = min(4.0 * predictions * vocabulary, max(LOGIT_BYTES, 4.0 * vocabulary)) * _LOGIT_COPIES
+    item = 2.0 if bf16 else 4.0
+    return {
+        "weights": 4.0 * parameters,
+        "gradients": 4.0 * parameters,
+        "optimizer": state_bytes * parameters,
+        "bf16_weights": 2.0 * parameters if bf16 else 0.0,
+        "activations": activations,
+        "attention": micro_batch_tokens * item * sum(_cells(each, sequence_length, bf16=bf16) for each in models),
+        "logits": logits + embedding * item,
+    }
+
+
+def _linear_maps(modules: Iterable[nn.Module]) -> list[nn.Linear]:
+    return [part for module in modules for part in module.modules() if isinstance(part, nn.Linear)]
+
+
+def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool) -> float:
+    """Values that all attentions keep for a token: with dropout the probabilities, the mask and their product; without
+    it none in float32, where torch's kernel recomputes them, and the probabilities in bfloat16."""
+    cells = 0.0
+    for attention in attentions_of(model):
+        kept = 3 if attention.dropout_rate else int(bf16 or not isinstance(attention, SelfAttention))
+        cells += kept * attention.heads * attention.keys_seen(sequence_length)
+    return cells
+
+
+def peak_memory(update: Mapping[str, float], *, program: Mapping[str, float], text_bytes: float = 0.0) -> MemoryTerms:
+    """The terms of the largest of a process's peaks.
+
+    Args:
+        update: of the largest update, all that is trained or kept beside it together.
+        program: `program_memory`.
+        text_bytes: of the sample that a vocabulary is learnt from; 0 where none is learnt.
+    """
+    update = {name: value for name, value in {**program, **update}.items() if value}
+    kept = {name: value for name, value in update.items() if name.removeprefix("teacher_") not in _OF_AN_UPDATE}
+    # Tensors of a file are copied before they are written; the moments' is the largest file.
+    writing = {**kept, "checkpoint_copy": update.get("optimizer", 0.0)}
+    learning = {name: program[name] for name in ("program",) if name in program}
+    learning["vocabulary_sample"] = text_bytes * _TEXT_COPIES
+    return max((update, writing, learning), key=lambda terms: sum(terms.values()))
+
+
+_OF_AN_UPDATE = frozenset({"gradients", "bf16_weights", "activations", "attention", "logits"})
+"""What is freed at an update's end."""

@@ -1,0 +1,157 @@
+"""The terms of a run's peak memory, beside what autograd really keeps, and beside a real run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.albert import AlbertConfig
+from bertkit.models.bert import BertConfig
+from bertkit.models.electra import ElectraConfig
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.roberta import RobertaConfig
+from bertkit.training.compiled import CACHED_PRIMITIVES, bound_compiled_products
+from bertkit.training.memory import peak_memory, training_memory
+from tests.training.tiny_run import write_text
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 256,
+    "max_position_embeddings": 70,
+}
+LENGTHS = [64, 63, 62, 61] * 4
+
+
+def kept_by_autograd(model: HeadedModel, batch: PackedBatch, *, bf16: bool) -> int:
+    """Bytes of the distinct storages that a forward pass saves for its backward pass, without the weights."""
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    found: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=bf16),
+    ):
+        hidden = model.encoder(batch)
+    assert hidden.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        BertConfig(**SIZES),
+        BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+        RobertaConfig(**SIZES),
+        AlbertConfig(**SIZES),
+        ElectraConfig(**SIZES),
+        ModernBertConfig(**SIZES),
+    ],
+    ids=["bert", "bert without dropout", "roberta", "albert", "electra", "modernbert"],
+)
+def test_activations_and_attention_are_what_autograd_keeps(config: EncoderConfig, bf16: bool) -> None:
+    model = HeadedModel(config.build(100), [])
+    model.initialise(0)
+    batch = PackedBatch.from_ids([[7] * length for length in LENGTHS])
+    terms = training_memory(
+        model,
+        micro_batch_tokens=batch.num_tokens,
+        sequence_length=sum(length**2 for length in LENGTHS) / sum(LENGTHS),
+        predictions=0,
+        bf16=bf16,
+    )
+    planned = terms["activations"] + terms["attention"] + terms["bf16_weights"]
+    assert planned == pytest.approx(kept_by_autograd(model.train(), batch, bf16=bf16), rel=1 / 3)
+
+
+def test_weights_gradients_and_moments_are_sixteen_bytes_a_parameter_and_logits_are_bounded() -> None:
+    with torch.device("meta"):
+        model = HeadedModel(BertConfig(**SIZES).build(30_000), ["masked_lm"])
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    few, many = (
+        training_memory(model, micro_batch_tokens=512, sequence_length=64, predictions=each, bf16=False)
+        for each in (10, 10_000)
+    )
+    assert few["weights"] + few["gradients"] + few["optimizer"] == 16 * parameters
+    table = 4 * 30_000 * 64
+    assert few["logits"] - table == 3 * 10 * 30_000 * 4
+    assert many["logits"] - table == 3 * 2**25
+
+
+def test_layers_that_share_their_weights_keep_activations_for_each_use() -> None:
+    def activations(sharing: str) -> float:
+        with torch.device("meta"):
+            model = HeadedModel(AlbertConfig(**SIZES, sharing=sharing).build(100), ["masked_lm"])
+        terms = training_memory(model, micro_batch_tokens=512, sequence_length=64, predictions=9, bf16=False)
+        return terms["activations"] + terms["attention"]
+
+    assert activations("all") == activations("none")
+
+
+def test_the_peak_is_the_largest_of_an_update_a_checkpoint_and_learning_the_vocabulary() -> None:
+    program = {"program": 100.0}
+    update = {"weights": 10.0, "gradients": 10.0, "optimizer": 20.0, "activations": 50.0}
+    assert sum(peak_memory(update, program=program).values()) == 190
+    writing = peak_memory({**update, "activations": 1.0}, program=program)
+    assert writing == {"program": 100.0, "weights": 10.0, "optimizer": 20.0, "checkpoint_copy": 20.0}
+    learning = peak_memory(update, program=program, text_bytes=1000.0)
+    assert set(learning) == {"program", "vocabulary_sample"}
+
+
+def test_compiled_products_are_bounded_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    bound_compiled_products()
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == str(CACHED_PRIMITIVES)
+    assert os.environ["LRU_CACHE_CAPACITY"] == "7"
+
+
+def test_a_real_runs_parameters_are_the_plans_and_its_memory_is_near(tmp_path: Path) -> None:
+    """A process of its own: its peak is the run's. The vocabulary of so small a text is far below the recipe's."""
+    text = write_text(tmp_path / "text.txt")
+    words = [
+        "pretrain",
+        "bert-tiny",
+        "--data",
+        str(text),
+        "--max-steps",
+        "4",
+        "--set",
+        "optimisation.batch_sequences=32",
+    ]
+    words += ["--set", "data.held_out=0.05", "--set", "optimisation.stages=[]", "--set", "data.sequence_length=128"]
+
+    def bertkit(*more: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "bertkit", *words, *more], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    plan = json.loads(bertkit("--plan", "--json"))
+    assert plan["vocabulary"]["at_most"] is False
+    assert plan["vocabulary"]["size"] < 30_522
+    assert plan["memory_mb"] == pytest.approx(sum(plan["memory_terms_mb"].values()), abs=1)
+    assert "memory" in bertkit("--plan")
+    bertkit("--run-dir", str(tmp_path / "run"), "-q")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["vocab_size"] == plan["vocabulary"]["size"]
+    if not torch.cuda.is_available():
+        peak = max(line["peak_memory_mb"] for line in lines if "peak_memory_mb" in line)
+        assert plan["memory_mb"] == pytest.approx(peak, rel=0.3)
