@@ -14,13 +14,18 @@ from statistics import fmean
 import pytest
 
 from bertkit.errors import DataError, StoppedError, UsageError
-from bertkit.pretraining.plan import pretraining_plan
+from bertkit.objectives.forward import pretraining_model
+from bertkit.pretraining.run import open_shards
+from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.study import piece_run
 from bertkit.study.measuring import Answer, Asking
 from bertkit.study.planned import PlannedStudy
 from bertkit.study.run import StudyArguments, run_study
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.cost import training_flops
 from tests.study.tiny_study import PEAK, arguments, results, times_of, write_study
 from tests.training.stopping import stopping_at
 
@@ -38,10 +43,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the study, not carried out."""
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(autouse=True)
-def _here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the folder of the study; figures take longer than all the rest, and only `straight` draws them."""
-    monkeypatch.chdir(home)
+def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take longer than all the rest; only `straight` has them."""
     monkeypatch.setattr("bertkit.study.run.draw_figures", lambda *_: [])
 
 
@@ -221,15 +233,15 @@ def test_what_is_kept_is_no_part_of_what_is_compared(home: Path) -> None:
     assert results(home, "kept") == results(home, "straight")
 
 
-def test_a_candidate_that_diverges_is_never_chosen(home: Path) -> None:
+def test_a_candidate_that_diverges_is_never_chosen(place: Path) -> None:
     """Of the causal arm both do, so that it has no score; the study goes on without it."""
     sets = [
         "choose.grid.optimisation.schedule.peak=[1.0e-3, 2.0e-3]",
         "arms.causal.set.optimisation.optimizer={name: adamw, clip_norm: null, weight_decay: 1.0e+38}",
         "set.optimisation.max_nonfinite_steps=0",
-        "arms.third={set: {model.num_hidden_layers: 1}}",
+        "arms.third={set: {objective: [masked_lm], model.num_hidden_layers: 1}}",
     ]
-    finished = run_study(arguments(home, "diverged", *sets), progress=silent_progress)
+    finished = run_study(arguments(place, "diverged", *sets), progress=silent_progress)
     found = finished.results
     assert found["choice"]["causal"]["setting"] is None
     assert all("diverged" in candidate["diverged"] for candidate in found["choice"]["causal"]["candidates"])
@@ -238,23 +250,26 @@ def test_a_candidate_that_diverges_is_never_chosen(home: Path) -> None:
     assert found["claims"][0]["reason"] == "fewer than two seeds have both scores"
 
 
-def test_steps_follow_from_the_budget_by_the_cost_model(home: Path) -> None:
-    """On text whose sequences are all full the measured cost of a step is that of `--plan`, which assumes it."""
-    sets = ["budget={flops: 3.0e+9, steps: null}", "set.data.layout={name: full-sentences}"]
-    planned = _planned(arguments(home, "unused", *sets, offline=True))
+def test_a_run_costs_the_budget_by_the_cost_model(place: Path) -> None:
+    """All batches of the run are counted here; the study measures a sample of them."""
+    planned = _planned(arguments(place, "unused", "budget={flops: 2.0e+9, steps: null}"))
     costs = planned.costs({}, silent_progress)
-    for arm, ((setting, recipe), *_) in planned.recipes.items():
-        (piece,) = [p for p in planned.pieces() if p.arm == arm and p.seed == 0]
-        plan = pretraining_plan(recipe, vocab_size=109)
-        expected = 3e9 / (plan["flops"] / plan["steps"])
-        assert piece.setting == setting
-        assert planned.steps(piece, costs) == pytest.approx(expected, rel=0.06)
-    causal, masked = (planned.steps(p, costs) for p in planned.pieces()[-2:][::-1])
-    assert causal < masked  # a prediction at every token
+    steps = {}
+    for piece in planned.pieces():
+        steps[piece.arm] = planned.steps(piece, costs)
+        recipe = planned.recipe(piece, steps[piece.arm])
+        (stage,) = stages_of(recipe)
+        shards = open_shards(recipe, cache=place / "cache", offline=True, progress=silent_progress)
+        tokenizer = load_tokenizer(shards.directory)
+        run = StageRun(stage, shards, tokenizer, cache=place / "cache")
+        model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size)
+        spent = sum(training_flops(model, run.batches[step], run.objectives) for step in range(steps[piece.arm]))
+        assert spent == pytest.approx(2e9 * piece.share, rel=0.04)
+    assert steps["causal"] < steps["masked"]  # a prediction at every token
 
 
-def test_tokens_as_a_budget_give_arms_of_one_layout_equal_steps(home: Path) -> None:
-    planned = _planned(arguments(home, "unused", "budget={tokens: 3000, steps: null}"))
+def test_tokens_as_a_budget_give_arms_of_one_layout_equal_steps(place: Path) -> None:
+    planned = _planned(arguments(place, "unused", "budget={tokens: 3000, steps: null}"))
     costs = planned.costs({}, silent_progress)
     steps = {planned.steps(piece, costs) for piece in planned.pieces() if piece.candidate is None}
     (one,) = steps
@@ -265,7 +280,8 @@ def _planned(given: StudyArguments) -> PlannedStudy:
     return PlannedStudy(given.requested(), given.cache, given.offline)
 
 
-def test_the_command_plans_and_shows_its_results(home: Path, bertkit) -> None:
+def test_the_command_plans_and_shows_its_results(home: Path, bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
     planned = bertkit("study", "small.yaml", "--data", "text.txt", "--plan", "--json")
     assert planned.code == 0, planned.stderr
     assert '"runs": 8' in planned.stdout
@@ -274,13 +290,19 @@ def test_the_command_plans_and_shows_its_results(home: Path, bertkit) -> None:
     assert "undecided: it is worse (a test)" in done.stderr or "ed: it is worse (a test)" in done.stderr
 
 
-def test_some_arms_alone_keep_the_claims_between_them(home: Path) -> None:
+def test_some_arms_alone_keep_the_claims_between_them(place: Path) -> None:
     given = arguments(
-        home, "unused", "arms.third={set: {model.num_hidden_layers: 1}}", arms=["masked", "third"]
+        place,
+        "unused",
+        "arms.third={set: {objective: [masked_lm], model.num_hidden_layers: 1}}",
+        arms=["masked", "third"],
     ).requested()
     assert list(given.arms) == ["masked", "third"]
     assert given.claims == []
     given = arguments(
-        home, "unused", "arms.third={set: {model.num_hidden_layers: 1}}", arms=["third", "causal"]
+        place,
+        "unused",
+        "arms.third={set: {objective: [masked_lm], model.num_hidden_layers: 1}}",
+        arms=["third", "causal"],
     ).requested()
     assert given.against == "causal"

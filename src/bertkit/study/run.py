@@ -22,7 +22,7 @@ from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json, write_text
 from bertkit.pretraining.arguments import source_overrides
 from bertkit.progress import Progress
-from bertkit.recipe.find import find_recipe, shipped_directory
+from bertkit.recipe.find import SUFFIXES, find_recipe, shipped_directory
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.study.figures import draw_figures
 from bertkit.study.piece_run import Workplace
@@ -68,7 +68,8 @@ class StudyArguments(RunArguments[Study]):
         if self.recipe is None:
             raise UsageError("give a study FILE, such as `objectives`, which ships, or --resume RUN")
         study = load_study(self.recipe, self.overrides, arms=self.arms)
-        return located(study, self.sources, Path(self.data_dir or ".").expanduser())
+        base = _base_of(study, find_recipe(self.recipe))
+        return located(study, base, self.sources, Path(self.data_dir or ".").expanduser())
 
     def recorded(self, run: RunDirectory) -> Study:
         return load_study(str(run.path / RECIPE))
@@ -77,9 +78,22 @@ class StudyArguments(RunArguments[Study]):
         return changed_study(recorded, self.overrides)
 
 
-def located(study: Study, sources: Sequence[str], folder: Path) -> Study:
-    """The study with full paths, so that its record can be carried out from anywhere."""
-    base = find_recipe(study.recipe)
+def _base_of(study: Study, file: Path) -> Path:
+    """The file of the recipe that a study's arms start from: beside the study's own, else as any command finds it."""
+    names = [study.recipe, *(f"{study.recipe}{suffix}" for suffix in SUFFIXES)]
+    beside = [file.parent / name for name in names if name.endswith(SUFFIXES)]
+    return next((path for path in beside if path.is_file()), None) or find_recipe(study.recipe)
+
+
+def located(study: Study, base: Path, sources: Sequence[str], folder: Path) -> Study:
+    """The study with full paths, so that its record can be carried out from anywhere.
+
+    Args:
+        study: as it is written.
+        base: the file of its recipe.
+        sources: text in place of its own; empty for its own.
+        folder: where relative paths of measures start.
+    """
     recipe = base.stem if base.parent == shipped_directory() else str(base.absolute())
     common = study.set | {override.key: override.value for override in source_overrides(sources)}
     measures = {name: measure.located(folder) for name, measure in study.measures.items()}
