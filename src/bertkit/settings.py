@@ -52,7 +52,11 @@ class Settings(BaseModel):
             fields: all of them, as JSON or Python data.
         """
         known = type(self).model_fields
-        unchanged = {name for name in self.later_fields if getattr(self, name) == known[name].default}
+        unchanged = {
+            name
+            for name in self.later_fields
+            if getattr(self, name) == known[name].get_default(call_default_factory=True)
+        }
         return {name: value for name, value in fields.items() if name not in unchanged}
 
     def unread_keys(self, recipe: Any) -> Iterable[UnreadKey]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -89,10 +90,41 @@ def test_without_random_partners_every_token_is_read_once_unless_cut(shards: Tok
     assert seen.max() == 1
 
 
-def test_random_partners_are_more_than_half(shards: TokenShards) -> None:
-    """Forced where a chunk is a single segment, so the share lies above the probability of one half."""
-    shares = [assembled(SegmentPair(), shards, epoch)[0]["random"].mean() for epoch in range(5)]
-    assert 0.5 < np.mean(shares) < 0.7
+def released_random_share(documents: list[list[int]], passes: int) -> float:
+    """create_instances_from_document of BERT's script, its counts alone: the share of pairs with a random partner."""
+    generator, pairs, foreign = Random(3), 0, 0
+    for _ in range(passes):
+        for lengths in documents:
+            target = LENGTH - 3
+            if generator.random() < 0.1:
+                target = generator.randint(2, target)
+            chunk: list[int] = []
+            number = 0
+            while number < len(lengths):
+                chunk.append(lengths[number])
+                if number == len(lengths) - 1 or sum(chunk) >= target:
+                    first = generator.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
+                    pairs += 1
+                    if len(chunk) == 1 or generator.random() < 0.5:
+                        foreign += 1
+                        number -= len(chunk) - first
+                    chunk = []
+                number += 1
+    return foreign / pairs
+
+
+def test_random_partners_are_as_many_as_by_the_released_procedure(shards: TokenShards) -> None:
+    """More than half, since a lone segment always has one: the share of a walk through the same documents."""
+    starts = shards.segment_start_S1
+    documents = [np.diff(starts[low : high + 1]).tolist() for low, high in whole_documents(shards)]
+    expected = released_random_share(documents, passes=60)
+    plans = [assembled(SegmentPair(), shards, epoch)[0]["random"] for epoch in range(30)]
+    found, pairs = np.mean(np.concatenate(plans)), sum(map(len, plans))
+    assert expected > 0.55
+    assert found == pytest.approx(expected, abs=4 * np.sqrt(0.25 / pairs))
+    without = SegmentPair(lone_segment="cut")
+    half = np.concatenate([assembled(without, shards, epoch)[0]["random"] for epoch in range(30)])
+    assert np.mean(half) == pytest.approx(0.5, abs=4 * np.sqrt(0.25 / half.size))
 
 
 def test_a_tenth_of_the_documents_aims_shorter(tmp_path: Path) -> None:

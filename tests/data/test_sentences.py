@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from bertkit.data.layouts import Address, DocSentences, FullSentences
+from bertkit.data.batch import PackedBatch
+from bertkit.data.layouts import Address, DocSentences, FullSentences, PackedDocuments, SingleSegment
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.shards import TokenShards
@@ -21,13 +24,17 @@ def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_shards(tmp_path_factory.mktemp("shards"), documents, shard_tokens=3000)
 
 
-def assembled(layout: FullSentences | DocSentences, shards: TokenShards, documents: np.ndarray) -> Samples:
+def assembled(
+    layout: FullSentences | DocSentences | PackedDocuments, shards: TokenShards, documents: np.ndarray
+) -> Samples:
     plan = layout.plan(shards, documents, LENGTH, Draw(0), 0)
     return layout.assemble(shards, plan, vocabulary(), Address(np.zeros(len(plan), int), np.arange(len(plan))))
 
 
-@pytest.mark.parametrize("layout", [FullSentences(), DocSentences()])
-def test_every_token_is_read_once_and_in_order(layout: FullSentences | DocSentences, shards: TokenShards) -> None:
+@pytest.mark.parametrize("layout", [FullSentences(), DocSentences(), PackedDocuments()])
+def test_every_token_is_read_once_and_in_order(
+    layout: FullSentences | DocSentences | PackedDocuments, shards: TokenShards
+) -> None:
     samples = assembled(layout, shards, whole_documents(shards))
     np.testing.assert_array_equal(samples.ids_T[~samples.special_T] - FIRST_ID, np.arange(shards.tokens))
     assert samples.lengths_B.max() <= LENGTH
@@ -73,3 +80,89 @@ def test_a_run_stops_only_where_the_next_segment_has_no_room(shards: TokenShards
         if start in starts and end in starts and end not in document_token:
             next_end = starts[np.searchsorted(starts, end) + 1]
             assert next_end - start > LENGTH - 2
+
+
+def test_packed_documents_fill_samples_with_sequences_of_one_document_each(shards: TokenShards) -> None:
+    documents = whole_documents(shards)
+    document_token = shards.segment_start_S1[shards.document_start_D1]
+    plan = PackedDocuments().plan(shards, documents, LENGTH, Draw(0), 0)
+    samples = assembled(PackedDocuments(), shards, documents)
+    first_token = samples.ids_T[samples.cu_seqlens_B1[:-1] + 1] - FIRST_ID
+    last_token = samples.ids_T[samples.cu_seqlens_B1[1:] - 2] - FIRST_ID
+    document_of = np.searchsorted(document_token, np.stack([first_token, last_token]), side="right")
+    np.testing.assert_array_equal(document_of[0], document_of[1])
+    # A sample's sequences take its tokens, special ones counted, and the next sentence would not have fitted.
+    row_of = np.searchsorted(plan["start"], first_token, side="right") - 1
+    filled = np.bincount(row_of, samples.lengths_B, minlength=len(plan))
+    assert filled.max() <= LENGTH
+    assert (np.bincount(row_of) > 1).any()
+    starts = shards.segment_start_S1
+    for row in range(len(plan) - 1):
+        end = int(plan["end"][row])
+        if int(plan["start"][row]) in starts and end in starts:
+            next_tokens = int(starts[np.searchsorted(starts, end) + 1]) - end
+            more = next_tokens + (2 if end in document_token else 0)
+            assert filled[row] + more > LENGTH
+    # Each has draws of its own, though several share a sample.
+    assert len({(epoch, sample) for epoch, sample in zip(samples.epoch_B, samples.sample_B, strict=True)}) == len(
+        samples.lengths_B
+    )
+    np.testing.assert_array_equal(samples.sample_B & ((1 << 50) - 1), row_of)
+    batch = PackedBatch.from_samples(samples)
+    assert batch.sequences.num_sequences == len(first_token)
+    assert all(batch.positions_T[start] == 0 for start in samples.cu_seqlens_B1[:-1])
+
+
+def released_chunks(lengths: list[int], target: int) -> list[tuple[int, int]]:
+    """create_instances_from_document_no_nsp: (first token, token after the last) of each chunk, before it is cut."""
+    chunks, current, begin, place = [], 0, 0, 0
+    for number, length in enumerate(lengths):
+        current += length
+        place += length
+        if number == len(lengths) - 1 or current >= target:
+            chunks.append((begin, place))
+            begin, current = place, 0
+    return chunks
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 1.0])
+def test_single_segments_are_the_released_chunks_cut_front_or_back(shards: TokenShards, probability: float) -> None:
+    documents, room, draw = whole_documents(shards), LENGTH - 2, Draw(4)
+    fronts: list[float] = []
+    for epoch in range(3):
+        plan = SingleSegment(short_sequence_probability=probability).plan(shards, documents, LENGTH, draw, epoch)
+        rows = iter(plan.tolist())
+        for number, (low, high) in enumerate(documents.tolist()):
+            is_short = float(draw.uniform("single/short", epoch=epoch, sample=number)) < probability
+            drawn = 2 + int(draw.integers("single/target", room - 1, epoch=epoch, sample=number))
+            starts = shards.segment_start_S1[low : high + 1]
+            for begin, end in released_chunks(np.diff(starts).tolist(), drawn if is_short else room):
+                start, stop = next(rows)
+                first, last = begin + int(starts[0]), end + int(starts[0])
+                assert first <= start < stop <= last
+                assert stop - start == min(room, last - first)
+                if last - first > room:
+                    fronts.append((start - first) / (last - first - room))
+        assert next(rows, None) is None
+    if probability == 0.0:
+        assert np.mean(fronts) == pytest.approx(0.5, abs=0.05)
+        assert 0 < np.mean([front in (0.0, 1.0) for front in fronts]) < 0.8
+
+
+def test_a_tenth_of_the_documents_aims_at_shorter_segments(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [[3] * 40 for _ in range(1500)])
+    plan = SingleSegment().plan(shards, whole_documents(shards), LENGTH, Draw(5), 0)
+    lengths = (plan["end"] - plan["start"]).astype(int)
+    document = plan["start"].astype(int) // 120
+    longest = np.array([lengths[document == number].max() for number in range(1500)])
+    # Of the 38 aims from 2 to 39 those up to 36 are reached by whole sentences below 39 tokens.
+    short = longest < LENGTH - 2
+    expected = 0.1 * 35 / 38
+    assert short.mean() == pytest.approx(expected, abs=3 * np.sqrt(expected / 1500))
+
+
+def test_epochs_differ_and_static_copies_come_back(shards: TokenShards) -> None:
+    documents = whole_documents(shards)
+    first, second, again = (SingleSegment().plan(shards, documents, LENGTH, Draw(5), epoch) for epoch in (0, 1, 0))
+    np.testing.assert_array_equal(first, again)
+    assert len(first) != len(second) or not np.array_equal(first, second)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,6 +171,31 @@ def test_transfer_goes_layer_by_layer_before_the_rest(classroom: Classroom, tmp_
     }
     assert any(name.startswith("encoder.layers.0.") for name in changed)
     assert not any(name.startswith(("encoder.layers.1.", "masked_lm.")) for name in changed)
+
+
+def test_in_a_layers_phase_it_moves_fast_those_before_slowly_and_all_else_stays(
+    classroom: Classroom, tmp_path: Path
+) -> None:
+    rates = "progressive.current_rate=3.0", "progressive.earlier_rate=0.3", "progressive.new_moments=true"
+    adam = "optimisation.optimizer={name: adamw, weight_decay: 0}"
+    constant = "progressive.phases={optimisation.schedule: {name: constant, peak: 1e-3}}"
+    training = job(classroom, tmp_path, *PHASES, *rates, adam, constant)
+    largest: list[dict[str, float]] = []
+    with closing(training.batches()) as updates:
+        for batches in updates:
+            before = {name: parameter.detach().clone() for name, parameter in training.model.named_parameters()}
+            training.take_step(batches)
+            moved: dict[str, float] = {}
+            for name, parameter in training.model.named_parameters():
+                part = name.split(".")[2] if ".layers." in name else "other"
+                moved[part] = max(moved.get(part, 0.0), float((parameter.detach() - before[name]).abs().max()))
+            largest.append(moved)
+            if training.step == 5:
+                break
+    # The first update of Adam moves a weight by its learning rate.
+    assert largest[0] == {"0": pytest.approx(3e-3, rel=0.02), "1": 0.0, "other": 0.0}
+    assert largest[2] == {"0": pytest.approx(3e-4, rel=0.02), "1": pytest.approx(3e-3, rel=0.02), "other": 0.0}
+    assert min(largest[4].values()) > 0  # behind the phases all learns
 
 
 def test_stopped_and_resumed_it_ends_with_the_same_bytes(classroom: Classroom, tmp_path: Path) -> None:

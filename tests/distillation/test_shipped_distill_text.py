@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import load_as, resolve_recipe, shipped_headers
 from bertkit.training.cost import count_parameters
+from bertkit.training.rates import group_rates
 from tests.overrides import parsed
 from tests.pretraining import test_shipped
 from tests.training.tiny_run import write_model, write_text
@@ -156,8 +158,10 @@ def test_mobilebert_has_24_phases_and_then_half_the_teachers_words() -> None:
         assert set(terms) == {"feature_maps", "attention"}
         assert all(each.model_dump()["layers"] == ((number, number),) for each in terms.values())
     features = stages[0].recipe.objectives[0].model_dump()
-    assert features["weight"] * features["mean_weight"] == 5000
-    assert features["weight"] * features["variance_weight"] == pytest.approx(5)
+    assert features["weight"] == pytest.approx(100 / 24)
+    assert features["mean_weight"] * features["weight"] == pytest.approx(5000 / 24)
+    assert features["variance_weight"] * features["weight"] == pytest.approx(5 / 24)
+    assert stages[0].recipe.objectives[1].weight == pytest.approx(1 / 24)
     last = stages[24]
     assert {each.term: each.weight for each in last.recipe.objectives} == {
         "masked_lm": 0.5,
@@ -165,6 +169,30 @@ def test_mobilebert_has_24_phases_and_then_half_the_teachers_words() -> None:
         "next_sentence": 1.0,
     }
     assert last.learning_rate(last.first_step + 10_000) == pytest.approx(1.5e-3 * (1 - 10_000 / 500_000))
+
+
+def test_mobilebert_learns_a_layer_at_a_time_at_the_rates_of_its_code() -> None:
+    """distill_util.py: 0 before a layer's phase, 3 in it, 3 * 0.1 after it, times the curve of each phase."""
+    recipe = loaded("mobilebert")
+    sizes = ShapePair.from_configs(recipe.model, recipe.model.model_copy(update={"intra_bottleneck_size": 1024}))
+    stages = stages_of(with_phases(recipe, sizes))
+    with torch.device("meta"):
+        names = [name for name, _ in pretraining_model(recipe.model, recipe.objectives, 30_522).named_parameters()]
+    phase_steps = 10_000
+    for number in (0, 5, 23):
+        rates = group_rates(names, stages[number].recipe.optimisation.groups)
+        for name, rate in rates.items():
+            layer = int(name.split(".")[2]) if name.startswith("encoder.layers.") else None
+            by_code = 0.0 if layer is None or layer > number else 3.0 if layer == number else 3.0 * 0.1
+            assert rate == pytest.approx(by_code), name
+        for step in (0, 1, 400, 999, 1500, 9_999):
+            rise, fall = 10 * step / phase_steps, 0.9 + 0.1 * math.sqrt(1 - step / phase_steps)
+            found = stages[number].learning_rate(stages[number].first_step + step)
+            assert found == pytest.approx(1.5e-3 * min(rise, fall), rel=1e-9)
+    assert [stage.new_moments for stage in stages] == [False] + [True] * 24
+    assert not stages[24].recipe.optimisation.groups
+    dropout = {key: value for key, value in recipe.model.model_dump().items() if "dropout" in key}
+    assert dropout["hidden_dropout_prob"] == dropout["attention_probs_dropout_prob"] == 0.0
 
 
 @pytest.mark.parametrize("width", [48, 96, 192])

@@ -316,6 +316,25 @@ def test_the_rate_decays_from_layer_to_layer(place: Place) -> None:
     assert {name: moved(name) for name in expected} == pytest.approx(expected, rel=0.02)
 
 
+def test_groups_are_multiplied_onto_the_decay_and_freeze(place: Place) -> None:
+    from safetensors.torch import load_file
+
+    outcome = place.run(
+        "optimisation.steps=1",
+        "layer_decay=0.5",
+        "optimisation.optimizer.weight_decay=0.5",
+        "optimisation.schedule.warmup_share=0",
+        "optimisation.groups=[{parameters: embeddings, rate: 0}, {parameters: layers.0, rate: 0.1}]",
+    )
+    before = load_file(place.model / "model.safetensors")
+    after = load_file(outcome.run.model / "model.safetensors")
+    for name in before:
+        if name.startswith("bert.embeddings."):
+            assert torch.equal(before[name], after[name]), name
+    bias = "bert.encoder.layer.0.output.dense.bias"  # is not decayed
+    assert float((after[bias] - before[bias]).abs().max()) == pytest.approx(6e-3 * 0.25 * 0.1, rel=0.02)
+
+
 def other_kind(place: Place, directory: Path, kind: str) -> OwnTask:
     """A user's own files of a kind that is not read from a table of texts; what is right stands in the words."""
     rows = reviews(TRAIN + DEV, 3)

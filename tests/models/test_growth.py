@@ -8,7 +8,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
-from bertkit.models.conversion import stack_layers
+from bertkit.models.conversion import grown, stack_layers
 from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.recorder import Recorder
@@ -78,3 +78,23 @@ def test_a_family_whose_layers_differ_is_refused() -> None:
     shallow.initialise(0)
     with pytest.raises(UsageError, match="cannot be stacked"):
         stack_layers(shallow, ModernBertConfig(num_hidden_layers=4, **sizes))
+
+
+def test_rotary_positions_change_in_place_and_the_weights_stay() -> None:
+    """The same model computes what one built with the new settings does, so that its optimiser goes on."""
+    sizes = {**SIZES, "hidden_size": 18}
+    config = ModernBertConfig(num_hidden_layers=2, global_rope_theta=10_000.0, **sizes)
+    model = HeadedModel(config.build(31), ["masked_lm"])
+    model.initialise(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10)  # attention that tells positions apart
+    batch = PackedBatch.from_ids([list(range(1, 9)), [3, 1, 2]])
+    before = model.eval()(batch)
+    wanted = config.model_copy(update={"global_rope_theta": 160_000.0, "local_rope_theta": 500.0})
+    fresh = HeadedModel(wanted.build(31), ["masked_lm"])
+    fresh.load_state_dict(model.state_dict())
+    assert grown(model, wanted) is model
+    assert model.encoder.config == wanted
+    assert torch.equal(model(batch), fresh.eval()(batch))
+    assert not torch.allclose(model(batch), before, atol=1e-3)

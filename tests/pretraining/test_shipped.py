@@ -14,6 +14,7 @@ from bertkit.data.layouts import SegmentPair
 from bertkit.data.layouts.pairs import Relation
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
+from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masking import Ngrams, Spans
@@ -59,6 +60,8 @@ PUBLISHED = {
     "albert-xlarge": (59_021_490, 58_724_864),
     "albert-xxlarge": (223_158_450, 222_595_584),
     # 149M and 435M.
+    # Of RoBERTa's vocabulary, with one type of segment.
+    "bigbird": (128_039_001, 127_396_608),
     "longformer": (148_711_257, 148_659_456),
     "longformer-large": (434_653_273, 434_600_960),
     # 110M with a vocabulary of 119,547.
@@ -147,6 +150,8 @@ def shrunk(name: str) -> dict[str, Any]:
         kept.pop("tokenizer.min_frequency", None)
     changed: dict[str, Any] = {"optimisation.stages": json.dumps(stages)} if stages else {}
     length = min(recipe.data.sequence_length, LONGEST)
+    if recipe.optimisation.batch_ramp is not None:
+        changed["optimisation.batch_ramp"] = "{start: 1, increment: 1, until: 0.5}"
     return {**kept, **changed, "data.sequence_length": length}
 
 
@@ -156,7 +161,9 @@ def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path
     words = [word for key, value in shrunk(name).items() for word in ("--set", f"{key}={value}")]
     recipe = load_recipe(name)
     if recipe.init is not None:
-        config = STARTS_FROM[recipe.init](**{key.partition(".")[2]: value for key, value in SHRUNK_SIZES.items()})
+        config = (ModernBertConfig if recipe.init_tiling else STARTS_FROM[recipe.init])(
+            **{key.partition(".")[2]: value for key, value in SHRUNK_SIZES.items()}
+        )
         words += ["--init", str(write_model(config, text, tmp_path / "initial"))]
     run = tmp_path / "run"
     done = bertkit("pretrain", name, "--data", text, "--run-dir", run, "--max-steps", "20", "-q", *words)
@@ -280,21 +287,43 @@ def test_next_sentence_prediction_of_a_model_without_segments_is_refused() -> No
         load_recipe("roberta", parsed(overrides))
 
 
-def test_modernbert_has_the_tokens_of_its_table_3_and_of_its_warm_ups() -> None:
-    for name, ramp, tokens, peaks in (
-        ("modernbert", 50e9, (1719e9, 250e9, 50e9), (8e-4, 3e-4, 3e-4)),
-        ("modernbert-large", 10e9, (900e9, 800e9, 250e9, 50e9), (5e-4, 5e-5, 5e-5, 5e-5)),
+def modernbert_sizes(micro: int, full: int, ramp_tokens: float) -> Callable[[float], int]:
+    """sequence_packer.py: micro-batches a processor, each number while the tokens of its share last; 8 processors."""
+    numbers = range(1, full // (8 * micro))
+    ends = [ramp_tokens * sum(numbers[:count]) / sum(numbers) for count in range(1, len(numbers) + 1)]
+    return lambda tokens: (
+        8 * micro * next((n for n, end in zip(numbers, ends, strict=True) if tokens < end), full // (8 * micro))
+    )
+
+
+def test_modernbert_has_the_tokens_batches_and_rates_of_its_files() -> None:
+    for name, micro, full, ramp, warmup, tokens, peaks in (
+        ("modernbert", 96, 4608, 50e9, 3e9, (1719e9, 250e9, 50e9), (8e-4, 3e-4, 3e-4)),
+        ("modernbert-large", 56, 4928, 10e9, 2e9, (900e9, 800e9, 250e9, 50e9), (5e-4, 5e-5, 5e-5, 5e-5)),
     ):
-        stages = stages_of(load_recipe(name))
-        counted = [_tokens(stage) for stage in stages]
-        assert sum(counted[:5]) == pytest.approx(ramp, rel=1e-3)
-        assert [sum(counted[:6]), *counted[6:]] == pytest.approx(list(tokens), rel=1e-3)
-        assert [stage.learning_rate(stage.first_step) for stage in stages[5:]] == pytest.approx(list(peaks))
+        recipe = load_recipe(name)
+        stages = stages_of(recipe)
+        assert [_tokens(stage) for stage in stages] == pytest.approx(list(tokens), rel=1e-3)
+        by_code, sizes = modernbert_sizes(micro, full, ramp), stages[0].batch_sizes
+        for step in range(1, 30_000, 97):
+            read = sizes.before(step) * 1024
+            if by_code(read * 0.999) == by_code(read * 1.001):  # not where one size gives way to the next
+                assert sizes.at(step) == by_code(read), step
+            rate = stages[0].learning_rate(step)
+            assert rate == pytest.approx(peaks[0] * min(1.0, read / warmup), rel=5e-3)
+        assert [stage.learning_rate(stage.first_step) for stage in stages[1:]] == pytest.approx(list(peaks[1:]))
         assert [stage.recipe.data.sequence_length for stage in stages[-2:]] == [8192, 8192]
+        thetas = [stage.recipe.model.model_dump()["global_rope_theta"] for stage in stages]
+        assert thetas == [10_000.0] * (len(stages) - 2) + [160_000.0] * 2
         last = stages[-1]
         quarter = last.first_step + (last.end_step - last.first_step) // 4
         assert last.learning_rate(quarter) == pytest.approx(peaks[-1] * (0.001 + 0.999 / 2), rel=1e-3)  # 1 - sqrt(1/4)
         assert all(stage.recipe.objectives[0].model_dump()["rate"] == 0.3 for stage in stages)
+        rule = recipe.optimisation.optimizer.for_peak(peaks[0])
+        assert (rule.name, rule.clip_norm) == ("stable-adamw", None)  # type: ignore[union-attr]  # each has a name
+        assert rule.weight_decay * peaks[0] == pytest.approx(1e-5)
+        assert recipe.data.layout.choice == "packed-documents"
+    assert rule.weight_decay * peaks[-1] == pytest.approx(1e-6)  # the large model's, in its last files
 
 
 def test_mosaicbert_sees_the_samples_of_its_file() -> None:
@@ -302,22 +331,43 @@ def test_mosaicbert_sees_the_samples_of_its_file() -> None:
     assert optimisation.steps * optimisation.batch_sequences == 286_720_000
     assert optimisation.schedule.warmup_steps == 0.06 * optimisation.steps
     assert optimisation.schedule.learning_rate(optimisation.steps, optimisation.steps) == pytest.approx(0.02 * 5e-4)
-    # A share of the peak rate there, a factor of the rate here.
-    assert optimisation.optimizer.weight_decay * optimisation.schedule.peak == pytest.approx(1e-5)
+    assert optimisation.optimizer.for_peak(5e-4).weight_decay * 5e-4 == pytest.approx(1e-5)
 
 
 def test_cramming_follows_its_schedule_of_batch_and_rate() -> None:
-    """Both as functions of the share of micro-batches, which there is that of the day."""
-    stages = stages_of(load_recipe("cramming"))
-    counted = [_tokens(stage) for stage in stages]
-    assert sum(counted) == pytest.approx(600_000 * 128 * 128, rel=1e-3)
-    share = 0.0
-    for stage, tokens in zip(stages, counted, strict=True):
-        middle, share = share + tokens / sum(counted) / 2, share + tokens / sum(counted)
-        rate = 1e-3 * min(0.25 + middle, (1 - middle) / 0.25)
-        assert stage.learning_rate((stage.first_step + stage.end_step) // 2) == pytest.approx(rate, rel=2e-3)
-        batch = min(128 + middle * 2 * (4096 - 128), 4096)
-        assert stage.recipe.optimisation.batch_sequences == pytest.approx(batch, rel=0.035)
+    """torch_default.py: the batch by micro-batches, of which there are 600,000; schedulers.py: the rate by time."""
+    recipe = load_recipe("cramming")
+    (stage,) = stages_of(recipe)
+    assert stage.sequences() == pytest.approx(600_000 * 128, rel=1e-4)
+    for step in range(0, recipe.optimisation.steps, 111):
+        micro_batches = stage.batch_sizes.before(step) // 128
+        by_code = min(int(micro_batches * (4096 / 300_000) // 128 + 1) * 128, 4096)
+        assert stage.batch_sizes.at(step) == pytest.approx(by_code, abs=128 * (micro_batches % 9375 < 40))
+    for share in (0.0, 0.1, 0.5, 0.74, 0.76, 0.99, 1.0):
+        by_code = min(0.25 + share * 0.75 / 0.75, 1 / 0.25 - share / 0.25)
+        assert recipe.optimisation.schedule.at_progress(share) == pytest.approx(1e-3 * by_code, abs=1e-9)
+    assert (recipe.optimisation.schedule.clock, recipe.optimisation.schedule.hours) == ("time", 24.0)
+
+
+def test_24h_bert_follows_the_time() -> None:
+    """schedules.py with --curve linear, --warmup_proportion 0.06 and 24 hours."""
+    schedule = load_recipe("24h-bert").optimisation.schedule
+    assert (schedule.clock, schedule.hours) == ("time", 24.0)
+    for hour in (0.0, 0.5, 1.0, 1.44, 3.0, 12.0, 23.5, 24.0):
+        by_code = hour / 1.44 if hour < 1.44 else (24 - hour) / (24 - 1.44)
+        assert schedule.at_progress(hour / 24) == pytest.approx(1e-3 * by_code, abs=1e-10)
+
+
+def test_24h_bert_has_no_norm_of_its_embeddings() -> None:
+    recipe = load_recipe("24h-bert")
+    with torch.device("meta"):
+        names = [name for name, _ in pretraining_model(recipe.model, recipe.objectives, 30_522).named_parameters()]
+    norms = {name.rpartition(".")[0] for name in names if "norm" in name}
+    assert not any("embedding" in name for name in norms)
+    layers = {
+        f"encoder.layers.{number}.{kind}" for number in range(24) for kind in ("attention_norm", "feed_forward_norm")
+    }
+    assert norms == layers | {"encoder.norm", "masked_lm.norm"}
 
 
 def test_babylm_reads_at_most_ten_epochs_and_follows_its_curriculum() -> None:
@@ -375,4 +425,4 @@ def test_the_left_to_right_recipe_is_the_one_without_next_sentence_prediction_bu
 def _tokens(stage: Stage) -> int:
     """Of a stage, were all its sequences full."""
     recipe = stage.recipe
-    return (stage.end_step - stage.first_step) * recipe.optimisation.batch_sequences * recipe.data.sequence_length
+    return stage.sequences() * recipe.data.sequence_length

@@ -76,3 +76,8 @@ def test_a_stage_is_checked_like_a_recipe_of_its_own() -> None:
 def test_shares_that_do_not_make_a_whole_are_refused() -> None:
     with pytest.raises(UsageError, match="sum to"):
         stages({"share": 0.5}, {"share": 0.4})
+
+
+def test_a_first_stage_has_no_moments_to_begin_anew() -> None:
+    with pytest.raises(UsageError, match=r"stages\.0\.new_moments: every run begins with new moments"):
+        stages({"share": 0.5, "new_moments": True}, {"share": 0.5})

@@ -18,7 +18,7 @@ from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.mobilebert import MobileBertConfig
-from bertkit.pretraining.recipe import PretrainingOptimisation
+from bertkit.pretraining.recipe import PretrainingOptimisation, load_recipe
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import read_tree
 from bertkit.training.config import OptimisationConfig
@@ -30,6 +30,7 @@ from bertkit.training.optimizers import (
     LambConfig,
     MuonConfig,
     OptimizerConfig,
+    StableAdamWConfig,
     optimizer_tensors,
     restore_optimizer,
 )
@@ -49,6 +50,7 @@ ALL: list[OptimizerConfig] = [
     AdafactorConfig(weight_decay=0.02),
     MuonConfig(),
     MuonConfig(adjustment="original", matrix_rate=7.0),
+    StableAdamWConfig(),
 ]
 BETAS = (0.8, 0.95)
 
@@ -224,6 +226,92 @@ def test_a_parameter_without_gradient_is_left_alone_by_lamb() -> None:
     after = weights_of(model)
     assert [name for name in after if not np.array_equal(after[name], before[name])] == ["map.bias"]
     assert list(optimizer_tensors(model, optimizer)) == ["map.bias:step", "map.bias:exp_avg", "map.bias:exp_avg_sq"]
+
+
+def stable_adamw_reference() -> Rule:
+    """Wortsman et al., algorithm 2, with Adam's corrections in their usual place: v / (1 - beta2^t) is its v."""
+    moments, square = Moments(correct=True), {}
+
+    def step(name: str, x: np.ndarray, g: np.ndarray, rate: float) -> np.ndarray:
+        direction = moments.direction(name, g, 1e-5)
+        square[name] = moments.second[name] / (1 - BETAS[1] ** moments.steps[name])
+        rms = np.sqrt((g**2 / np.maximum(square[name], 1e-5**2)).mean())
+        slowed = rate / max(1.0, rms)
+        return x * (1 - slowed * 0.1 * is_decayed(name)) - slowed * direction
+
+    return step
+
+
+def test_stable_adamw_is_the_papers() -> None:
+    model = Tiny()
+    optimizer = StableAdamWConfig(betas=BETAS, eps=1e-5, weight_decay=0.1).build(model)
+    expected, rule = weights_of(model), stable_adamw_reference()
+    for step, rate in enumerate([0.0, 0.03, 0.02, 0.01, 0.5]):
+        update(model, optimizer, step, rate)
+        for name, gradient in gradients_of(model, step).items():
+            expected[name] = rule(name, expected[name], gradient, rate)
+    for name, found in weights_of(model).items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_a_gradient_that_outgrows_its_second_moment_slows_stable_adamw_down() -> None:
+    """After many gradients of 1 comes one of 1000: v = 1 + 0.05 (1e6 - 1) with beta2 0.95, so RMS is 1000 / sqrt(v)."""
+    model = Tiny()
+    optimizer = StableAdamWConfig(betas=(0.0, 0.95), eps=1e-12, weight_decay=0.0).build(model)
+    for _ in range(600):
+        model.map.bias.grad = torch.ones_like(model.map.bias)
+        set_rate(optimizer, 0.0)
+        optimizer.step()
+    before = weights_of(model)["map.bias"]
+    model.map.bias.grad = torch.full_like(model.map.bias, 1000.0)
+    set_rate(optimizer, 0.01)
+    optimizer.step()
+    moved = before - weights_of(model)["map.bias"]
+    rms = 1000 / np.sqrt(0.95 + 0.05 * 1e6)
+    np.testing.assert_allclose(moved, 0.01 / rms * rms, rtol=1e-6)  # r * g / sqrt(v): exactly the learning rate
+    assert rms > 4
+
+
+@pytest.mark.parametrize("kind", [AdamWConfig, StableAdamWConfig, MuonConfig, AdafactorConfig])
+def test_decay_per_step_is_its_share_at_the_peak_whatever_the_peak(kind: type[OptimizerConfig]) -> None:
+    """Without gradients to speak of an update takes weight_decay * lr / peak of a weight."""
+    for peak in (8e-4, 5e-3):
+        model = small_bert()
+        settings = kind(weight_decay=1e-3, decay_per_step=True).for_peak(peak)
+        optimizer = settings.build(model.double())
+        matrix = model.get_parameter("encoder.layers.0.attention.query.weight")
+        before = matrix.detach().clone()
+        for share in (1.0, 0.25):
+            matrix.grad = torch.zeros_like(matrix)
+            set_rate(optimizer, peak * share)
+            optimizer.step()
+        kept = (matrix / before).detach().numpy()
+        np.testing.assert_allclose(kept, (1 - 1e-3) * (1 - 0.25e-3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb"])
+def test_decay_per_step_is_refused_where_the_decay_is_no_share_of_the_weight(name: str) -> None:
+    with pytest.raises(ValueError, match="decay_per_step goes with a decay beside the update"):
+        TypeAdapter(AnyOptimizerConfig).validate_python({"name": name, "decay_per_step": True})
+
+
+def albert_first_updates(scale: float) -> dict[str, np.ndarray]:
+    """What ALBERT's recipe moves in its first update, over its learning rate, where all gradients are `scale`."""
+    settings = load_recipe("albert-base").optimisation.optimizer
+    model = Tiny()
+    optimizer, before = settings.build(model), weights_of(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, scale)
+    set_rate(optimizer, 1e-3)
+    optimizer.step()
+    return {name: (before[name] - after) / 1e-3 for name, after in weights_of(model).items()}
+
+
+def test_alberts_lamb_has_no_bias_correction() -> None:
+    """With betas 0.9 and 0.999 the first m / sqrt(v) of a gradient g is 0.1 g / sqrt(0.001 g^2) = 3.16 without the
+    correction and 1 with it; biases have no trust ratio, so that they show it."""
+    moved = albert_first_updates(7.0)["map.bias"]
+    np.testing.assert_allclose(moved, 0.1 / np.sqrt(0.001), rtol=1e-5)
 
 
 def adafactor_reference(steps: list[tuple[Weights, float]], start: Weights, decay: float) -> Weights:

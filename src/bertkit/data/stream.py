@@ -47,6 +47,14 @@ class Corruption(Protocol):
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples: ...
 
 
+class Sizes(Protocol):
+    """Sequences of each step of a run: see `bertkit.training.batch_ramp.BatchSizes`."""
+
+    def at(self, step: int) -> int: ...
+
+    def before(self, step: int) -> int: ...
+
+
 def corrupted(
     samples: Samples, corruptions: Sequence[Corruption], vocabulary: Vocabulary, draw: Draw, *, progress: float = 0.0
 ) -> Samples:
@@ -211,10 +219,11 @@ class StepBatches(Dataset[list[PackedBatch]]):
         stream: of the stage's samples.
         vocabulary: of the tokenizer.
         corruptions: the stage's objectives.
-        batch_sequences: of one step.
+        batch_sequences: of one step; of a whole one where they grow.
         micro_batch_tokens: a batch is split into parts of at most so many; None: it is not split.
         first_step: the step of the run that is the stage's first.
         run_steps: of the whole run, for the progress at a step; None where no corruption changes along the run.
+        sizes: sequences of each step of the run, where they grow.
     """
 
     def __init__(
@@ -227,6 +236,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
         micro_batch_tokens: int | None,
         first_step: int = 0,
         run_steps: int | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         self.stream = stream
         self.vocabulary = vocabulary
@@ -235,6 +245,14 @@ class StepBatches(Dataset[list[PackedBatch]]):
         self.micro_batch_tokens = micro_batch_tokens
         self.first_step = first_step
         self.run_steps = run_steps
+        self.sizes = sizes
+
+    def stretch(self, step: int) -> tuple[int, int]:
+        """The first sample in the stage's stream of a step of the stage, and how many the step has."""
+        if self.sizes is None:
+            return step * self.batch_sequences, self.batch_sequences
+        number = self.first_step + step
+        return self.sizes.before(number) - self.sizes.before(self.first_step), self.sizes.at(number)
 
     def progress(self, step: int) -> float:
         """The share of the run's steps before a step of the stage, counted from 0."""
@@ -242,7 +260,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
 
     def uncorrupted(self, step: int) -> Samples:
         """The whole batch of a step of the stage as the text has it."""
-        return self.stream.samples(step * self.batch_sequences, self.batch_sequences, self.vocabulary)
+        return self.stream.samples(*self.stretch(step), self.vocabulary)
 
     def samples(self, step: int) -> Samples:
         """The whole batch of a step of the stage, corrupted, before it is split."""

@@ -60,8 +60,7 @@ def planned_text_teacher(recipe: DistillTextRecipe, teachers: Sequence[HeadedMod
 def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
     """How many sequences the teacher reads in a stage: with a cache and static masks each copy once, where the source
     is token shards, whose size is known; in all other cases those of every step."""
-    data, steps = stage.recipe.data, stage.end_step - stage.first_step
-    sequences = float(steps * stage.recipe.optimisation.batch_sequences)
+    data, sequences = stage.recipe.data, float(stage.sequences())
     is_known = len(data.sources) == 1 and is_shards(data.sources[0])
     if recipe.teacher_store is None or data.static_copies is None or not is_known:
         return sequences

@@ -221,10 +221,43 @@ class Progressive(Settings):
         description="Terms that have `layers`: in a layer's phase they compare that layer alone, with the one that"
         " `layers` gives it."
     )
+    current_rate: float | None = Field(
+        None,
+        gt=0,
+        description="The learning rate of a layer in its own phase, as a multiple of the schedule's; all other"
+        " parameters are then frozen, but for layers before it. Null: all that the loss reaches learns at one rate.",
+    )
+    earlier_rate: float = Field(
+        0.0, ge=0, description="The same of layers before it; goes with current_rate. 0: they are frozen."
+    )
+    phases: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of each of these phases, by dotted key, such as optimisation.schedule.",
+    )
     then: dict[str, Any] = Field(
         default_factory=dict,
         description="Settings of the stage behind these phases, by dotted key, such as optimisation.schedule.",
     )
+    new_moments: bool = Field(
+        False, description="Begin every phase, and the stage behind them, with the optimiser's running means at zero."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"current_rate", "earlier_rate", "phases", "new_moments"})
+
+    @model_validator(mode="after")
+    def _rates_go_together(self) -> Progressive:
+        if self.earlier_rate and self.current_rate is None:
+            raise ValueError("earlier_rate has no effect without current_rate; give both, or neither")
+        return self
+
+    def groups(self, layer: int) -> list[dict[str, Any]]:
+        """The groups of learning rates in a layer's phase; the layer is counted from 1."""
+        if self.current_rate is None:
+            return []
+        before = [f"layers.{number}" for number in range(layer - 1)]
+        earlier = [{"parameters": before, "rate": self.earlier_rate}] if before else []
+        own = {"parameters": f"layers.{layer - 1}", "rate": self.current_rate}
+        return [own, *earlier, {"parameters": "*", "rate": 0.0}]
 
 
 class TeacherCacheConfig(Settings):
@@ -360,8 +393,13 @@ def with_phases(recipe: DistillTextRecipe, shapes: ShapePair) -> DistillTextReci
         share = progressive.steps_per_layer / recipe.optimisation.steps
         for layer in range(1, shapes.student.layers + 1):
             items = [_of_layer(item.objective, layer, shapes) for item in progressive.objective]
-            stages.append({"share": share, "set": {"objective": items}})
-        stages.append({"share": 1 - share * shapes.student.layers, "set": dict(progressive.then)})
+            settings = {**progressive.phases, "objective": items}
+            if groups := progressive.groups(layer):
+                settings["optimisation.groups"] = groups
+            anew = progressive.new_moments and layer > 1
+            stages.append({"share": share, "set": settings, "new_moments": anew})
+        rest = 1 - share * shapes.student.layers
+        stages.append({"share": rest, "set": dict(progressive.then), "new_moments": progressive.new_moments})
     return with_overrides(recipe, overrides_of({"progressive": None, "optimisation.stages": stages}))
 
 

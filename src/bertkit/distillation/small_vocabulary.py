@@ -28,7 +28,7 @@ from bertkit.distillation.shared_projections import (
     teacher_objectives,
 )
 from bertkit.distillation.teacher_files import TeacherFiles
-from bertkit.distillation.text import freeze, log_terms
+from bertkit.distillation.text import frozen_rates, log_terms
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
@@ -37,7 +37,7 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretrainer
+from bertkit.pretraining.trainer import Pretrainer, StageRun
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
@@ -91,8 +91,11 @@ class MixedVocabularyTrainer(Pretrainer):
         model = super()._new_model(config)
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         add_teacher(model, objectives, self.teacher, seed=self.recipe.seed)
-        freeze(model, self.student_recipe.frozen)
         return model
+
+    def parameter_rates(self, model: HeadedModel, stage_run: StageRun) -> dict[str, float]:
+        frozen = frozen_rates(model, self.student_recipe.frozen)
+        return {name: rate * frozen[name] for name, rate in super().parameter_rates(model, stage_run).items()}
 
     def flops(self, batches: Sequence[PackedBatch]) -> float:
         own = [
@@ -204,18 +207,20 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
     engine, parameters = resolve_engine(recipe.engine), count_parameters(teacher).total
     flops = memory_bytes = disk_bytes = 0.0
     for stage in stages_of(recipe):
-        length, sequences = stage.recipe.data.sequence_length, stage.recipe.optimisation.batch_sequences
-        tokens = sequences * length
+        length = stage.recipe.data.sequence_length
         for objective in stage.recipe.objectives:
             if isinstance(objective, MixedVocabulary):
                 rows = objective.expected_count(length) / length
-                flops += (stage.end_step - stage.first_step) * step_flops(
-                    teacher,
-                    tokens=tokens,
-                    squared_lengths=tokens * length,
-                    predictions={MaskedLM.term: tokens * rows},
-                    sequences=sequences,
-                )
+                for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+                    tokens = sequences * length
+                    flops += (end - first) * step_flops(
+                        teacher,
+                        tokens=tokens,
+                        squared_lengths=tokens * length,
+                        predictions={MaskedLM.term: tokens * rows},
+                        sequences=sequences,
+                    )
+                tokens = stage.recipe.optimisation.batch_sequences * length
                 read = min(engine.micro_batch_tokens, tokens)
                 memory = training_memory_bytes(teacher, micro_batch_tokens=read, predictions=read * rows)
                 memory_bytes = max(memory_bytes, memory)

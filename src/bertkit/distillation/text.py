@@ -135,8 +135,11 @@ class TextDistiller(TeacherCost, Pretrainer):
             )
         terms = [each.distilled for each in distillation_objectives(objectives)]
         add_projections(model, terms, self.shapes, seed=recipe.seed)
-        freeze(model, recipe.frozen)
         return model
+
+    def parameter_rates(self, model: HeadedModel, stage_run: StageRun) -> dict[str, float]:
+        frozen = frozen_rates(model, self.student_recipe.frozen)
+        return {name: rate * frozen[name] for name, rate in super().parameter_rates(model, stage_run).items()}
 
     def log_start(self) -> None:
         super().log_start()
@@ -159,7 +162,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         """How much the teacher's outputs in this stage will take."""
         recipe, batches, settings = stage_run.stage.recipe, stage_run.batches, self.student_recipe.teacher_store
         assert settings is not None
-        sequences = (stage_run.stage.end_step - stage_run.stage.first_step) * recipe.optimisation.batch_sequences
+        sequences = stage_run.stage.sequences()
         if recipe.data.static_copies is not None:
             sequences = min(sequences, recipe.data.static_copies * batches.stream.epoch_length(0))
         sequences += sum(batch.num_sequences for batch in stage_run.held_out.batches)
@@ -256,17 +259,18 @@ def copied_layers(recipe: DistillTextRecipe, shapes: ShapePair) -> list[int] | N
         raise UsageError(f"student.{error}") from None
 
 
-def freeze(model: HeadedModel, parts: Sequence[str]) -> None:
-    """Let no gradient reach these parts of the encoder.
+def frozen_rates(model: HeadedModel, parts: Sequence[str]) -> dict[str, float]:
+    """The factor of each parameter's learning rate: 0 in these parts of the encoder, 1 elsewhere.
 
     Raises:
         UsageError: there is no such part.
     """
-    parameters = dict(model.encoder.named_parameters())
+    parameters = [name for name, _ in model.encoder.named_parameters()]
+    rates = {name: 1.0 for name, _ in model.named_parameters()}
     for part in parts:
-        own = [parameter for name, parameter in parameters.items() if name == part or name.startswith(f"{part}.")]
+        own = [name for name in parameters if name == part or name.startswith(f"{part}.")]
         if not own:
             known = sorted({".".join(name.split(".")[:2]) for name in parameters})
             raise UsageError(f"frozen: the student has no {part!r}; it has {', '.join(known)}")
-        for parameter in own:
-            parameter.requires_grad_(False)
+        rates |= {f"encoder.{name}": 0.0 for name in own}
+    return rates

@@ -88,6 +88,10 @@ class FinetuneRecipe(FinetuneInputs):
     def _one_stage(cls, optimisation: OptimisationConfig) -> OptimisationConfig:
         if optimisation.stages:
             raise ValueError("stages: a run on a task has none; leave them out")
+        if optimisation.batch_ramp is not None:
+            raise ValueError("batch_ramp: a run on a task has none; leave it out")
+        if optimisation.schedule.clock != "updates":
+            raise ValueError("schedule.clock: a run on a task counts its updates; leave it out")
         return optimisation
 
     @model_validator(mode="after")

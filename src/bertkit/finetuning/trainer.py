@@ -36,7 +36,8 @@ from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
 from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
-from bertkit.training.method import scale_learning_rates
+from bertkit.training.method import layer_rates
+from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer, copy_weights
 
@@ -89,10 +90,16 @@ class Finetuner(Trainer[TaskBatch]):
                 f"{self.steps:,}",
             )
         self.model = joined([task_trainer.model for task_trainer in self.task_trainers]).to(self.engine.device)
-        settings = optimisation.optimizer
-        assert settings is not None
+        peak = optimisation.schedule.peak
+        assert optimisation.optimizer is not None
+        assert peak is not None
+        settings = optimisation.optimizer.for_peak(peak)
         optimizer = settings.build(self.model)
-        scale_learning_rates(self.model, optimizer, optimisation.layer_decay)
+        by_layer = layer_rates(self.model, optimisation.layer_decay)
+        self.rates = ParameterRates(self.model, optimizer)
+        self.rates.set(
+            {name: rate * by_layer[name] for name, rate in group_rates(by_layer, optimisation.groups).items()}
+        )
         self.training_step = Step(
             self.model,
             optimizer,
@@ -145,10 +152,15 @@ class Finetuner(Trainer[TaskBatch]):
         return [self.batch(task_trainer, items) for items in parts]
 
     def update(self, batches: Sequence[TaskBatch]) -> StepOutcome:
-        self.recipe.method.set_trained(self.model, self.order.epoch(self.step))
+        self._set_trained(self.order.epoch(self.step))
         outcome = super().update(batches)
         self.recipe.method.after_update(self.model, self.step + 1, self.steps)
         return outcome
+
+    def _set_trained(self, epoch: int) -> None:
+        """Let gradients reach what the method trains in an epoch and no group freezes."""
+        self.recipe.method.set_trained(self.model, epoch)
+        self.rates.freeze()
 
     def losses(self) -> dict[str, Any]:
         losses, weights = super().losses(), self.terms[0].weights
@@ -308,7 +320,7 @@ class Finetuner(Trainer[TaskBatch]):
         return self.recipe.method.session(self.model, read, self.engine, self.run.path, max_bytes=max_bytes)
 
     def log_start(self) -> None:
-        self.recipe.method.set_trained(self.model, 0)
+        self._set_trained(0)
         parameters = list(self.model.parameters())
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         log.info(

@@ -66,6 +66,7 @@ class BertConfig(BertLikeConfig):
     initializer: Initializer = "family"
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
+    tiled_parts: ClassVar[Mapping[str, int] | None] = {}
     model_type: ClassVar[str] = "bert"
     hub_prefix: ClassVar[str] = "bert"
     base_architecture: ClassVar[str] = "BertModel"

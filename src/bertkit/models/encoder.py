@@ -44,6 +44,11 @@ class EncoderConfig(Settings, ABC):
     base_architecture: ClassVar[str]
     """The Hub's class without a head."""
 
+    live_fields: ClassVar[frozenset[str]] = frozenset()
+    """Settings that may change while a model is trained, since no weight's shape depends on them."""
+    tiled_parts: ClassVar[Mapping[str, int] | None] = None
+    """What `tiled` (models/tiling.py) must know of a family: which linear maps hold several matrices one above the
+    other, and how many; None where a family's weights cannot be tiled."""
     joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {}
     """The Hub's classes with several heads."""
 
@@ -197,6 +202,10 @@ class Encoder(nn.Module, ABC):
         self.config = config
         self.width = width
         self.vocab_size = vocab_size
+
+    def reconfigure(self, config: EncoderConfig) -> None:
+        """Go on under a configuration in which only keys of `config.live_fields` differ; the weights stay."""
+        self.config = config
 
     @property
     @abstractmethod

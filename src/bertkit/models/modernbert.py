@@ -30,7 +30,7 @@ from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked
-from bertkit.models.windows import attend_near
+from bertkit.models.windows import attend_near, keys_in_window
 from bertkit.settings import UnreadKey
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -72,6 +72,8 @@ class ModernBertConfig(TransformerConfig):
     classifier_activation: Activation = Field("gelu", description="Activation of the heads.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
+    live_fields: ClassVar[frozenset[str]] = frozenset({"global_rope_theta", "local_rope_theta"})
+    tiled_parts: ClassVar[Mapping[str, int] | None] = {"feed_forward.inner": 2}
     model_type: ClassVar[str] = "modernbert"
     hub_prefix: ClassVar[str] = "model"
     base_architecture: ClassVar[str] = "ModernBertModel"
@@ -115,6 +117,11 @@ class ModernBertConfig(TransformerConfig):
         return tuple(
             "sliding_attention" if number % every else "full_attention" for number in range(self.num_hidden_layers)
         )
+
+    @property
+    def theta(self) -> dict[LayerType, float]:
+        """The longest wave of the rotary positions of each kind of layer."""
+        return {"full_attention": self.global_rope_theta, "sliding_attention": self.local_rope_theta}
 
     def build(self, vocab_size: int, *, pad_id: int = 50_283) -> ModernBert:
         return ModernBert(self, vocab_size)
@@ -243,9 +250,8 @@ class ModernBertAttention(SelfAttention):
         self.each_side = config.local_attention // 2 if kind == "sliding_attention" else None
         self.output_dropout = Dropout(config.attention_probs_dropout_prob)
 
-    @property
-    def window_side(self) -> int | None:
-        return self.each_side
+    def keys_seen(self, length: float) -> float:
+        return length if self.each_side is None else keys_in_window(length, self.each_side)
 
     def turned(
         self,
@@ -346,10 +352,12 @@ class ModernBert(Encoder):
         )
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         self.head_width = config.hidden_size // config.num_attention_heads
-        self.theta: dict[LayerType, float] = {
-            "full_attention": config.global_rope_theta,
-            "sliding_attention": config.local_rope_theta,
-        }
+        self.theta = config.theta
+
+    def reconfigure(self, config: EncoderConfig) -> None:
+        assert isinstance(config, ModernBertConfig)
+        super().reconfigure(config)
+        self.theta = config.theta
 
     @property
     def word_embedding(self) -> nn.Embedding:

@@ -215,11 +215,13 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     directory, config = arguments.initial_model(arguments.init)
     tree = resolve_recipe(arguments.named, arguments.overrides)
     given, model = tree.child("init"), tree.child("model")
-    any_model = given is not None and given.value == INIT_TO_BE_GIVEN
-    if not any_model and model is not None:
+    tiling = tree.child("init_tiling")
+    keeps_sizes = tiling is not None and tiling.value is True
+    any_model = given is not None and given.value == INIT_TO_BE_GIVEN and not keeps_sizes
+    if not any_model and not keeps_sizes and model is not None:
         config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
     name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
-    overrides = overrides_of({"init": name, "model": config.model_dump(mode="json")})
+    overrides = overrides_of({"init": name} if keeps_sizes else {"init": name, "model": config.model_dump(mode="json")})
     changed = any(override.key.partition(".")[0] == "tokenizer" for override in arguments.overrides)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))

@@ -40,23 +40,22 @@ def pretraining_plan(
     tokens = flops = memory = 0.0
     for stage in stages:
         length = stage.recipe.data.sequence_length
-        sequences = stage.recipe.optimisation.batch_sequences
-        predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage))
-        in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
-        steps = stage.end_step - stage.first_step
-        tokens += steps * sequences * length
-        flops += steps * step_flops(
-            model,
-            tokens=sequences * length,
-            squared_lengths=sequences * length**2,
-            predictions={head: sequences * count for head, count in predictions.items()},
-            sequences=sequences,
-        )
-        micro_batch = min(engine.micro_batch_tokens, sequences * length)
-        memory = max(
-            memory,
-            training_memory_bytes(model, micro_batch_tokens=micro_batch, predictions=in_all * micro_batch / length),
-        )
+        for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+            predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
+            in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
+            tokens += (end - first) * sequences * length
+            flops += (end - first) * step_flops(
+                model,
+                tokens=sequences * length,
+                squared_lengths=sequences * length**2,
+                predictions={head: sequences * count for head, count in predictions.items()},
+                sequences=sequences,
+            )
+            micro_batch = min(engine.micro_batch_tokens, sequences * length)
+            memory = max(
+                memory,
+                training_memory_bytes(model, micro_batch_tokens=micro_batch, predictions=in_all * micro_batch / length),
+            )
     kept = engine.intervals.keep_checkpoints + 1
     return plan_document(
         recipe,
@@ -68,11 +67,12 @@ def pretraining_plan(
         memory_bytes=memory + parameters.total * 2 * recipe.optimisation.average_bytes,
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * kept + 4),
         teacher=teacher,
+        hours=recipe.optimisation.schedule.hours,
     )
 
 
-def _mean_count(objective: Objective, stage: Stage) -> float:
-    """An objective's predictions of one sequence, on average over the stage."""
-    steps = stage.recipe.optimisation.steps
-    length = stage.recipe.data.sequence_length
-    return objective.mean_expected_count(length, stage.first_step / steps, stage.end_step / steps)
+def _mean_count(objective: Objective, stage: Stage, first: int, end: int) -> float:
+    """An objective's predictions of one sequence, on average over some updates of the stage."""
+    return objective.mean_expected_count(
+        stage.recipe.data.sequence_length, first / stage.run_steps, end / stage.run_steps
+    )

@@ -87,6 +87,12 @@ class PretrainingOptimisation(OptimisationConfig):
         return {key: value for key, value in super().dumped(fields).items() if key not in _OF_TASKS}
 
     @model_validator(mode="after")
+    def _one_stage_by_time(self) -> Self:
+        if self.schedule.clock == "time" and self.stages:
+            raise ValueError("stages end with their updates, and schedule.clock is time; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _of_text_alone(self) -> Self:
         fields = type(self).model_fields
         stray = [key for key in _OF_TASKS if getattr(self, key) != fields[key].default]
@@ -109,6 +115,11 @@ class Recipe(RecipeHeader):
         description="Where the tokenizer is not the initial model's: embeddings of new tokens start as the mean of the"
         " initial model's tokens for them, or at random.",
     )
+    init_tiling: bool = Field(
+        False,
+        description="Whether the initial model may be smaller than the recipe's: its weights are then repeated in every"
+        " direction, and its layers drawn out; the recipe's sizes stay.",
+    )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
     model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
@@ -118,9 +129,13 @@ class Recipe(RecipeHeader):
     optimisation: PretrainingOptimisation = Field(description="Optimiser, schedule, batch and number of steps.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"init_tiling"})
+
     @model_validator(mode="after")
     def _nouns_fit_together(self) -> Recipe:
         errors = []
+        if self.init_tiling and self.init is None:
+            errors.append("init_tiling has no effect without init, the smaller model to start from")
         if self.data.sequence_length > self.model.max_tokens:
             errors.append(
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"

@@ -1,26 +1,33 @@
 """The stages of a run: the same recipe with some settings changed for a share of the steps.
 
 Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. A stage may
-change the data, the objectives, the batch, the number of layers (see models/conversion.py) and the schedule, which then
-counts the stage's own steps. Each stage is checked like a recipe of its own before the first step is taken.
+change the data, the objectives, the batch, the number of layers (see models/conversion.py), rotary positions, the
+learning rates of parameters and the schedule, which then counts the stage's own steps. Each stage is checked like a
+recipe of its own before the first step is taken.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from bertkit.errors import UsageError
 from bertkit.objectives.forward import takes_over
 from bertkit.pretraining.recipe import Recipe
 from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.recipe.unread import Part
+from bertkit.training.batch_ramp import BatchSizes
 
 _MAY_CHANGE = (
     "data",
     "objective",
     "model.num_hidden_layers",
+    "model.global_rope_theta",
+    "model.local_rope_theta",
     "optimisation.batch_sequences",
+    "optimisation.batch_ramp",
     "optimisation.schedule",
+    "optimisation.groups",
 )
 _SAME_TEXT = ("sources", "languages", "reading", "held_out")
 """Keys of data that all stages share: what one of them holds out, no other may train on."""
@@ -36,6 +43,8 @@ class Stage:
         first_step, end_step: the steps that it takes, the end not included.
         recipe: with the stage's settings in place.
         own_schedule: whether the learning rate follows a schedule of the stage's own, over its own steps.
+        new_moments: whether it begins with a new optimiser.
+        sequences_before, run_sequences: of the stages before, and of the whole run.
     """
 
     number: int
@@ -43,13 +52,39 @@ class Stage:
     end_step: int
     recipe: Recipe
     own_schedule: bool = False
+    new_moments: bool = False
+    sequences_before: int = 0
+    run_sequences: int = 0
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the run's update number `step`, from 0."""
-        optimisation = self.recipe.optimisation
-        if self.own_schedule:
-            return optimisation.schedule.learning_rate(step - self.first_step, self.end_step - self.first_step)
-        return optimisation.schedule.learning_rate(step, optimisation.steps)
+        """The learning rate of the run's update number `step`, from 0; by time, as if all updates took as long."""
+        schedule = self.recipe.optimisation.schedule
+        first, steps = (self.first_step, self.end_step - self.first_step) if self.own_schedule else (0, self.run_steps)
+        if schedule.clock == "updates":
+            return schedule.learning_rate(step - first, steps)
+        if schedule.clock == "time":
+            return schedule.at_progress((step - first) / steps)
+        read, whole = self.sequences(self.first_step, step), self.sequences()
+        if not self.own_schedule:
+            read, whole = self.sequences_before + read, self.run_sequences
+        return schedule.at_progress(read / whole)
+
+    @property
+    def run_steps(self) -> int:
+        """Updates of the whole run."""
+        return self.recipe.optimisation.steps
+
+    @cached_property
+    def batch_sizes(self) -> BatchSizes:
+        """Sequences of the run's updates, as they are in this stage."""
+        return self.recipe.optimisation.batch_sizes()
+
+    def sequences(self, first: int | None = None, end: int | None = None) -> int:
+        """Sequences that the run's updates from `first` until before `end` read; all of the stage's without them."""
+        sizes = self.batch_sizes
+        return sizes.before(self.end_step if end is None else end) - sizes.before(
+            self.first_step if first is None else first
+        )
 
 
 def stages_of(recipe: Recipe) -> list[Stage]:
@@ -78,9 +113,10 @@ def stages_of(recipe: Recipe) -> list[Stage]:
                     " text; go on with other text in a run of its own, with --init"
                 )
         _check_generator(recipe, stages[-1].recipe if stages else None, staged, number)
-        stages.append(Stage(number, first, end, staged, own_schedule))
+        stages.append(Stage(number, first, end, staged, own_schedule, bool(configs) and configs[number].new_moments))
         first = end
-    return stages
+    whole = [stage.sequences() for stage in stages]
+    return [replace(stage, sequences_before=sum(whole[: stage.number]), run_sequences=sum(whole)) for stage in stages]
 
 
 def parts_of(recipe: Recipe) -> list[Part]:

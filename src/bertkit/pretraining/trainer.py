@@ -12,17 +12,20 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bertkit.data.batch import PackedBatch
 from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
 from bertkit.errors import DataError, UsageError
-from bertkit.models.conversion import converted, stack_layers, with_vocabulary
+from bertkit.models.conversion import converted, grown, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, save_model
+from bertkit.models.tiling import tiled
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
     add_companions,
@@ -45,6 +48,7 @@ from bertkit.run.figures import draw_curves
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
+from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step
 from bertkit.training.trainer import Trainer, write_whole
 
@@ -94,6 +98,7 @@ class StageRun:
             micro_batch_tokens=micro_batch_tokens,
             first_step=stage.first_step,
             run_steps=recipe.optimisation.steps,
+            sizes=stage.batch_sizes,
         )
 
     @cached_property
@@ -143,7 +148,9 @@ class Pretrainer(Trainer[PackedBatch]):
         ]
         self._use(self._new_model(self.stages[0].stage.recipe.model))
         self._check_growth()
+        self._check_groups()
         self.current = self.stages[0]
+        self._set_rates(self.current)
         self._last_evaluation: tuple[int, dict[str, Any]] = (-1, {})
 
     def check_data(self) -> None:
@@ -160,6 +167,35 @@ class Pretrainer(Trainer[PackedBatch]):
                 " as it is; leave model.num_hidden_layers out of the stages"
             )
 
+    def _check_groups(self) -> None:
+        """Raise UsageError if groups of a stage do not name the parameters that its model will have."""
+        known = {self.stages[0].stage.recipe.model: self.model}
+        for each in self.stages:
+            config = each.stage.recipe.model
+            if config not in known:
+                with torch.device("meta"):
+                    known[config] = pretraining_model(config, each.objectives, self.vocabulary.size)
+            self.parameter_rates(known[config], each)
+
+    def parameter_rates(self, model: HeadedModel, stage_run: StageRun) -> dict[str, float]:
+        """The factor of each parameter's learning rate in a stage.
+
+        Raises:
+            UsageError: a group names no parameter of the model.
+        """
+        names = [name for name, _ in model.named_parameters()]
+        try:
+            return group_rates(names, stage_run.stage.recipe.optimisation.groups)
+        except UsageError as error:
+            stage = stage_run.stage.number
+            raise UsageError(f"stage {stage}: {error}" if len(self.stages) > 1 else str(error)) from None
+
+    def _set_rates(self, stage_run: StageRun) -> None:
+        """Let gradients reach what the stage trains, each parameter at its learning rate."""
+        self.rates.thaw()
+        set_trained(self.model, stage_run.objectives)
+        self.rates.set(self.parameter_rates(self.model, stage_run))
+
     def new_terms(self, stage_run: StageRun) -> ObjectiveTerms:
         """What a stage minimises."""
         return ObjectiveTerms(stage_run.objectives)
@@ -174,14 +210,23 @@ class Pretrainer(Trainer[PackedBatch]):
         return self.terms(self.current)
 
     def learning_rate(self, step: int) -> float:
+        if self.clock is not None:
+            return self.recipe.optimisation.schedule.at_progress(self.clock.share(step))
         return self.current.stage.learning_rate(step)
 
     def _use(self, model: HeadedModel) -> None:
         """Train this model from now on, with a new optimiser."""
-        optimizer = self.recipe.optimisation.optimizer
         self.model = model.to(self.engine.device)
-        self.training_step = Step.plain(self.model, optimizer.build(self.model), self.engine, optimizer.clip_norm)
+        self._new_optimizer()
         self.start_average()
+
+    def _new_optimizer(self) -> None:
+        optimisation = self.recipe.optimisation
+        assert optimisation.schedule.peak is not None
+        settings = optimisation.optimizer.for_peak(optimisation.schedule.peak)
+        optimizer = settings.build(self.model)
+        self.training_step = Step.plain(self.model, optimizer, self.engine, settings.clip_norm)
+        self.rates = ParameterRates(self.model, optimizer)
 
     def _enter(self, stage_run: StageRun) -> None:
         """Grow the model, start it from its generator or freeze the generator, as the stage has it."""
@@ -189,15 +234,20 @@ class Pretrainer(Trainer[PackedBatch]):
         before = self.stages[stage.number - 1] if stage.number else None
         if stage.first_step == self.step:
             if before is not None and stage.recipe.model != before.stage.recipe.model:
-                self._use(stack_layers(self.model, stage.recipe.model))
-                depth = stage.recipe.model.model_dump()["num_hidden_layers"]
-                log.info("step %d: the model grows to %d layers", self.step, depth)
+                model = grown(self.model, stage.recipe.model)
+                if model is not self.model:
+                    self._use(model)
+                    depth = stage.recipe.model.model_dump()["num_hidden_layers"]
+                    log.info("step %d: the model grows to %d layers", self.step, depth)
             leader = takes_over(stage_run.objectives)
             if leader is not None and before is not None and takes_over(before.objectives) is None:
                 take_over(self.model, leader)
                 self._use(self.model)
                 log.info("step %d: the model takes over the weights of its generator", self.step)
-        set_trained(self.model, stage_run.objectives)
+            if stage.new_moments and before is not None:
+                self.rates.thaw()
+                self._new_optimizer()
+        self._set_rates(stage_run)
 
     def batches(self) -> Generator[list[PackedBatch], None, None]:
         for stage_run in self.stages:
@@ -279,7 +329,7 @@ class Pretrainer(Trainer[PackedBatch]):
             tokenizer = load_tokenizer(directory)
             check_vocabulary(loaded, tokenizer, source=str(directory))
             model, remade = with_vocabulary(
-                converted(loaded, first),
+                tiled(loaded, first, seed=self.recipe.seed) if self.recipe.init_tiling else converted(loaded, first),
                 tokenizer,
                 self.tokenizer,
                 new_tokens=self.recipe.new_pieces,
@@ -289,9 +339,11 @@ class Pretrainer(Trainer[PackedBatch]):
                 log.info("new vocabulary of %s", remade)
             add_companions(model, objectives, pad_id=self.vocabulary.pad_id)
             model.initialise_companions(self.recipe.seed)
-            if remade is None:  # a companion's embeddings are of the old vocabulary, too
+            if (
+                remade is None and not self.recipe.init_tiling
+            ):  # a companion's embeddings are of the old vocabulary, too
                 load_companions(model, directory)
-            return model if config == first else stack_layers(model, config)
+            return grown(model, config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model.initialise(self.recipe.seed)
         return model
@@ -319,11 +371,14 @@ def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
     limit, optimisation = recipe.data.max_epochs, recipe.optimisation
     if limit is None:
         return
-    epochs_a_step = [each.batches.batch_sequences / each.batches.stream.epoch_length(0) for each in stages]
+    epoch_samples = [each.batches.stream.epoch_length(0) for each in stages]
 
     def epochs(steps: int) -> float:
+        own = [each.stage.recipe.optimisation.model_copy(update={"steps": steps}) for each in stages]
         ends = optimisation.model_copy(update={"steps": steps}).stage_ends()
-        return sum((end - first) * each for first, end, each in zip([0, *ends], ends, epochs_a_step, strict=False))
+        sizes = [each.batch_sizes() for each in own]
+        stretches = zip([0, *ends], ends, sizes, epoch_samples, strict=False)
+        return sum((each.before(end) - each.before(first)) / samples for first, end, each, samples in stretches)
 
     wanted = epochs(optimisation.steps)
     if wanted <= limit:

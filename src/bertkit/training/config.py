@@ -12,8 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from bertkit.settings import Settings, UnreadKey
+from bertkit.training.batch_ramp import BatchRamp, BatchSizes
 from bertkit.training.engine_config import EngineConfig as EngineConfig
 from bertkit.training.optimizers import OptimizerOrNone
+from bertkit.training.rates import RateGroup
 from bertkit.training.schedules import AnySchedule, LinearSchedule
 
 
@@ -24,8 +26,14 @@ class StageConfig(Settings):
     set: dict[str, Any] = Field(
         default_factory=dict,
         description="Settings that differ, by dotted key: data.sequence_length: 128. Of objective any; of data any but"
-        " its text; model.num_hidden_layers; optimisation.batch_sequences and optimisation.schedule.",
+        " its text; model.num_hidden_layers and the rope_theta of rotary positions; optimisation.batch_sequences,"
+        " batch_ramp, schedule and groups.",
     )
+    new_moments: bool = Field(
+        False, description="Begin with the optimiser's running means at zero, as a run of its own does."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"new_moments"})
 
 
 def _linear_unless_named(schedule: Any) -> Any:
@@ -43,6 +51,9 @@ class OptimisationConfig(Settings):
     batch_sequences: int | None = Field(
         None, ge=1, description="Sequences, or examples of a task, per update, over all micro-batches and ranks."
     )
+    batch_ramp: BatchRamp | None = Field(
+        None, description="Of text: smaller batches in the run's first updates; null: none."
+    )
     steps: int | None = Field(
         None,
         ge=1,
@@ -56,6 +67,11 @@ class OptimisationConfig(Settings):
         lt=1,
         description="Decay of an exponential moving average of the weights, which is evaluated and saved in place of"
         " the last ones; null: none.",
+    )
+    groups: list[RateGroup] = Field(
+        default_factory=list,
+        description="Parameters with a learning rate of their own, or frozen; of several groups that name one the first"
+        " holds.",
     )
     layer_decay: float = Field(
         1.0,
@@ -84,16 +100,20 @@ class OptimisationConfig(Settings):
         3, ge=0, description="Updates in a row that may be skipped because loss or gradient was not finite."
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"ema"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"batch_ramp", "ema", "groups"})
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         warmup = self.schedule.warmup_steps
         if warmup is not None and self.steps is not None and warmup >= self.steps:
             raise ValueError(f"schedule.warmup_steps ({warmup}) must be below steps ({self.steps})")
+        if self.batch_ramp is not None and self.batch_sequences is not None:
+            self.batch_ramp.smaller(self.batch_sequences)
         total = sum(stage.share for stage in self.stages)
         if self.stages and abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of stages sum to {total:g}, not 1")
+        if self.stages and self.stages[0].new_moments:
+            raise ValueError("stages.0.new_moments: every run begins with new moments; leave it out")
         if self.steps is not None and len(self.stages) > self.steps:
             raise ValueError(f"{len(self.stages)} stages in {self.steps} steps: a stage ends before it begins")
         if self.early_stopping is not None and self.select == "last":
@@ -106,6 +126,12 @@ class OptimisationConfig(Settings):
         if getattr(getattr(recipe, "method", None), "trains_head_alone", False):
             why = f"method.name {recipe.method.name} trains the head alone, which has the learning rate itself"
             yield UnreadKey("layer_decay", why, "take another method")
+
+    def batch_sizes(self) -> BatchSizes:
+        """Sequences of each update of the run."""
+        assert self.batch_sequences is not None
+        assert self.steps is not None
+        return BatchSizes(self.batch_sequences, self.steps, self.batch_ramp)
 
     @property
     def keeps_best(self) -> bool:

@@ -48,6 +48,11 @@ class EngineConfig(Settings):
     examples: list[str] = Field(
         default_factory=list, description="Texts with [MASK] that are filled in when training is done."
     )
+    follow_times: str | None = Field(
+        None,
+        description="With schedule.clock: time, a run directory whose recorded times hold in place of the clock's, for"
+        " an exact repetition.",
+    )
     feature_store_gb: float = Field(
         8.0,
         ge=0,

@@ -2,7 +2,7 @@
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: all of them, from the first step on. Each other method has a file
 in finetuning/methods/ or compression/. Layer-wise decay of the learning rate, which any of them may have, is that of
-ELECTRA (Clark et al. 2020, arXiv:2003.10555, appendix B).
+ELECTRA (Clark et al. 2020, arXiv:2003.10555, appendix B); rates.py gives it to the optimiser.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-
-import torch
-from torch import nn
 
 from bertkit.errors import UsageError
 from bertkit.models.feature_lstm import FeatureLstm
@@ -141,21 +138,9 @@ def depth_below_head(model: HeadedModel) -> Mapping[str, int]:
     return {name: depth(name, number) for name, number in numbers.items()}
 
 
-def scale_learning_rates(model: HeadedModel, optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Split the optimiser's groups so that a weight's learning rate is decay^depth of the head's (`lr_scale`).
+def layer_rates(model: HeadedModel, decay: float) -> dict[str, float]:
+    """The factor of each parameter's learning rate, decay^depth, by its name.
 
     The paper gives the decay alone. ELECTRA's code has one factor more below the head, XLNet's one fewer.
     """
-    if decay == 1.0:
-        return
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    depths = depth_below_head(model)
-    groups = []
-    for group in optimizer.param_groups:
-        by_depth: dict[int, list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            by_depth.setdefault(depths[names[parameter]], []).append(parameter)
-        for depth, parameters in sorted(by_depth.items()):
-            scale = group.get("lr_scale", 1.0) * decay**depth
-            groups.append({**group, "params": parameters, "lr_scale": scale})
-    optimizer.param_groups[:] = groups
+    return {name: decay**depth for name, depth in depth_below_head(model).items()}

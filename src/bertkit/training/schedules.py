@@ -5,7 +5,7 @@ Loshchilov and Hutter 2017, arXiv:1608.03983 (cosine); Vaswani et al. 2017, arXi
 (inverse-sqrt); Hu et al. 2024, arXiv:2404.06395, section 4 (warmup-stable-decay); Hägele et al. 2024, arXiv:2405.18392
 (1-sqrt). A schedule is its own settings; a step's number counts updates from 0.
 
-The rise to the peak over w updates follows each schedule's source: step / w (bert, electra), (step + 1) / w
+The rise to the peak over w updates follows each schedule's source: step / w (bert, electra, mobilebert), (step + 1) / w
 (inverse-sqrt, whose steps count from 1), and (step + 1) / (w + 1) of all others, which neither start at zero nor have
 the peak twice.
 """
@@ -19,6 +19,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from bertkit.settings import Settings, UnreadKey
+
+_FINE_STEPS = 1 << 30
+"""Steps in which another clock than that of updates is told: so many that the first one is nothing."""
 
 
 class Schedule(Settings):
@@ -39,7 +42,16 @@ class Schedule(Settings):
         " has.",
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"total_steps"})
+    clock: Literal["updates", "sequences", "time"] = Field(
+        "updates",
+        description="What the schedule's progress is the share of: the run's updates, the sequences that they read (of"
+        " which a growing batch has more in later updates), or the hours that it has.",
+    )
+    hours: float | None = Field(
+        None, gt=0, description="With clock: time, the hours after which the run ends, whatever steps are left."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"clock", "hours", "total_steps"})
     ends: ClassVar[bool] = True
     """Whether the learning rate depends on how many updates there are."""
 
@@ -54,6 +66,17 @@ class Schedule(Settings):
         return self
 
     @model_validator(mode="after")
+    def _clock_fits(self) -> Self:
+        if (self.hours is not None) != (self.clock == "time"):
+            raise ValueError("hours goes with clock: time, and clock: time with hours; give both, or neither")
+        if self.clock != "updates" and (self.warmup_steps or self.total_steps is not None):
+            raise ValueError(
+                f"clock {self.clock}: warmup_steps and total_steps are counted in updates; write warmup_share, and"
+                " leave total_steps out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_warmup(self) -> Self:
         if self.warmup_steps is not None and self.warmup_share is not None:
             raise ValueError("warmup_steps and warmup_share exclude each other; leave one of them out, or null")
@@ -64,19 +87,23 @@ class Schedule(Settings):
         if self.total_steps is not None and steps is not None and self.total_steps < steps:
             yield UnreadKey("total_steps", f"the run or stage is longer, {steps:,} updates; it can only end before")
 
-    def learning_rate(self, step: int, steps: int) -> float:
-        """The learning rate of update number `step` (from 0) of `steps`."""
+    def learning_rate(self, step: float, steps: int) -> float:
+        """The learning rate of update number `step` (from 0) of `steps`; a fraction where another clock is read."""
         assert self.peak is not None
         steps = max(steps, self.total_steps or 0)
         return self.at(step, steps, self.peak, self.warmup(steps))
 
-    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def at_progress(self, progress: float) -> float:
+        """The learning rate where a share of the whole is over, by another clock than the updates'."""
+        return self.learning_rate(progress * _FINE_STEPS, _FINE_STEPS)
+
+    def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
         """The learning rate with this peak and so many updates of warm-up."""
         if step < warmup:
             return peak * (step + 1) / (warmup + 1)
         return self.after_warmup(step, steps, peak, warmup)
 
-    def after_warmup(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         """The same, for steps after the warm-up."""
         return peak
 
@@ -95,7 +122,7 @@ class BertSchedule(Schedule):
 
     name: Literal["bert"] = "bert"
 
-    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * step / warmup if step < warmup else peak * (1 - step / steps)
 
 
@@ -107,9 +134,22 @@ class ElectraSchedule(Schedule):
 
     name: Literal["electra"] = "electra"
 
-    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
         warmed_up = min(1.0, step / warmup) if warmup else 1.0
         return peak * (1 - step / steps) * warmed_up
+
+
+class MobileBertSchedule(Schedule):
+    """Peak * min(step / w, 0.9 + 0.1 sqrt(1 - step / N)): the curve of each phase of MobileBERT's transfer.
+
+    As released (Sun et al. 2020, arXiv:2004.02984, distill_util.py), where a phase's warm-up w is a tenth of its N
+    updates.
+    """
+
+    name: Literal["mobilebert"] = "mobilebert"
+
+    def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
+        return peak * min(step / warmup if warmup else 1.0, 0.9 + 0.1 * math.sqrt(1 - step / steps))
 
 
 class LinearSchedule(Schedule):
@@ -117,7 +157,7 @@ class LinearSchedule(Schedule):
 
     name: Literal["linear"] = "linear"
 
-    def after_warmup(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * (steps - step) / max(1, steps - warmup)
 
 
@@ -127,7 +167,7 @@ class CosineSchedule(Schedule):
     name: Literal["cosine"] = "cosine"
     floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
 
-    def after_warmup(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * (self.floor + (1 - self.floor) * _cosine(_progress(step, steps, warmup)))
 
 
@@ -137,7 +177,7 @@ class ConstantSchedule(Schedule):
     name: Literal["constant"] = "constant"
     ends: ClassVar[bool] = False
 
-    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * min(1.0, (step + 1) / (warmup + 1))
 
 
@@ -153,7 +193,7 @@ class PolynomialSchedule(Schedule):
         if self.floor == 1:
             yield UnreadKey("power", "schedule.floor is 1: the learning rate stays at its peak")
 
-    def after_warmup(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * (self.floor + (1 - self.floor) * math.pow(1 - _progress(step, steps, warmup), self.power))
 
 
@@ -175,9 +215,31 @@ class InverseSqrtSchedule(Schedule):
             )
         return self
 
-    def at(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
         number = step + 1
         return peak * min(number / warmup, math.sqrt(warmup / number))
+
+
+class TriangleSchedule(Schedule):
+    """From `start` times the peak up to it, and down to zero in the last part: cramming's triangle2.
+
+    Geiping and Goldstein 2022, arXiv:2212.14034 (schedulers.py): peak * min(start + p (1 - start) / (1 - fall),
+    (1 - p) / fall) at the progress p. It has no warm-up.
+    """
+
+    name: Literal["triangle"] = "triangle"
+    start: float = Field(0.25, ge=0, le=1, description="Share of the peak at the first update.")
+    fall: float = Field(0.25, gt=0, lt=1, description="Share of the run, at its end, in which the rate falls.")
+
+    @model_validator(mode="after")
+    def _without_warmup(self) -> Self:
+        if self.warmup_steps or self.warmup_share:
+            raise ValueError("schedule triangle rises from `start` on; leave warmup_steps and warmup_share out")
+        return self
+
+    def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
+        progress = step / steps
+        return peak * min(self.start + progress * (1 - self.start) / (1 - self.fall), (1 - progress) / self.fall)
 
 
 class WarmupStableDecaySchedule(Schedule):
@@ -204,7 +266,7 @@ class WarmupStableDecaySchedule(Schedule):
             yield UnreadKey("decay", why)
             yield UnreadKey("stable_share", why)
 
-    def after_warmup(self, step: int, steps: int, peak: float, warmup: int) -> float:
+    def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         decay_start = warmup + round(self.stable_share * (steps - warmup))
         if step < decay_start:
             return peak
@@ -212,7 +274,7 @@ class WarmupStableDecaySchedule(Schedule):
         return peak * (self.floor + (1 - self.floor) * _DECAYS[self.decay](progress))
 
 
-def _progress(step: int, steps: int, start: int) -> float:
+def _progress(step: float, steps: int, start: int) -> float:
     """The share of the steps from `start` on that is over."""
     return (step - start) / max(1, steps - start)
 
@@ -231,11 +293,13 @@ _DECAYS: dict[str, Callable[[float], float]] = {
 _Schedule = (
     BertSchedule
     | ElectraSchedule
+    | MobileBertSchedule
     | LinearSchedule
     | CosineSchedule
     | PolynomialSchedule
     | ConstantSchedule
     | InverseSqrtSchedule
+    | TriangleSchedule
     | WarmupStableDecaySchedule
 )
 AnySchedule = Annotated[_Schedule, Field(discriminator="name")]

@@ -19,13 +19,14 @@ from typing import Any, ClassVar, Generic
 import torch
 from torch import Tensor, nn
 
-from bertkit.errors import DataError, DivergedError, StoppedError
+from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
+from bertkit.training.clock import TIMES_FILE, RunClock
 from bertkit.training.config import TrainingRecipe
 from bertkit.training.cost import measured_peak_flops
 from bertkit.training.engine import Engine
@@ -65,6 +66,7 @@ class Trainer(ABC, Generic[Batch]):
         self.engine = engine
         self.meter = WindowMeter()
         self.average: WeightAverage | None = None
+        self.clock: RunClock | None = None
         self.step = self.tokens = self._skipped_in_a_row = 0
 
     def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
@@ -85,6 +87,7 @@ class Trainer(ABC, Generic[Batch]):
             log.info("resuming from %s", checkpoint.path)
         self.log_start()
         with (
+            self.timed(),
             self.session(),
             closing(self.batches()) as updates,
             StopRequest(max_minutes) as self._stop_request,
@@ -94,6 +97,8 @@ class Trainer(ABC, Generic[Batch]):
             meter.update(self.step)
             watch = Stopwatch()
             for batches in updates:
+                if self.step >= self.steps:
+                    break
                 waited_seconds = watch.lap()
                 outcome = self.take_step(batches)
                 self.meter.add(
@@ -123,6 +128,7 @@ class Trainer(ABC, Generic[Batch]):
         outcome = self.update(batches)
         self.step += 1
         self.tokens += outcome.tokens
+        self._mark_time()
         if outcome.finite:
             self._skipped_in_a_row = 0
             if self.average is not None:
@@ -175,6 +181,34 @@ class Trainer(ABC, Generic[Batch]):
     def session(self) -> AbstractContextManager[None]:
         """A context that is open while the run lasts."""
         return nullcontext()
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """A context with the clock of a schedule by time, where the recipe has one."""
+        schedule, follows = self.recipe.optimisation.schedule, self.recipe.engine.follow_times
+        if schedule.hours is None:
+            if follows is not None:
+                raise UsageError("engine.follow_times goes with optimisation.schedule.clock: time; leave it out")
+            yield
+            return
+        self.clock = RunClock(
+            self.run.path / TIMES_FILE,
+            schedule.hours,
+            schedule.at_progress,
+            follows=None if follows is None else Path(follows).expanduser() / TIMES_FILE,
+        )
+        try:
+            self._mark_time()
+            yield
+        finally:
+            self.clock.close()
+
+    def _mark_time(self) -> None:
+        """The next update begins; without time for it the run ends with the last one."""
+        if self.clock is not None:
+            self.clock.mark(self.step)
+            if self.step and self.clock.is_over(self.step):
+                self.steps = self.step
 
     def start_average(self) -> None:
         """Average the model's weights from now on, if the recipe does."""
@@ -261,6 +295,8 @@ class Trainer(ABC, Generic[Batch]):
     def save_checkpoint(self) -> None:
         """Write a checkpoint of this step."""
         self._metrics.sync()
+        if self.clock is not None:
+            self.clock.sync()
         state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
         generators = {"cpu": torch.get_rng_state()}
         if self.engine.device.type == "cuda":

@@ -7,9 +7,21 @@ from typing import Annotated
 from pydantic import Field
 
 from bertkit.data.layouts.base import Address, Layout
+from bertkit.data.layouts.chunks import SingleSegment
 from bertkit.data.layouts.pairs import SegmentPair, SentencePair
-from bertkit.data.layouts.sentences import DocSentences, FullSentences
+from bertkit.data.layouts.sentences import DocSentences, FullSentences, PackedDocuments
 
-AnyLayout = Annotated[SegmentPair | SentencePair | FullSentences | DocSentences, Field(discriminator="name")]
+_Layouts = SegmentPair | SentencePair | FullSentences | DocSentences | PackedDocuments | SingleSegment
+AnyLayout = Annotated[_Layouts, Field(discriminator="name")]
 
-__all__ = ["Address", "AnyLayout", "DocSentences", "FullSentences", "Layout", "SegmentPair", "SentencePair"]
+__all__ = [
+    "Address",
+    "AnyLayout",
+    "DocSentences",
+    "FullSentences",
+    "Layout",
+    "PackedDocuments",
+    "SegmentPair",
+    "SentencePair",
+    "SingleSegment",
+]

@@ -5,7 +5,8 @@ separator; DOC-SENTENCES stops at the end of a document. Sibling of pairs.py, wh
 label.
 
 A sentence longer than a sample is cut into samples of its own. The plan is the same in every epoch, as in the released
-code: only the order and the masks change.
+code: only the order and the masks change. PACKED-DOCUMENTS, ModernBERT's, fills samples like FULL-SENTENCES, but in
+each of them documents do not see one another.
 
 Shapes: N documents, R planned runs, B runs of a batch.
 """
@@ -23,10 +24,15 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 
-_ROW = np.dtype([("start", "<u8"), ("end", "<u8")])
+RUN_ROW = np.dtype([("start", "<u8"), ("end", "<u8")])
+"""A sample's range of tokens."""
+_PART_BITS = 50
+"""A sample's number and its language (language_stream.py) lie below the number of a document in it."""
 
 
-class _Sentences(Layout):
+class Sentences(Layout):
+    """Runs of text behind a classifier token, each document in one closed by a separator."""
+
     special_tokens: ClassVar[int] = 2
     epoch_dependent: ClassVar[bool] = False
 
@@ -59,7 +65,7 @@ class _Sentences(Layout):
         )
 
 
-class DocSentences(_Sentences):
+class DocSentences(Sentences):
     """Runs that stop at the end of their document."""
 
     name: Literal["doc-sentences"] = "doc-sentences"
@@ -69,10 +75,10 @@ class DocSentences(_Sentences):
         rows: list[tuple[int, int]] = []
         for low, high in documents_N2.tolist():
             rows += _fill(shards.segment_start_S1[low : high + 1].tolist(), room)
-        return np.array(rows, dtype=_ROW)
+        return np.array(rows, dtype=RUN_ROW)
 
 
-class FullSentences(_Sentences):
+class FullSentences(Sentences):
     """Runs that continue into the next document, with a separator between the two."""
 
     name: Literal["full-sentences"] = "full-sentences"
@@ -80,8 +86,7 @@ class FullSentences(_Sentences):
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
         room = sequence_length - self.special_tokens
         rows: list[tuple[int, int]] = []
-        run_starts = np.flatnonzero(np.r_[True, documents_N2[1:, 0] != documents_N2[:-1, 1]])
-        for run in np.split(documents_N2, run_starts[1:]):
+        for run in _unbroken(documents_N2):
             # A separator costs one token: shifting every document by its number in the run makes room for it.
             starts, shifts = [], []
             for number, (low, high) in enumerate(run.tolist()):
@@ -91,7 +96,64 @@ class FullSentences(_Sentences):
             starts.append(int(shards.segment_start_S1[run[-1, 1]]) + len(run) - 1)
             shifts.append(len(run) - 1)
             rows += _fill_shifted(starts, shifts, room)
-        return np.array(rows, dtype=_ROW)
+        return np.array(rows, dtype=RUN_ROW)
+
+
+class PackedDocuments(Sentences):
+    """Samples filled with whole sentences of one document after the other, each document a sequence of its own: its
+    tokens attend to it alone, and its positions are counted from 0. A batch has as many tokens as with full-sentences.
+
+    Warner et al. 2024, ModernBERT, arXiv:2412.13663, section 2.2.1, where sequences of a buffer are packed by best fit.
+    """
+
+    name: Literal["packed-documents"] = "packed-documents"
+
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        room = sequence_length - self.special_tokens
+        rows: list[tuple[int, int]] = []
+        for run in _unbroken(documents_N2):
+            # A further document costs special tokens of its own: shifting documents makes room for them.
+            starts, ends, shifts = [], [], []
+            for number, (low, high) in enumerate(run.tolist()):
+                edges = shards.segment_start_S1[low : high + 1].tolist()
+                shift = number * self.special_tokens
+                starts += [edge + shift for edge in edges[:-1]]
+                ends += [edge + shift for edge in edges[1:]]
+                shifts += [shift] * (high - low)
+            segment = 0
+            while segment < len(starts):
+                first = starts[segment] - shifts[segment]
+                behind = bisect_right(ends, starts[segment] + room, lo=segment)
+                last = max(behind, segment + 1) - 1
+                stop = ends[last] - shifts[last]
+                # A sentence that is longer than a sample is cut.
+                step = stop - first if behind > segment else room
+                rows += [(left, min(left + step, stop)) for left in range(first, stop, step)]
+                segment = last + 1
+        return np.array(rows, dtype=RUN_ROW)
+
+    def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
+        """Each document in a sample is a sequence, addressed by the sample and its number in it."""
+        document_token_N1 = shards.segment_start_S1[shards.document_start_D1]
+        parts: list[tuple[int, int]] = []
+        row_b: list[int] = []
+        number_b: list[int] = []
+        for row, (start, end) in enumerate(plan_B.tolist()):
+            low, high = np.searchsorted(document_token_N1, [start + 1, end])
+            edges = [start, *document_token_N1[low:high].tolist(), end]
+            parts += pairwise(edges)
+            row_b += [row] * (len(edges) - 1)
+            number_b += range(len(edges) - 1)
+        sample_b = address.sample_B[row_b] + (np.array(number_b, dtype=np.int64) << _PART_BITS)
+        return super().assemble(
+            shards, np.array(parts, dtype=RUN_ROW), vocabulary, Address(address.epoch_B[row_b], sample_b)
+        )
+
+
+def _unbroken(documents_N2: Ranges) -> list[Ranges]:
+    """Runs of documents that stand beside one another in the corpus."""
+    run_starts = np.flatnonzero(np.r_[True, documents_N2[1:, 0] != documents_N2[:-1, 1]])
+    return np.split(documents_N2, run_starts[1:])
 
 
 def _fill(starts: list[int], room: int) -> list[tuple[int, int]]:

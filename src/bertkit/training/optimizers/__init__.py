@@ -14,8 +14,9 @@ from bertkit.training.optimizers.adam import AdamConfig, AdamWConfig
 from bertkit.training.optimizers.base import OptimizerConfig, decay_groups, optimizer_tensors, restore_optimizer
 from bertkit.training.optimizers.lamb import LambConfig
 from bertkit.training.optimizers.muon import MuonConfig
+from bertkit.training.optimizers.stable_adamw import StableAdamWConfig
 
-_NAMES = ("adamw", "adam", "lamb", "adafactor", "muon")
+_NAMES = ("adamw", "adam", "lamb", "adafactor", "muon", "stable-adamw")
 
 
 def _name(value: Any) -> Any:
@@ -31,6 +32,7 @@ _Kinds = (
     | Annotated[LambConfig, Tag("lamb")]
     | Annotated[AdafactorConfig, Tag("adafactor")]
     | Annotated[MuonConfig, Tag("muon")]
+    | Annotated[StableAdamWConfig, Tag("stable-adamw")]
 )
 # A discriminator that is a plain key would have to be given. The error is the one of such a key.
 _by_name = Discriminator(
@@ -50,6 +52,7 @@ __all__ = [
     "MuonConfig",
     "OptimizerConfig",
     "OptimizerOrNone",
+    "StableAdamWConfig",
     "decay_groups",
     "optimizer_tensors",
     "restore_optimizer",

@@ -8,7 +8,7 @@ The missing bias correction is that of BERT's released optimization.py. Both are
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -59,6 +59,7 @@ class AdamConfig(_AdamLike):
     """Adam with coupled weight decay: L2 regularisation, as papers mean that write "Adam" and "L2 weight decay"."""
 
     name: Literal["adam"] = "adam"
+    decay_is_decoupled: ClassVar[bool] = False
     weight_decay: float = Field(0.01, ge=0, description="Share of the weight that is added to its gradient.")
 
     def _kernel(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:

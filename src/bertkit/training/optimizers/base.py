@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from bertkit.settings import Settings, UnreadKey
@@ -24,9 +24,37 @@ class OptimizerConfig(Settings, ABC):
     decay_biases_and_norms: bool = Field(
         False, description="Whether weight decay applies to biases and norms, too, as in fairseq's training loop."
     )
+    decay_per_step: bool = Field(
+        False,
+        description="Whether weight_decay is what weights lose in an update at the schedule's peak, however high that"
+        " is, and less where the learning rate is lower; else it is multiplied by the learning rate.",
+    )
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global norm of the gradient; null: no clipping.")
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"decay_biases_and_norms"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"decay_biases_and_norms", "decay_per_step"})
+    decay_is_decoupled: ClassVar[bool] = True
+    """Whether the decay is a share of the weight alone, and so can be given per step."""
+
+    @model_validator(mode="after")
+    def _decay_has_an_effect(self) -> Self:
+        if self.decay_per_step and not self.decay_is_decoupled:
+            raise ValueError(
+                "decay_per_step goes with a decay beside the update, as adamw's; leave it out, or take adamw"
+            )
+        return self
+
+    def for_peak(self, peak: float) -> Self:
+        """The same rule with a weight decay that is multiplied by the learning rate, whatever the recipe's is.
+
+        Fully decoupled decay as in Composer's DecoupledAdamW and in optimi (decouple_lr): an update takes
+        weight_decay * lr / peak of a weight.
+
+        Args:
+            peak: the schedule's.
+        """
+        if not self.decay_per_step:
+            return self
+        return self.model_copy(update={"weight_decay": self.weight_decay / peak, "decay_per_step": False})
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.weight_decay == 0:

@@ -8,7 +8,7 @@ each: no bias correction, and no trust ratio where there is no decay. Sibling ad
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -21,6 +21,7 @@ class LambConfig(OptimizerConfig):
     """Layer-wise adaptive moments, for large batches; ALBERT's: bias_correction: false."""
 
     name: Literal["lamb"] = "lamb"
+    decay_is_decoupled: ClassVar[bool] = False
     betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
     eps: float = Field(1e-6, gt=0, description="Added to the root of the second moment.")
     bias_correction: bool = Field(True, description="Correct the running means for their start; ALBERT does not.")

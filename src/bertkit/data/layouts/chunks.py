@@ -1,0 +1,57 @@
+"""Chunks of one document: [CLS] sentence sentence ... [SEP], BERT's samples without a second segment.
+
+Izsak et al. 2021, 24-hour BERT, arXiv:2104.07705, as its released dataset/data/create_pretraining_data.py makes them
+with --no_nsp. Unlike doc-sentences (sentences.py) a chunk ends with the sentence by which it reaches its aim, not with
+the last that fits; what is too long loses tokens one at a time, front or back with equal chance; and one document in
+ten aims at less, at a length drawn uniformly.
+
+Shapes: N documents, R planned chunks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.stats import binom
+
+from bertkit.data.layouts.base import Plan, Ranges
+from bertkit.data.layouts.sentences import RUN_ROW, Sentences
+from bertkit.data.random import Draw
+from bertkit.data.shards import TokenShards
+
+
+class SingleSegment(Sentences):
+    """BERT's chunks, each a sample."""
+
+    name: Literal["single-segment"] = "single-segment"
+    short_sequence_probability: float = Field(
+        0.1, ge=0, le=1, description="Chance that a document aims at shorter samples, of a length drawn uniformly."
+    )
+
+    epoch_dependent: ClassVar[bool] = True
+
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        room = sequence_length - self.special_tokens
+        number_N = np.arange(len(documents_N2))
+        short_N = draw.uniform("single/short", epoch=epoch, sample=number_N) < self.short_sequence_probability
+        drawn_N = 2 + draw.integers("single/target", room - 1, epoch=epoch, sample=number_N)
+        target_N = np.where(short_N, drawn_N, room)
+        rows: list[tuple[int, int]] = []
+        for (low, high), target in zip(documents_N2.tolist(), target_N.tolist(), strict=True):
+            edges = shards.segment_start_S1[low : high + 1].tolist()
+            segment = 0
+            while segment < high - low:
+                end = min(bisect_left(edges, edges[segment] + target, lo=segment + 1), high - low)
+                rows.append((edges[segment], edges[end]))
+                segment = end
+        plan_R = np.array(rows, dtype=RUN_ROW)
+        excess_R = np.maximum((plan_R["end"] - plan_R["start"]).astype(np.int64) - room, 0)
+        uniform_R = draw.uniform("single/cut", epoch=epoch, sample=np.arange(len(rows)))
+        front_R = np.where(excess_R > 0, binom.ppf(uniform_R, np.maximum(excess_R, 1), 0.5), 0)
+        front_R = np.maximum(front_R, 0).astype(np.uint64)
+        plan_R["start"] += front_R
+        plan_R["end"] -= excess_R.astype(np.uint64) - front_R
+        return plan_R

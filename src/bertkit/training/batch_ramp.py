@@ -1,0 +1,82 @@
+"""A batch that grows along the run, and the number of sequences that any stretch of updates reads.
+
+Warner et al. 2024, ModernBERT, arXiv:2412.13663 (sequence_packer.py: each size for as many updates); Geiping and
+Goldstein 2022, arXiv:2212.14034 (torch_default.py: each size for as many sequences). The size is a pure function of the
+update, so that any resume reads the same batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Literal
+
+from pydantic import Field
+
+from bertkit.settings import Settings
+
+
+class BatchRamp(Settings):
+    """Batches of `start`, then of `increment` more each time, up to `batch_sequences`."""
+
+    start: int = Field(ge=1, description="Sequences of the first updates.")
+    increment: int = Field(ge=1, description="By how many sequences each size exceeds the one before.")
+    until: float = Field(gt=0, le=1, description="Share of the run's updates after which a batch has batch_sequences.")
+    equal: Literal["updates", "sequences"] = Field(
+        "updates", description="What all sizes before the last have equally many of."
+    )
+
+    def smaller(self, full: int) -> list[int]:
+        """The sizes before the full one.
+
+        Raises:
+            ValueError: they do not lead to it.
+        """
+        if self.start >= full or (full - self.start) % self.increment:
+            raise ValueError(
+                f"batch_ramp: from {self.start} by {self.increment} the batch never has batch_sequences ({full});"
+                " change start, increment or batch_sequences, or write batch_ramp: null"
+            )
+        return list(range(self.start, full, self.increment))
+
+
+class BatchSizes:
+    """Sequences of each update of a run.
+
+    Args:
+        full: of a whole batch.
+        steps: of the run.
+        ramp: of the first updates; None: every batch is whole.
+    """
+
+    def __init__(self, full: int, steps: int, ramp: BatchRamp | None = None) -> None:
+        smaller = [] if ramp is None else ramp.smaller(full)
+        self._sizes = [*smaller, full]
+        self._starts = [0]  # the first update of each size
+        if ramp is not None:
+            shares = [1.0 if ramp.equal == "updates" else 1 / size for size in smaller]
+            whole = ramp.until * steps / sum(shares)
+            self._starts += [min(steps, round(whole * share)) for share in accumulate(shares)]
+        lengths = [after - before for before, after in zip(self._starts, self._starts[1:], strict=False)]
+        self._before = list(accumulate((n * size for n, size in zip(lengths, smaller, strict=True)), initial=0))
+
+    def at(self, step: int) -> int:
+        """Sequences of update number `step`, from 0."""
+        return self._sizes[self._number(step)]
+
+    def before(self, step: int) -> int:
+        """Sequences of all updates before that one."""
+        number = self._number(step)
+        return self._before[number] + (step - self._starts[number]) * self._sizes[number]
+
+    def pieces(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Stretches of updates of one size: (first update, update after the last, sequences of each)."""
+        while first < end:
+            number = self._number(first)
+            next_start = self._starts[number + 1] if number + 1 < len(self._starts) else end
+            yield first, min(end, next_start), self._sizes[number]
+            first = min(end, next_start)
+
+    def _number(self, step: int) -> int:
+        return bisect_right(self._starts, step) - 1

@@ -1,0 +1,139 @@
+"""The learning rate of each parameter as a multiple of the schedule's: groups by name, layer-wise decay, freezing.
+
+Sun et al. 2020, MobileBERT, arXiv:2004.02984, section 3.4 (a layer at a time, the others slow or frozen); Clark et al.
+2020, ELECTRA, arXiv:2003.10555, appendix B (decay from layer to layer: training/method.py). All are factors by
+parameter, which are multiplied; a factor of 0 is a parameter without gradient, which no optimiser moves or decays and
+whose moments stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from bertkit.errors import UsageError
+from bertkit.settings import Settings
+
+_ENCODER = "encoder."
+_SHOWN = 8
+"""Names that an error lists."""
+
+
+class RateGroup(Settings):
+    """Parameters with a learning rate of their own: `{parameters: layers.3, rate: 0.3}`."""
+
+    parameters: str | tuple[str, ...] = Field(
+        min_length=1,
+        description="Names of parameters or of parts of the model, with * and ? and [0-9]: layers.3, embeddings.*,"
+        " *.bias, masked_lm; the encoder's without encoder. in front of them. A list: any of them.",
+    )
+    rate: float = Field(
+        ge=0, description="Their learning rate as a multiple of the schedule's; 0: they are frozen, and not decayed."
+    )
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """All of the names."""
+        return (self.parameters,) if isinstance(self.parameters, str) else self.parameters
+
+    def holds(self, name: str) -> bool:
+        """Whether it names this parameter."""
+        return any(fnmatchcase(each, pattern) for pattern in self.patterns for each in _owners(name))
+
+
+def group_rates(
+    names: Iterable[str], groups: Sequence[RateGroup], key: str = "optimisation.groups"
+) -> dict[str, float]:
+    """The factor of each parameter's learning rate: that of the first group that names it, or 1.
+
+    Args:
+        names: of the model's parameters.
+        groups: in order.
+        key: of the groups, for messages.
+
+    Raises:
+        UsageError: a group names no parameter, or none that the groups before it leave; or all would be frozen.
+    """
+    left = list(names)
+    rates = dict.fromkeys(left, 1.0)
+    for number, group in enumerate(groups):
+        named = [name for name in left if group.holds(name)]
+        if not named:
+            raise UsageError(f"{key}.{number}.parameters: {_unknown(group, list(rates), any(map(group.holds, rates)))}")
+        rates |= dict.fromkeys(named, group.rate)
+        left = [name for name in left if name not in set(named)]
+    if groups and not any(rates.values()):
+        raise UsageError(f"{key}: every parameter is frozen; give one of them a rate above 0")
+    return rates
+
+
+def _owners(name: str) -> list[str]:
+    """The parameter's name and those of the parts that hold it, of the encoder's also without `encoder.`."""
+    words = name.split(".")
+    whole = [".".join(words[:count]) for count in range(1, len(words) + 1)]
+    return whole + [each.removeprefix(_ENCODER) for each in whole if each.startswith(_ENCODER)]
+
+
+def _unknown(group: RateGroup, names: Sequence[str], taken: bool) -> str:
+    shown = " or ".join(repr(pattern) for pattern in group.patterns)
+    if taken:
+        return f"the groups before have taken all that {shown} names; write the special groups first"
+    parts = list(dict.fromkeys(".".join(name.removeprefix(_ENCODER).split(".")[:2]) for name in names))
+    near = get_close_matches(group.patterns[0].rstrip(".*"), parts, n=1)
+    more = ", ..." if len(parts) > _SHOWN else ""
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(parts[:_SHOWN])}{more}"
+    return f"the model has no parameter or part called {shown}; {hint}"
+
+
+class ParameterRates:
+    """What the factors change in an optimiser and its model; they may be set again and again.
+
+    Args:
+        model: whose parameters the optimiser has.
+        optimizer: its groups, as built, are split so that each has one factor (`lr_scale`), which `Step` multiplies
+            with the schedule's learning rate.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._optimizer = optimizer
+        self._built = [dict(group) for group in optimizer.param_groups]
+        self._frozen: list[nn.Parameter] = []
+
+    def set(self, factors: Mapping[str, float]) -> None:
+        """Give each parameter this multiple of the learning rate that the optimiser was built with.
+
+        Args:
+            factors: by the parameter's name; 1 where it has none.
+        """
+        self.thaw()
+        if all(factors.get(name, 1.0) == 1.0 for name in self._names.values()):
+            self._optimizer.param_groups[:] = self._built
+            return
+        groups: list[dict[str, Any]] = []
+        for built in self._built:
+            by_factor: dict[float, list[nn.Parameter]] = {}
+            for parameter in built["params"]:
+                by_factor.setdefault(factors.get(self._names[parameter], 1.0), []).append(parameter)
+            for factor, parameters in by_factor.items():
+                groups.append({**built, "params": parameters, "lr_scale": built.get("lr_scale", 1.0) * factor})
+        self._optimizer.param_groups[:] = groups
+        self._frozen = [parameter for parameter, name in self._names.items() if not factors.get(name, 1.0)]
+        self.freeze()
+
+    def freeze(self) -> None:
+        """Let no gradient reach parameters of factor 0, also where a method of training let it since."""
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
+
+    def thaw(self) -> None:
+        """Let gradients reach again what `set` froze."""
+        for parameter in self._frozen:
+            parameter.requires_grad_(True)
+        self._frozen = []

@@ -1,0 +1,103 @@
+"""Runs whose stages freeze parts and give others rates of their own: what moves, and that stopping changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertkit.errors import StoppedError, UsageError
+from bertkit.files import sha256_of
+from bertkit.pretraining.arguments import PretrainArguments
+from bertkit.pretraining.run import run_pretraining
+from bertkit.progress import silent_progress
+from bertkit.run.checkpoint import load_newest_checkpoint
+from tests.training.tiny_run import write_text
+
+RECIPE = """
+title: a run for tests with rates by stage
+tokenizer: {vocab_size: 300, min_frequency: 1}
+data: {layout: {name: doc-sentences}, sequence_length: 24, held_out: 0.05}
+model: {family: bert, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 3, intermediate_size: 40,
+        max_position_embeddings: 40, hidden_dropout_prob: 0.1}
+objective: [masked_lm]
+optimisation:
+  optimizer: {name: adamw}
+  schedule: {name: constant, peak: 2.0e-3}
+  batch_sequences: 5
+  steps: 6
+  stages:
+    - share: 0.33
+      set: {optimisation.groups: [{parameters: layers.0, rate: 3.0}, {parameters: "*", rate: 0.0}]}
+    - share: 0.33
+      new_moments: true
+      set: {optimisation.groups: [{parameters: layers.1, rate: 3.0}, {parameters: layers.0, rate: 0.3},
+                                  {parameters: "*", rate: 0.0}]}
+    - {share: 0.34}
+engine: {device: cpu, log_every_steps: 1, save_every_steps: 100, evaluate_every_steps: 100, evaluation_sequences: 4,
+         pseudo_perplexity_sequences: 0}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("rates")
+    (directory / "staged.yaml").write_text(RECIPE, encoding="utf-8")
+    write_text(directory / "text.txt")
+    return directory
+
+
+def request(home: Path, run: str, *, resume: bool = False, stop: bool = False, recipe: str = "") -> PretrainArguments:
+    return PretrainArguments(
+        None if resume else str(home / (recipe or "staged.yaml")),
+        sources=[] if resume else [str(home / "text.txt")],
+        run_dir=None if resume else home / run,
+        resume=str(home / run) if resume else None,
+        cache=home / "cache",
+        max_minutes=0 if stop else None,
+        command=["test"],
+    )
+
+
+def test_each_stage_moves_what_it_names_and_stopping_at_every_step_changes_no_byte(home: Path) -> None:
+    straight = run_pretraining(request(home, "straight"), progress=silent_progress).run
+    weights: list[dict[str, torch.Tensor]] = []
+    moments: list[set[str]] = []
+    with pytest.raises(StoppedError):
+        run_pretraining(request(home, "stopped", stop=True), progress=silent_progress)
+    while True:
+        checkpoint = load_newest_checkpoint(home / "stopped" / "checkpoints")
+        assert checkpoint is not None
+        weights.append(checkpoint.tensors["weights"])
+        moments.append({key.rpartition(":")[0] for key in checkpoint.tensors["optimizer"]})
+        try:
+            run_pretraining(request(home, "stopped", resume=True, stop=True), progress=silent_progress)
+        except StoppedError:
+            continue
+        break
+    assert sha256_of(straight.model / "model.safetensors") == sha256_of(home / "stopped/model/model.safetensors")
+    assert len(weights) == 5
+
+    def moved(after: int) -> set[str]:
+        first, second = weights[after - 1], weights[after]
+        changed = {name for name in second if not torch.equal(first[name], second[name])}
+        return {".".join(name.split(".")[:3]) if ".layers." in name else "other" for name in changed}
+
+    assert moved(1) == {"encoder.layers.0"}
+    assert moved(2) == moved(3) == {"encoder.layers.0", "encoder.layers.1"}
+    assert moved(4) == {"encoder.layers.0", "encoder.layers.1", "other"}
+    assert all(name.startswith("encoder.layers.0.") for name in moments[0] | moments[1])
+    # The first update after new moments is one of Adam without a past: each weight moves by its rate.
+    for layer, rate in ((1, 3.0), (0, 0.3)):
+        own = [name for name in weights[1] if name.startswith(f"encoder.layers.{layer}.")]
+        largest = max(float((weights[2][name] - weights[1][name]).abs().max()) for name in own)
+        assert largest == pytest.approx(2e-3 * rate, rel=0.02)
+
+
+def test_a_group_of_a_later_stage_that_names_nothing_stops_before_the_first_step(home: Path) -> None:
+    text = RECIPE.replace("{parameters: layers.1, rate: 3.0}", "{parameters: layers.2, rate: 3.0}")
+    (home / "wrong.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"stage 1: optimisation\.groups\.0\.parameters: .*'layers\.2'"):
+        run_pretraining(request(home, "wrong", recipe="wrong.yaml"), progress=silent_progress)
+    assert not list((home / "wrong").glob("checkpoints/*"))
