@@ -146,6 +146,8 @@ def shrunk(name: str) -> dict[str, Any]:
             smaller["data.sequence_length"] = min(stage["set"]["data.sequence_length"], LONGEST)
         stage["set"] |= smaller
     kept = {key: value for key, value in SHRUNK.items() if recipe.init is None or not key.startswith("tokenizer.")}
+    if recipe.tokenizer.type == "unigram":  # has no merges, and refuses their least frequency
+        kept.pop("tokenizer.min_frequency", None)
     changed: dict[str, Any] = {"optimisation.stages": json.dumps(stages)} if stages else {}
     length = min(recipe.data.sequence_length, LONGEST)
     if recipe.optimisation.batch_ramp is not None:

@@ -121,12 +121,12 @@ def main(count: int, first_seed: int) -> None:
             print("told in vain:", each)
 
 
-@pytest.mark.parametrize(("on", "count"), [("text", 80), ("tasks", 12)])
+@pytest.mark.parametrize(("on", "count"), [("text", 40), ("tasks", 6)])
 def test_no_key_is_silent_and_none_is_refused_in_vain(on: str, count: int, tmp_path: Path) -> None:
     found = drawn(tmp_path, on, count)
     assert found.silent == []
     assert found.told_in_vain == []
-    assert found.outcomes["different"] > count / 2
+    assert found.outcomes["different"] > count / 4
 
 
 def test_what_is_observed_of_a_run_is_the_same_each_time(tmp_path: Path) -> None:
