@@ -94,12 +94,14 @@ class TokenizerConfig(Settings):
             why = f"data.sources ({data.sources[0]}) are token shards, which have a tokenizer"
             # Of a model to start from, path is the model's and not a setting of the user's.
             given = names if self.path != getattr(recipe, "init", None) else names - {"path"}
-            yield from (UnreadKey(name, why, refused=False) for name in sorted(given))
+            yield from (UnreadKey(name, why, refused=name == "add_tokens") for name in sorted(given))
         elif self.path is not None:
             why = "tokenizer.path names a tokenizer, which is taken as it is"
             # The size is read by --plan, which does not open the tokenizer.
+            read = {"path", "vocab_size", "add_tokens"}
+            read |= {"added_frequency", "sample_megabytes"} if self.add_tokens else set()
             remedy = "leave tokenizer.path out, and a vocabulary is learnt"
-            yield from (UnreadKey(name, why, remedy, refused=False) for name in sorted(names - {"path", "vocab_size"}))
+            yield from (UnreadKey(name, why, remedy, refused=False) for name in sorted(names - read))
         elif self.type == "unigram":
             yield UnreadKey("min_frequency", "a unigram vocabulary has no merges", "take another tokenizer.type")
         elif self.type == "byte-bpe":
