@@ -6,7 +6,7 @@ where the matrices are large (docs/results.md); small models reach less.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bertkit.recipe.hashing import what_hash
@@ -44,7 +44,6 @@ def plan_document(
     memory_bytes: float,
     disk_bytes: float,
     teacher: PlannedTeacher | None = None,
-    hours: float | None = None,
 ) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time.
 
@@ -55,13 +54,7 @@ def plan_document(
         steps, tokens, flops: of all runs, without what a teacher computes.
         memory_bytes, disk_bytes: at most, without a teacher's.
         teacher: beside the student, if there is one.
-        hours: after which the run ends; it has then as many steps as this machine makes in them.
     """
-    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
-    if hours is not None:
-        share = min(1.0, hours * 3600 * rate / (flops + (0.0 if teacher is None else teacher.flops)))
-        steps, tokens, flops = max(1, int(steps * share)), tokens * share, flops * share
-        teacher = None if teacher is None else replace(teacher, flops=teacher.flops * share)
     document: dict[str, Any] = {
         "recipe": recipe.name,
         "what_hash": what_hash(recipe),
@@ -74,5 +67,11 @@ def plan_document(
         flops += teacher.flops
         memory_bytes += teacher.memory_bytes
         disk_bytes += teacher.disk_bytes
+    rate = planned_rate(engine)
     costs = {"flops": flops, "memory_mb": memory_bytes / 1e6, "disk_mb": disk_bytes / 1e6, "seconds": flops / rate}
     return document | costs
+
+
+def planned_rate(engine: Engine) -> float:
+    """The FLOP/s with which times are estimated."""
+    return measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
