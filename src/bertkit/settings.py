@@ -7,9 +7,29 @@ parentheses: "Pairs of each paradigm (default: all)."
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+
+
+@dataclass(frozen=True)
+class UnreadKey:
+    """A key whose value changes nothing that is computed, beside the other settings.
+
+    Attributes:
+        name: the field, dotted where it lies deeper; empty for all of the settings together.
+        reason: why nothing reads it, as a clause.
+        remedy: what to change, other than to leave the key out.
+        refused: whether a new run is refused; else there is a warning, as where the command line replaced the setting
+            that the key went with.
+    """
+
+    name: str
+    reason: str
+    remedy: str = ""
+    refused: bool = True
 
 
 class Settings(BaseModel):
@@ -38,3 +58,13 @@ class Settings(BaseModel):
             if getattr(self, name) == known[name].get_default(call_default_factory=True)
         }
         return {name: value for name, value in fields.items() if name not in unchanged}
+
+    def unread_keys(self, recipe: Any) -> Iterable[UnreadKey]:
+        """The fields that nothing reads beside the others, whatever their values.
+
+        Such a key would change the hash of a recipe and not its result; recipe/unread.py reports those that are set.
+
+        Args:
+            recipe: the whole that these settings are a part of, of a package above this one.
+        """
+        return ()

@@ -47,7 +47,7 @@ def pretrain(
         command=sys.argv,
     )
     if common.plan:
-        common.finish_plan(pretraining_plan(request.requested()))
+        common.finish_plan(pretraining_plan(request.new_recipe()))
         return
     finished = run_pretraining(request, progress=console.progress, begun=keep_log)
     print_held_out(finished.results)

@@ -45,6 +45,7 @@ from bertkit.models.pruning import (
     smallest_to_zero,
     sparsity,
 )
+from bertkit.settings import UnreadKey
 from bertkit.tasks.base import Features
 from bertkit.training.engine import Engine
 from bertkit.training.method import Method, TrainingData
@@ -104,6 +105,17 @@ class Pruned(Method):
         if self.keep is not None and not isinstance(self.layers, str):
             raise ValueError("keep goes with layers=first, last, uniform or skip; a list gives the number itself")
         return self
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.heads is None or isinstance(self.heads, dict):
+            what = "removes no heads" if self.heads is None else "names the heads to remove"
+            yield UnreadKey("examples", f"the method {what}, and no importance is measured", "write how many heads")
+            yield UnreadKey("normalise", f"the method {what}, and no importance is measured", "write how many heads")
+        if self.magnitude is None:
+            yield UnreadKey("magnitude_ramp", "method.magnitude is not set: no weight becomes 0")
+            yield UnreadKey("magnitude_every_steps", "method.magnitude is not set: no weight becomes 0")
+        elif self.magnitude_ramp == 0:
+            yield UnreadKey("magnitude_every_steps", "method.magnitude_ramp is 0: all zeros are there at once")
 
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         """As in `Method`; importance is measured on the training data."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import QuantisedEmbedding
 from bertkit.models.low_bit import LowBitLinear, codes_of, row_groups
 from bertkit.models.quantised import QUANTISATION, module_names, replace_parts
+from bertkit.settings import UnreadKey
 from bertkit.training.method import TrainingData
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,13 @@ class QBert(Quantising):
     sensitivity_tolerance: float = Field(
         0.01, gt=0, description="A power iteration ends when its eigenvalue changes by a smaller share."
     )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.bits != "mixed":
+            why = f"method.bits is {self.bits} for all layers"
+            for name in type(self).model_fields:
+                if name in ("low_bits", "high_bits") or name.startswith("sensitivity_"):
+                    yield UnreadKey(name, why, "write bits: mixed")
 
     @model_validator(mode="after")
     def _ordered(self) -> QBert:

@@ -15,7 +15,7 @@ p = 1 the successors are fine-tuned alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -26,6 +26,7 @@ from bertkit.errors import UsageError
 from bertkit.models.bert import BertStack
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.settings import UnreadKey
 from bertkit.tasks.base import TaskBatch
 from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, scaled_total
 from bertkit.training.loss_terms import TermTotal
@@ -48,6 +49,18 @@ class Theseus(Method):
     start: float = Field(0.3, ge=0, le=1, description="b: p of the first update.")
     slope: float = Field(6e-4, ge=0, description="k: what p grows by in each update, where it is linear.")
     constant_steps: int = Field(2500, ge=0, description="Updates before p is 1, where it is constant.")
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.replacing == "linear":
+            yield UnreadKey("constant_steps", "method.replacing is linear, whose p grows by slope", "write constant")
+            if self.start >= 1:
+                yield UnreadKey("slope", "method.start is 1: every block is replaced from the first update on")
+        else:
+            yield UnreadKey("slope", "method.replacing is constant, whose p does not grow", "write linear")
+            if self.constant_steps == 0:
+                yield UnreadKey("start", "method.constant_steps is 0: p is 1 from the first update on")
+            elif self.start >= 1:
+                yield UnreadKey("constant_steps", "method.start is 1: p is 1 before and after")
 
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         model = super().prepare(model, seed)

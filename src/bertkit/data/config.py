@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from bertkit.data.layouts import AnyLayout, SegmentPair
-from bertkit.settings import Settings
+from bertkit.data.shards import is_shards
+from bertkit.settings import Settings, UnreadKey
 from bertkit.text.sources import SourceOptions
 
 
@@ -47,3 +49,24 @@ class DataConfig(Settings):
     held_out: float = Field(
         0.01, gt=0, lt=1, description="Share of the documents that is never trained on, for the held-out figures."
     )
+
+    @property
+    def is_tokenised(self) -> bool:
+        """Whether the source is a directory of token shards, which are used as they are."""
+        return not self.languages and len(self.sources) == 1 and is_shards(self.sources[0])
+
+    @property
+    def all_sources(self) -> list[str]:
+        """The sources that are read, of all languages."""
+        return [source for own in self.languages.values() for source in own] or self.sources
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.languages:
+            yield UnreadKey("sources", "data.languages are read in their place", "write data.languages: {}")
+        if len(self.languages) < 2:
+            count = "one language" if self.languages else "no languages"
+            yield UnreadKey("language_smoothing", f"there are {count} in data.languages", "give data.languages two")
+        objectives = getattr(recipe, "objectives", ())
+        if not self.layout.epoch_dependent and not any(each.draws for each in objectives):
+            why = f"neither the layout {self.layout.choice} nor an objective draws anything"
+            yield UnreadKey("static_copies", why, refused=False)

@@ -16,9 +16,9 @@ vocabulary, M masked tokens, V the student's vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Tokens
 from bertkit.objectives.masking.words import BatchWords
+from bertkit.settings import UnreadKey
 from bertkit.text.tokenizer import Tokenizer
 
 _NOT_MASKED = -1
@@ -46,6 +47,10 @@ _LABEL, _TOKEN_TYPE, _DROPPED = "label", "token_type", "dropped"
 
 class TeacherObjective(Objective):
     """An objective of a teacher that trains beside its student: the student's states are not read."""
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if getattr(recipe, "control", False):
+            yield UnreadKey("", "control: true learns without a teacher", "leave control out", refused=False)
 
     @property
     def heads(self) -> tuple[str, ...]:

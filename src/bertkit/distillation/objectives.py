@@ -10,7 +10,7 @@ Shapes: T packed tokens, M tokens whose words are compared, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, create_model
@@ -24,6 +24,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.settings import UnreadKey
 
 
 class DistillationObjective(Objective):
@@ -36,6 +37,14 @@ class DistillationObjective(Objective):
     def distilled(self) -> DistillationTerm:
         """The term with its settings."""
         return self.kind(**{name: getattr(self, name) for name in self.kind.model_fields})
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if getattr(recipe, "control", False):
+            yield UnreadKey("", "control: true learns without a teacher", "leave control out", refused=False)
 
     @property
     def heads(self) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from bertkit.training.plan import PlannedTeacher
 def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
     """Pretraining's document, and what the teacher adds to it."""
     recipe = arguments.requested()
+    arguments.refuse_unread(recipe)
     files = arguments.teacher_files(recipe)
     if recipe.has_own_vocabulary:
         planned, vocab_size = planned_trained_teacher(recipe, load_trained_teacher(files)), None

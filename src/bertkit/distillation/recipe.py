@@ -18,7 +18,7 @@ arXiv:1908.08962).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, create_model, model_validator
@@ -44,7 +44,8 @@ from bertkit.recipe.errors import validate
 from bertkit.recipe.named_item import NamedItem, check_each_once
 from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
 from bertkit.recipe.tree import Located
-from bertkit.settings import Settings
+from bertkit.recipe.unread import Part
+from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.augmentation import AnyAugmentation
 from bertkit.tasks.readers import Columns
 
@@ -75,6 +76,14 @@ class _Distillation(Settings):
         description="The same student without its teacher, for comparison: by the text alone (as a masked LM, where the"
         " recipe has no other objective), or by the task's own loss alone, without the run before.",
     )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.control:
+            why = "control: true learns without a teacher"
+            for name in ("distillation", "before", "teacher_store"):
+                if name in type(self).model_fields:
+                    yield UnreadKey(name, why, "leave control out", refused=False)
 
     @property
     def teachers(self) -> tuple[str, ...]:
@@ -130,6 +139,14 @@ class TeacherLayers(CopiedParts):
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"of"})
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.init == "random":
+            why = "student.init is random: nothing is taken from the teacher but its shape"
+            yield UnreadKey("embeddings", why)
+            yield UnreadKey("head", why)
+            if isinstance(self.layers, str) and self.layers != "all":
+                yield UnreadKey("layers", f"{why}, and student.number is the number of layers")
 
     @model_validator(mode="after")
     def _named_or_listed(self) -> TeacherLayers:
@@ -251,6 +268,10 @@ class TeacherCacheConfig(Settings):
     )
     gb: float = Field(4.0, gt=0, description="At most so many 10^9 bytes; what does not fit is computed anew.")
 
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not any(each.kind.compares_logits for each in distillation_objectives(recipe.objectives)):
+            yield UnreadKey("top_k", "no term compares the words that the teacher predicts")
+
 
 class DistillTextRecipe(_Distillation, Recipe):
     """A student's pretraining beside its teacher."""
@@ -350,6 +371,14 @@ class DistillTextRecipe(_Distillation, Recipe):
         return tuple(alone) or (MaskedLM(),)
 
 
+def parts_of(recipe: DistillRecipe) -> list[Part]:
+    """The recipe, and that of the run before it."""
+    before = recipe_before(recipe)
+    if before is None:
+        return [Part(recipe)]
+    return [Part(recipe), Part(before, tuple(_settings_before(recipe)), "before.set")]
+
+
 def with_phases(recipe: DistillTextRecipe, shapes: ShapePair) -> DistillTextRecipe:
     """The recipe with its layer-by-layer transfer written out as stages; a control has none.
 
@@ -418,6 +447,9 @@ class Transfer(Settings):
     file: str = Field(description="A table, or the format of the task's kind.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what; labels are not read.")
 
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield UnreadKey("columns.label", "transfer has no labels")
+
 
 class RunBefore(Settings):
     """A run whose model is where the student starts."""
@@ -457,6 +489,11 @@ class DistillRecipe(_Distillation, FinetuneRecipe):
         if errors:
             raise ValueError("; ".join(errors))
         return self
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if not isinstance(self.student, GivenModel):
+            yield UnreadKey("new_head", "the student is made anew, and its head with it", "write student: {model: ...}")
 
     @property
     def terms(self) -> tuple[DistillationTerm, ...]:
@@ -532,10 +569,15 @@ def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
     """
     if recipe.before is None or recipe.control:
         return None
+    overrides = overrides_of(_settings_before(recipe))
+    return with_overrides(recipe.model_copy(update={"before": None}), overrides)
+
+
+def _settings_before(recipe: DistillRecipe) -> dict[str, Any]:
+    """What is set otherwise in the run before, by dotted key."""
     settings: dict[str, Any] = {}
-    for key, value in recipe.before.set.items():
+    for key, value in () if recipe.before is None else recipe.before.set.items():
         # `--set before.set.optimisation.epochs=50` makes a section of what would else be a dotted key.
         inside = key in _SECTIONS and isinstance(value, dict)
         settings |= {f"{key}.{name}": each for name, each in value.items()} if inside else {key: value}
-    overrides = long_keys(overrides_of(settings))
-    return with_overrides(recipe.model_copy(update={"before": None}), overrides)
+    return {each.key: each.value for each in long_keys(overrides_of(settings))}

@@ -16,6 +16,7 @@ from bertkit.distillation.recipe import (
     DistillRecipe,
     GivenModel,
     load_distill_recipe,
+    parts_of,
     recipe_before,
     resolved_distillation,
 )
@@ -29,6 +30,7 @@ from bertkit.finetuning.trainer import Finetuner
 from bertkit.metrics.statistics import summarise
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.progress import Progress, silent_progress
+from bertkit.recipe.unread import Part
 from bertkit.run.directory import RunDirectory
 from bertkit.training.plan import PlannedTeacher
 
@@ -83,6 +85,10 @@ class DistillArguments(FinetuneArguments):
         assert isinstance(recipe, DistillRecipe)
         before = recipe_before(recipe)
         return None if before is None else resolved_distillation(before)
+
+    def parts(self, recipe: FinetuneRecipe) -> Sequence[Part]:
+        assert isinstance(recipe, DistillRecipe)
+        return parts_of(recipe)
 
     def draws_data(self, recipe: FinetuneRecipe) -> bool:
         assert isinstance(recipe, DistillRecipe)

@@ -8,10 +8,12 @@ vocabulary of its own, small_vocabulary.py train.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast, get_args
+
+from pydantic import BaseModel
 
 from bertkit.data.shards import TokenShards
 from bertkit.distillation.activations import ShapePair
@@ -92,6 +94,10 @@ class DistillTextArguments(PretrainArguments):
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
         return {**super().fingerprints(recipe), "teacher": self.teacher_files(recipe).fingerprint}
+
+    def inherited(self, recipe: Recipe) -> Mapping[str, BaseModel]:
+        own = super().inherited(recipe)
+        return own or {"model": self.teacher_files(recipe).config}
 
     def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
         assert isinstance(recipe, DistillTextRecipe)

@@ -6,13 +6,14 @@ trains.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bertkit.errors import UsageError
-from bertkit.finetuning.data import Prepared, prepare
+from bertkit.finetuning.data import Prepared, has_head, prepare
 from bertkit.finetuning.inputs import OwnTask, TaskEntry
 from bertkit.finetuning.recipe import (
     AnyRecipe,
@@ -24,9 +25,12 @@ from bertkit.finetuning.recipe import (
     resolved,
 )
 from bertkit.finetuning.trainer import Finetuner
+from bertkit.models.hub import read_config
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.training.plan import PlannedTeacher
 from bertkit.training.run import RunArguments
+
+log = logging.getLogger(__name__)
 
 _UNNAMED = "unnamed"
 """The name of a recipe until its task and model are known, which then name it."""
@@ -111,7 +115,15 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
 
     def prepare(self, recipe: FinetuneRecipe) -> Prepared:
         """The data of a recipe of one task."""
-        return prepare(recipe, offline=self.offline)
+        prepared = prepare(recipe, offline=self.offline)
+        config, contents = read_config(prepared.model_directory)
+        if recipe.new_head and not has_head(config, contents, prepared.spec.head):
+            log.warning(
+                "new_head (true) has no effect: %s has no head for %s, and one is drawn in any case",
+                recipe.model,
+                prepared.spec.name,
+            )
+        return prepared
 
     def trainer(
         self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory, start: Path | None

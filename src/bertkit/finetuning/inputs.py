@@ -6,14 +6,25 @@ generated from it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from bertkit.recipe.header import RecipeHeader
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.readers import Columns
+
+_COLUMNS: dict[Kind, tuple[str, ...]] = {
+    "classification": ("text", "text_pair", "label", "id"),
+    "multi_label": ("text", "text_pair", "label", "id", "separator"),
+    "regression": ("text", "text_pair", "label", "id"),
+    "tagging": ("text", "label", "id"),
+    "span": (),
+    "choice": ("text", "text_pair", "label", "id", "endings"),
+}
+"""The columns that the readers of each kind of task look for."""
 
 
 class OwnTask(Settings):
@@ -37,6 +48,14 @@ class OwnTask(Settings):
     )
     metrics: tuple[str, ...] | None = Field(None, description="What is reported, the selecting metric first.")
 
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        read = _COLUMNS[self.kind]
+        for name in Columns.model_fields:
+            if name not in read:
+                yield UnreadKey(f"columns.{name}", f"the files of a task of the kind {self.kind} have no such column")
+        if self.kind in ("regression", "span", "choice"):
+            yield UnreadKey("labels", f"a task of the kind {self.kind} has no named labels")
+
 
 class FinetuneData(Settings):
     """Where the examples lie, and how much of them is read."""
@@ -51,6 +70,17 @@ class FinetuneData(Settings):
         None, ge=1, description="Learn from so many examples only, drawn by the seed; null: from all."
     )
     predict: tuple[str, ...] = Field((), description="Splits to predict besides those that are scored, such as test.")
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        task = getattr(recipe, "task", None)
+        entries = task if isinstance(task, tuple) else (task,)
+        if all(isinstance(entry, OwnTask) for entry in entries):
+            yield UnreadKey("directory", "task names the files of its own")
+        dev = {name for spec in (recipe.specs if task else ()) for name in spec.scored if name.startswith("dev")}
+        if set(self.predict) <= dev:
+            yield UnreadKey("predict", "these splits are evaluated, and so predicted in any case", refused=False)
+        if getattr(recipe, "transfer", None) is not None:
+            yield UnreadKey("train_examples", "transfer is learnt from in place of the training examples")
 
 
 TaskEntry = str | OwnTask

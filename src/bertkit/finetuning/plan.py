@@ -31,7 +31,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     encoder as it is costs less. Settings of a grid are taken to cost what their own epochs and batch make of the same
     sequences. The passes of a teacher are counted, and stand under `teacher`.
     """
-    recipe = arguments.requested()
+    recipe = arguments.new_recipe()
     prepared = [arguments.prepare(each) for each in recipe.alone]
     parts = [_Part.of(each) for each in prepared]
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)

@@ -65,7 +65,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
     """
     runs = _Runs(arguments, progress, begun, deadline_after(arguments.max_minutes))
     if arguments.resume is None:
-        recipe = arguments.requested()
+        recipe = arguments.new_recipe()
         if len(arguments.seeds) > 1 or arguments.grid:
             return runs.start_suite(recipe)
         identity = identity_of(arguments, recipe, runs.fingerprints(recipe))
@@ -151,7 +151,8 @@ class _Runs:
         """A new suite."""
         seeds = list(dict.fromkeys(self.arguments.seeds)) or [recipe.seed]
         grid = {key: list(values) for key, values in self.arguments.grid.items()}
-        sweep_runs(recipe, seeds, grid)  # every setting is checked before anything is trained
+        for each in sweep_runs(recipe, seeds, grid):  # every setting is checked before anything is trained
+            self.arguments.refuse_unread(each.recipe)
         plan = json.dumps([what_hash(recipe.model_copy(update={"seed": 0})), seeds, grid])
         identity = identity_of(self.arguments, recipe, self.fingerprints(recipe))
         identity = replace(identity, what_hash=hashlib.sha256(plan.encode()).hexdigest(), seed=seeds[0])

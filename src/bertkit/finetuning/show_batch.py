@@ -31,7 +31,7 @@ def show_task_batch(arguments: FinetuneArguments, *, step: int, sequences: int) 
         UsageError: no such recipe, or a step that the run does not have.
         DataError: data or model at fault.
     """
-    recipe = arguments.requested()
+    recipe = arguments.new_recipe()
     prepared = [arguments.prepare(each) for each in recipe.alone]
     assert recipe.optimisation.epochs is not None
     order = TaskOrder.of(recipe, prepared)

@@ -82,6 +82,13 @@ class Finetuner(Trainer[TaskBatch]):
         assert optimisation.epochs is not None
         self.order = TaskOrder.of(recipe, prepared)
         self.steps = self.order.steps(optimisation.epochs, optimisation.steps)
+        if optimisation.steps is not None and optimisation.steps > self.steps:
+            log.warning(
+                "optimisation.steps (%s) has no effect: optimisation.epochs (%g) end after %s updates; raise epochs",
+                f"{optimisation.steps:,}",
+                optimisation.epochs,
+                f"{self.steps:,}",
+            )
         self.model = joined([task_trainer.model for task_trainer in self.task_trainers]).to(self.engine.device)
         peak = optimisation.schedule.peak
         assert optimisation.optimizer is not None

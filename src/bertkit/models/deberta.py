@@ -13,7 +13,7 @@ distances.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,6 +28,7 @@ from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation, FeedForward, PostNorm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout
+from bertkit.settings import UnreadKey
 
 _LAYER = "encoder.layer.{n}."
 SELF = _LAYER + "attention.self."
@@ -59,6 +60,9 @@ class DebertaLikeConfig(TransformerConfig):
     classes: ClassVar[str]
     """What the names of the Hub's classes begin with."""
 
+    of_distances: ClassVar[tuple[str, ...]] = ("max_relative_positions", "position_buckets", "share_att_key")
+    """Settings of relative positions alone."""
+
     hub_prefix: ClassVar[str] = "deberta"
     pooler_hub_name: ClassVar[str | None] = "pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {
@@ -75,6 +79,11 @@ class DebertaLikeConfig(TransformerConfig):
     @property
     def embedding_width(self) -> int:
         return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not self.relative_attention:
+            why = "model.relative_attention is false, and there is no table of distances"
+            yield from (UnreadKey(name, why) for name in self.of_distances if name in type(self).model_fields)
 
     @property
     def furthest(self) -> int:

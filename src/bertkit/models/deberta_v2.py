@@ -9,7 +9,7 @@ Shapes: T packed tokens, D width, b sequences of one block, S its longest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,6 +24,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation
 from bertkit.models.weights import Names, TensorLayout
+from bertkit.settings import UnreadKey
 
 
 class DebertaV2Config(DebertaLikeConfig):
@@ -62,6 +63,15 @@ class DebertaV2Config(DebertaLikeConfig):
         super().model_post_init(context)
         if self.conv_kernel_size and not self.conv_kernel_size % 2:
             raise ValueError(f"conv_kernel_size ({self.conv_kernel_size}) must be odd, or 0 for no convolution")
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.relative_attention and not self.pos_att_type:
+            yield UnreadKey("share_att_key", "model.pos_att_type is empty: no score reads a position")
+        if not self.conv_kernel_size:
+            why = "model.conv_kernel_size is 0: there is no convolution"
+            yield UnreadKey("conv_groups", why, "give conv_kernel_size an odd number")
+            yield UnreadKey("conv_act", why, "give conv_kernel_size an odd number")
 
     @property
     def span(self) -> int:

@@ -9,8 +9,8 @@ Shapes: T packed tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,6 +23,7 @@ from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
+from bertkit.settings import UnreadKey
 
 
 class ErnieConfig(BertLikeConfig):
@@ -42,6 +43,10 @@ class ErnieConfig(BertLikeConfig):
         frozenset({"masked_lm", "next_sentence"}): "ErnieForPreTraining"
     }
     pooler_hub_name: ClassVar[str | None] = "ernie.pooler.dense"
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not self.use_task_id:
+            yield UnreadKey("task_type_vocab_size", "model.use_task_id is false: there is no embedding of the task")
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Ernie:
         return Ernie(self, vocab_size)

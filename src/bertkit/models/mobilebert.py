@@ -15,7 +15,7 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -33,6 +33,7 @@ from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.models.weights import Names
+from bertkit.settings import UnreadKey
 
 _LAYER = "encoder.layer.{n}."
 _UNHEEDED_NORM_EPS = 1e-5
@@ -81,6 +82,15 @@ class MobileBertConfig(BertLikeConfig):
     def inner_size(self) -> int:
         """F."""
         return self.intra_bottleneck_size if self.use_bottleneck else self.hidden_size
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not self.use_bottleneck:
+            why = "model.use_bottleneck is false: layers have the width of the states between them"
+            for name in ("intra_bottleneck_size", "use_bottleneck_attention", "key_query_shared_bottleneck"):
+                yield UnreadKey(name, why)
+        elif self.use_bottleneck_attention:
+            why = "model.use_bottleneck_attention is true: queries and keys read the narrowed states of the layer"
+            yield UnreadKey("key_query_shared_bottleneck", why)
 
     @property
     def queries_read_own_bottleneck(self) -> bool:

@@ -13,7 +13,7 @@ sequences, V vocabulary, K outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,6 +31,7 @@ from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.windows import attend_near, keys_in_window
+from bertkit.settings import UnreadKey
 
 LayerType = Literal["full_attention", "sliding_attention"]
 _LAYER = "layers.{n}."
@@ -95,6 +96,17 @@ class ModernBertConfig(TransformerConfig):
             raise ValueError(
                 f"layer_types names {len(self.layer_types)} layers; num_hidden_layers is {self.num_hidden_layers}"
             )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.initializer == "normal":
+            yield UnreadKey("initializer_cutoff_factor", "model.initializer is normal, which is not cut off")
+        if self.layer_types is not None:
+            yield UnreadKey("global_attn_every_n_layers", "model.layer_types names the kind of each layer")
+        if "sliding_attention" not in self.kinds:
+            yield UnreadKey("local_attention", "no layer is local")
+            yield UnreadKey("local_rope_theta", "no layer is local")
+        if "full_attention" not in self.kinds:
+            yield UnreadKey("global_rope_theta", "no layer is global")
 
     @property
     def kinds(self) -> tuple[LayerType, ...]:

@@ -13,7 +13,7 @@ Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary,
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -36,6 +36,7 @@ from bertkit.models.relative_attention import (
 )
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout
+from bertkit.settings import UnreadKey
 
 _ATTENTION = "layer.{n}.rel_attn"
 _MAPS = ("hook_attn_scores", "hook_pattern")
@@ -93,6 +94,11 @@ class XlnetConfig(EncoderConfig):
         "summary_use_proj": True,
         "summary_activation": "tanh",
     }
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        why = "training reads each batch without a memory of those before"
+        yield UnreadKey("mem_len", why)
+        yield UnreadKey("reuse_len", why)
 
     @property
     def reads_token_types(self) -> bool:

@@ -12,7 +12,7 @@ Shapes: T packed tokens, B sequences, D width, M targets, K classes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -28,7 +28,7 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel, summarised_token
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.schedule import LinearRate
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 from bertkit.text.tokenizer import Tokenizer
 
 Target = Literal["token", "class", "number", "mark"]
@@ -84,6 +84,22 @@ class Objective(Settings, ABC):
 
     rank: ClassVar[int] = 0
     """Objectives corrupt a sample in ascending rank: one of higher rank chooses among the tokens that are left."""
+
+    @property
+    def leaves_no_tokens(self) -> bool:
+        """Whether it takes all tokens of every sample, so that objectives of higher rank find none."""
+        return False
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        taking = [each for each in getattr(recipe, "objectives", ()) if each.leaves_no_tokens]
+        if taking and self.rank > taking[0].rank and self.target in ("token", "mark"):
+            why = f"objective.{taking[0].term} takes all sequences, and no token is left to predict"
+            yield UnreadKey("", why, f"lower objective.{taking[0].term}.share")
+
+    @property
+    def draws(self) -> bool:
+        """Whether its corruption draws random numbers, so that epochs or static copies differ."""
+        return True
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -212,6 +228,11 @@ class SequenceClassification(Objective):
 
     target: ClassVar[Target | None] = "class"
     states: ClassVar[States] = "sequences"
+
+    @property
+    def draws(self) -> bool:
+        """Its labels are the layout's."""
+        return False
 
     def expected_count(self, length: int) -> float:
         return 1.0

@@ -36,6 +36,14 @@ class CausalLM(TokenPrediction):
     rank: ClassVar[int] = -1
 
     @property
+    def draws(self) -> bool:
+        return self.share < 1
+
+    @property
+    def leaves_no_tokens(self) -> bool:
+        return self.share == 1
+
+    @property
     def heads(self) -> tuple[str, ...]:
         return (self.head,)
 

@@ -19,8 +19,9 @@ Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.objectives.base import TokenPrediction
 from bertkit.objectives.masking import AnyUnits, Tokens
 from bertkit.objectives.schedule import Rate, rate_at
+from bertkit.settings import UnreadKey
 from bertkit.text.tokenizer import Tokenizer
 
 
@@ -92,6 +94,17 @@ class MaskedLM(TokenPrediction):
     @property
     def scoring_rule(self) -> str | None:
         return "original"
+
+    @property
+    def reads_annotated_spans(self) -> bool:
+        """Whether it masks spans that the corpus has annotated."""
+        return self.units.reads_annotated_spans
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.random_share == 0:
+            why = f"objective.{self.term}.random_share is 0: no token becomes a random one"
+            yield UnreadKey("random_from", why, "give random_share a value above 0")
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         return self.units.errors(data)

@@ -7,11 +7,12 @@ Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159; in the released pretrai
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 
 
 class LinearRate(Settings):
@@ -26,6 +27,10 @@ class LinearRate(Settings):
     def at(self, progress: float) -> float:
         """The rate where this share of the run's steps has been taken."""
         return self.start + (self.end - self.start) * min(1.0, progress / self.until)
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.start == self.end:
+            yield UnreadKey("until", f"the rate starts and ends at {self.start:g}")
 
 
 def _form_of(value: Any) -> str:

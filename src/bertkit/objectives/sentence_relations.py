@@ -13,7 +13,8 @@ the paper.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +22,7 @@ from bertkit.data.config import DataConfig
 from bertkit.data.layouts.pairs import PairLayout, Relation
 from bertkit.models.encoder import EncoderConfig
 from bertkit.objectives.base import SequenceClassification
+from bertkit.settings import UnreadKey
 
 
 class PairRelation(SequenceClassification):
@@ -37,6 +39,11 @@ class PairRelation(SequenceClassification):
 
     layout_remedy: ClassVar[str]
     """Settings of a pair layout that give the paper's pairs."""
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        model = getattr(recipe, "model", None)
+        if isinstance(model, EncoderConfig) and model.reads_token_types:
+            yield UnreadKey("told_apart_by", f"model.family {model.model_type!r} reads segment embeddings in any case")
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         errors, layout = [], data.layout

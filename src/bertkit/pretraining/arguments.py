@@ -8,11 +8,13 @@ changes the hash of the recipe, and a resume names the key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
@@ -23,11 +25,12 @@ from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.model_files import weights_hash
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
-from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.stages import parts_of, stages_of
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import Override, load_as, overrides_of, resolve_recipe, with_overrides
 from bertkit.recipe.tree import Located
+from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
 from bertkit.training.run import RunArguments
@@ -94,6 +97,12 @@ class PretrainArguments(RunArguments[Recipe]):
             return {"model": None}
         directory, _ = self.initial_model(recipe.init)
         return {"model": weights_hash(directory)}
+
+    def parts(self, recipe: Recipe) -> Sequence[Part]:
+        return parts_of(recipe)
+
+    def inherited(self, recipe: Recipe) -> Mapping[str, BaseModel]:
+        return {} if recipe.init is None else {"model": self.initial_model(recipe.init)[1]}
 
     def initial_model(self, name: str) -> tuple[Path, EncoderConfig]:
         """The directory and the configuration of the model to start from.

@@ -6,7 +6,7 @@ they build. The nouns and the seed decide the result, `engine` only the speed (r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -26,6 +26,7 @@ from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.named_item import NamedItem, check_each_once
 from bertkit.recipe.resolve import DEFAULT_KIND, Override, load_as
 from bertkit.recipe.tree import Located
+from bertkit.settings import UnreadKey
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
@@ -147,6 +148,12 @@ class Recipe(RecipeHeader):
         if errors:
             raise ValueError("; ".join(errors))
         return self
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.init is None:
+            yield UnreadKey("new_pieces", "there is no init, from whose model new tokens would start", "give init")
+        elif self.init == self.tokenizer.path:
+            yield UnreadKey("new_pieces", "the tokenizer is the initial model's: no token is new", refused=False)
 
     @property
     def objectives(self) -> tuple[Objective, ...]:

@@ -46,7 +46,7 @@ def run_pretraining(
         StoppedError, DivergedError: see `Trainer.train`.
     """
     run = None if arguments.resume is None else run_of(arguments)
-    recipe = arguments.requested() if run is None else resumed_recipe(arguments, run)
+    recipe = arguments.new_recipe() if run is None else resumed_recipe(arguments, run)
     if run is not None and (finished := FinishedRun.done(run)):
         return finished
     models = arguments.fingerprints(recipe)

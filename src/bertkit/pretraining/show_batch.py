@@ -111,7 +111,7 @@ def _recipe_and_shards(request: PretrainArguments, progress: Progress) -> tuple[
     assert request.recipe is not None
     directory = Path(request.recipe)
     if not (directory / RECORD).is_file():
-        recipe = request.requested()
+        recipe = request.new_recipe()
         return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
     run = RunDirectory.open(directory)
     recipe = _recipe_on_text(run)

@@ -15,6 +15,7 @@ from bertkit.errors import UsageError
 from bertkit.objectives.forward import takes_over
 from bertkit.pretraining.recipe import Recipe
 from bertkit.recipe.resolve import overrides_of, with_overrides
+from bertkit.recipe.unread import Part
 from bertkit.training.batch_ramp import BatchSizes
 
 _MAY_CHANGE = (
@@ -116,6 +117,20 @@ def stages_of(recipe: Recipe) -> list[Stage]:
         first = end
     whole = [stage.sequences() for stage in stages]
     return [replace(stage, sequences_before=sum(whole[: stage.number]), run_sequences=sum(whole)) for stage in stages]
+
+
+def parts_of(recipe: Recipe) -> list[Part]:
+    """Each stage as a part of the run, as long as its schedule is."""
+    parts = []
+    for stage in stages_of(recipe):
+        own, changes = stage.recipe, tuple[str, ...]()
+        if stage.own_schedule:
+            steps = {"steps": stage.end_step - stage.first_step}
+            own = own.model_copy(update={"optimisation": own.optimisation.model_copy(update=steps)})
+        if recipe.optimisation.stages:
+            changes = tuple(recipe.optimisation.stages[stage.number].set)
+        parts.append(Part(own, changes, f"optimisation.stages.{stage.number}.set"))
+    return parts
 
 
 def _check_generator(recipe: Recipe, before: Recipe | None, staged: Recipe, number: int) -> None:

@@ -37,6 +37,7 @@ KINDS = {
     "pretrain": "bertkit.pretraining.recipe",
     "finetune": "bertkit.finetuning.recipe",
     "distill": "bertkit.distillation.recipe",
+    "study": "bertkit.study.settings",
 }
 """Commands that run recipes, and the module of each, whose `from_tree` makes the recipe of resolved settings; it brings
 torch along, and so is imported when the kind is known."""
@@ -147,6 +148,16 @@ def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
             value = schedule_of_name(value, tree.child(keys[0]))
         tree = _replaced(tree, keys, value, keys)
     return tree
+
+
+def base_of(name: str) -> dict[str, Any]:
+    """The settings of the recipe that this one extends, as plain data; none where it extends none."""
+    path = find_recipe(name)
+    extends = _read(path).child("extends")
+    if extends is None:
+        return {}
+    plain: dict[str, Any] = _with_bases(find_recipe(str(extends.value), path), ()).plain()
+    return plain
 
 
 def _named(path: Path) -> Located:

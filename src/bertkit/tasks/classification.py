@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -29,7 +29,7 @@ from bertkit.metrics.calibration import at_temperature, best_threshold, fit_temp
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import Ids, SequenceEncoder, cut_longer, windows
 from bertkit.tasks.examples import TextExample
@@ -59,6 +59,12 @@ class TextSettings(Settings):
         description="Factor of each label's loss; balanced: examples / (labels x examples of the label); labels that a"
         " mapping leaves out weigh 1.",
     )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if getattr(recipe, "labels_weight", 1.0) == 0:
+            why = "the student learns from its teacher alone, and labels have no loss"
+            yield UnreadKey("label_smoothing", why, "give distillation.labels a weight")
+            yield UnreadKey("class_weights", why, "give distillation.labels a weight")
 
     @model_validator(mode="after")
     def _positive(self) -> TextSettings:

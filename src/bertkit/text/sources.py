@@ -24,7 +24,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.files import cache_directory, sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
 from bertkit.progress import Progress, silent_progress
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 from bertkit.text.annotated import MOST_FIELDS
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.readers import HubReader, JsonLinesReader, Part, Reader, TableReader, TextReader
@@ -69,6 +69,27 @@ class SourceOptions(Settings):
     def decides(self) -> dict[str, Any]:
         """All that shows in the tokens; without spans, the same as before there were any."""
         return {key: value for key, value in self.model_dump(mode="json").items() if key != "span_fields" or value}
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        data: Any = getattr(recipe, "data", None)
+        if getattr(data, "is_tokenised", False):
+            why = f"data.sources ({data.sources[0]}) are token shards, which are used as they are"
+            yield from (UnreadKey(name, why, refused=False) for name in type(self).model_fields)
+            return
+        # A recipe for other sources than those that the command line gives has keys of theirs, which are no mistake.
+        kinds = {_kind_of_source(source) for source in getattr(data, "all_sources", ())}
+        if kinds and kinds <= {"text", "builtin"}:
+            why = "no source has records with fields, as JSONL, CSV, Parquet or Hub data have"
+            yield UnreadKey("text_field", why, refused=False)
+        if kinds and kinds <= {"records", "builtin"}:
+            why = "no source is a text file, and in other formats each record is a document"
+            yield UnreadKey("documents", why, refused=False)
+        if not any(getattr(each, "reads_annotated_spans", False) for each in getattr(recipe, "objectives", ())):
+            yield UnreadKey(
+                "span_fields",
+                "no objective masks annotated spans",
+                "write objective.masked_lm.units: {name: annotated, field: ...}",
+            )
 
 
 @dataclass(frozen=True)
@@ -355,6 +376,17 @@ def _kind(path: Path, kinds: Mapping[str, str] = KINDS) -> str | None:
         suffixes = suffixes[:-1]
     kind = kinds.get(suffixes[-1]) if suffixes else None
     return None if kind == "parquet" and path.suffix != ".parquet" else kind
+
+
+def _kind_of_source(source: str) -> str:
+    """text, records, builtin, or any: what a directory or a glob holds is known when it is opened."""
+    scheme = source.partition(":")[0]
+    if scheme in ("hub", "builtin"):
+        return {"hub": "records"}.get(scheme, scheme)
+    if glob.has_magic(source) or Path(source).expanduser().is_dir():
+        return "any"
+    kind = _kind(Path(source), {**KINDS, **NAMED_ONLY})
+    return "any" if kind is None else "text" if kind == "text" else "records"
 
 
 def _file_reader(path: Path, options: SourceOptions) -> Reader:

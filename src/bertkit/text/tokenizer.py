@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from bertkit.errors import DataError
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 from bertkit.text.plain_encoder import PlainEncoder
 
 TokenizerType = Literal["wordpiece", "bpe", "byte-bpe", "unigram"]
@@ -65,6 +65,28 @@ class TokenizerConfig(Settings):
     def strips_accents(self) -> bool:
         """Whether a learnt vocabulary's normaliser removes accents."""
         return self.lowercases and self.type != "byte-bpe" if self.strip_accents is None else self.strip_accents
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        data: Any = getattr(recipe, "data", None)
+        names = set(type(self).model_fields)
+        if getattr(data, "is_tokenised", False):
+            why = f"data.sources ({data.sources[0]}) are token shards, which have a tokenizer"
+            # Of a model to start from, path is the model's and not a setting of the user's.
+            given = names if self.path != getattr(recipe, "init", None) else names - {"path"}
+            yield from (UnreadKey(name, why, refused=False) for name in sorted(given))
+        elif self.path is not None:
+            why = "tokenizer.path names a tokenizer, which is taken as it is"
+            # The size is read by --plan, which does not open the tokenizer.
+            remedy = "leave tokenizer.path out, and a vocabulary is learnt"
+            yield from (UnreadKey(name, why, remedy, refused=False) for name in sorted(names - {"path", "vocab_size"}))
+        elif self.type == "unigram":
+            yield UnreadKey("min_frequency", "a unigram vocabulary has no merges", "take another tokenizer.type")
+        elif self.type == "byte-bpe":
+            yield UnreadKey(
+                "character_coverage",
+                "byte-level BPE has a token for every byte, and so for every character",
+                "take another tokenizer.type",
+            )
 
 
 class Tokenizer:

@@ -6,11 +6,12 @@ and what is reported, and is not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 from bertkit.training.batch_ramp import BatchRamp, BatchSizes
 from bertkit.training.engine_config import EngineConfig as EngineConfig
 from bertkit.training.optimizers import OptimizerOrNone
@@ -118,6 +119,13 @@ class OptimisationConfig(Settings):
         if self.early_stopping is not None and self.select == "last":
             raise ValueError("early_stopping goes with select: best; the last evaluation is one that was no better")
         return self
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if hasattr(recipe, "task") and not isinstance(recipe.task, tuple):
+            yield UnreadKey("task_smoothing", "there is one task", "give several tasks")
+        if getattr(getattr(recipe, "method", None), "trains_head_alone", False):
+            why = f"method.name {recipe.method.name} trains the head alone, which has the learning rate itself"
+            yield UnreadKey("layer_decay", why, "take another method")
 
     def batch_sizes(self) -> BatchSizes:
         """Sequences of each update of the run."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from bertkit.errors import UsageError
 from bertkit.models.feature_lstm import FeatureLstm
@@ -48,6 +48,9 @@ class TrainingData:
 
 class Method(Settings):
     """What is trained in which epoch; every weight, unless a method overrides it."""
+
+    trains_head_alone: ClassVar[bool] = False
+    """Whether no weight below the head is ever trained."""
 
     def is_trained(self, depth: int, epoch: int) -> bool:
         """Whether a parameter is trained.

@@ -14,13 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from pydantic import BaseModel
+
 from bertkit.errors import DataError
 from bertkit.files import cache_directory
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.recipe.header import RecipeHeader
-from bertkit.recipe.resolve import Override
+from bertkit.recipe.renamed import new_key
+from bertkit.recipe.resolve import Override, base_of
+from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_settings, warn_unread
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
 from bertkit.training.trainer import Trainer
@@ -73,6 +77,39 @@ class RunArguments(ABC, Generic[RunRecipe]):
         Raises:
             UsageError: all errors at once.
         """
+
+    def parts(self, recipe: RunRecipe) -> Sequence[Part]:
+        """The parts of a recipe's run in which settings differ."""
+        return [Part(recipe)]
+
+    def inherited(self, recipe: RunRecipe) -> Mapping[str, BaseModel]:
+        """Settings of a recipe that are a model's and not the user's, by section."""
+        return {}
+
+    def new_recipe(self) -> RunRecipe:
+        """`requested`, for a new run.
+
+        Raises:
+            UsageError: also where a key has no effect.
+        """
+        recipe = self.requested()
+        self.refuse_unread(recipe)
+        return recipe
+
+    def refuse_unread(self, recipe: RunRecipe) -> None:
+        """Raise UsageError for keys that are set and that nothing reads."""
+        refuse_unread(self.unread(recipe), recipe.name)
+
+    def unread(self, recipe: RunRecipe) -> list[UnreadSetting]:
+        """The keys of a recipe of this command that are set and that nothing reads."""
+        base = {} if self.recipe is None else base_of(self.recipe)
+        return unread_settings(
+            recipe,
+            self.parts(recipe),
+            inherited=self.inherited(recipe),
+            base=base,
+            overridden=[new_key(override.key) for override in self.overrides],
+        )
 
     @abstractmethod
     def recorded(self, run: RunDirectory) -> RunRecipe:
@@ -137,6 +174,9 @@ def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> Run
     recorded = arguments.recorded(run)
     wanted = arguments.changed(recorded) if arguments.names_nothing else arguments.requested()
     require_same_result(recorded, wanted, run.path)
+    if run.status != "done":
+        # A run of an earlier version may have keys that are refused today.
+        warn_unread([each for each in arguments.unread(recorded) if each.refused])
     return recorded.model_copy(
         update={name: getattr(wanted, name) for name in ("engine", "metrics") if hasattr(wanted, name)}
     )

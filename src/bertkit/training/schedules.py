@@ -13,12 +13,12 @@ the peak twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 
 _FINE_STEPS = 1 << 30
 """Steps in which another clock than that of updates is told: so many that the first one is nothing."""
@@ -81,6 +81,11 @@ class Schedule(Settings):
         if self.warmup_steps is not None and self.warmup_share is not None:
             raise ValueError("warmup_steps and warmup_share exclude each other; leave one of them out, or null")
         return self
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        steps = recipe.optimisation.steps
+        if self.total_steps is not None and steps is not None and self.total_steps < steps:
+            yield UnreadKey("total_steps", f"the run or stage is longer, {steps:,} updates; it can only end before")
 
     def learning_rate(self, step: float, steps: int) -> float:
         """The learning rate of update number `step` (from 0) of `steps`; a fraction where another clock is read."""
@@ -183,6 +188,11 @@ class PolynomialSchedule(Schedule):
     power: float = Field(1.0, gt=0, description="Exponent of the decay; 1: linear, 3: Longformer's, steep first.")
     floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
 
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.floor == 1:
+            yield UnreadKey("power", "schedule.floor is 1: the learning rate stays at its peak")
+
     def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * (self.floor + (1 - self.floor) * math.pow(1 - _progress(step, steps, warmup), self.power))
 
@@ -244,6 +254,17 @@ class WarmupStableDecaySchedule(Schedule):
     )
     decay: Literal["1-sqrt", "linear", "cosine"] = Field("1-sqrt", description="The shape of the decay.")
     floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.stable_share == 1:
+            why = "schedule.stable_share is 1: there is no decay"
+            yield UnreadKey("decay", why)
+            yield UnreadKey("floor", why)
+        elif self.floor == 1:
+            why = "schedule.floor is 1: the learning rate stays at its peak"
+            yield UnreadKey("decay", why)
+            yield UnreadKey("stable_share", why)
 
     def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         decay_start = warmup + round(self.stable_share * (steps - warmup))

@@ -19,9 +19,10 @@ Shapes: N documents, R planned pairs, B pairs of a batch.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from bertkit.data.layouts.base import Address, Layout, Plan, Ranges
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
+from bertkit.settings import UnreadKey
 
 _ROW = np.dtype(
     [
@@ -75,6 +77,12 @@ class PairLayout(Layout):
     special_tokens: ClassVar[int] = 3
     labels: ClassVar[tuple[str, ...]] = ("next_sentence", "sentence_order", "sentence_structure")
     epoch_dependent: ClassVar[bool] = True
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.random_partner_probability == 1:
+            why = "data.layout.random_partner_probability is 1: no pair has two consecutive segments"
+            yield UnreadKey("swap_probability", why)
+            yield UnreadKey("lone_segment", why)
 
     @property
     def shares(self) -> dict[Relation, float]:

@@ -10,8 +10,8 @@ Shapes: M rows of logits (examples of a task, or tokens of a text).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -22,7 +22,7 @@ from bertkit.distillation.activations import Activations, ActivationSpec, ShapeP
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 
 LinearProjections = nn.ModuleDict
 """Learnt linear maps from the student's states to the teacher's width, by name; a finished student has none."""
@@ -40,6 +40,11 @@ class DistillationTerm(Settings, ABC):
 
     compares_logits: ClassVar[bool] = False
     """Whether it compares logits alone, and counts the rows where student and teacher choose the same class."""
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.weight == 0:
+            why = "the term's weight is 0, and it is left out"
+            yield from (UnreadKey(name, why) for name in type(self).model_fields if name != "weight")
 
     @abstractmethod
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:

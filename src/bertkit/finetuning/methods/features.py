@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
@@ -35,6 +35,8 @@ class FeatureBased(Method):
     lstm_width: int = Field(768, ge=1, description="Width of each direction of the LSTM.")
     lstm_layers: int = Field(2, ge=1, description="Layers of the LSTM.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Before each layer of the LSTM and before the classifier.")
+
+    trains_head_alone: ClassVar[bool] = True
 
     def is_trained(self, depth: int, epoch: int) -> bool:
         return depth == 0

@@ -14,8 +14,8 @@ Shapes: T packed tokens, B sequences, E width of the word embeddings.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -24,6 +24,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.errors import UsageError
 from bertkit.models.recorder import Recorder
+from bertkit.settings import UnreadKey
 from bertkit.tasks.base import TaskBatch
 from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, scaled_total
 from bertkit.training.loss_terms import TermTotal
@@ -48,6 +49,10 @@ class FreeLb(Method):
         description="Bound of the random start, uniform in +-start / sqrt(tokens x width); null: epsilon, as in the"
         " paper, or 0 where there is none; 0: it starts at the words themselves.",
     )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.ascent_steps == 1:
+            yield UnreadKey("step_size", "method.ascent_steps is 1: nothing climbs behind the only pass")
 
     def gradient(self, seed: int) -> Gradient:
         return FreeLbGradient(self, seed)

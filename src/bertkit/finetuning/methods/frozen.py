@@ -6,7 +6,7 @@ encoder, but stores its states and puts an LSTM between it and the head.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ class Frozen(Method):
     """The encoder is frozen and computes without dropout; its pooler and the head learn."""
 
     name: Literal["frozen"] = "frozen"
+
+    trains_head_alone: ClassVar[bool] = True
 
     def is_trained(self, depth: int, epoch: int) -> bool:
         return depth == 0

@@ -13,7 +13,7 @@ Shapes: T packed tokens, B sequences.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr
 
@@ -35,6 +35,8 @@ class AnnotatedSpans(WholeWordMasking):
     name: Literal["annotated"] = "annotated"
     field: str = Field("spans", description="Which of data.reading.span_fields.")
     phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability of each span to be chosen.")
+
+    reads_annotated_spans: ClassVar[bool] = True
 
     _number: int | None = PrivateAttr(None)
 

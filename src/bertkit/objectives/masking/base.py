@@ -45,6 +45,9 @@ class MaskingStrategy(Settings, ABC):
     replaced_as_one: ClassVar[bool] = False
     """Whether one draw decides for all tokens of a unit whether they are masked, replaced or kept."""
 
+    reads_annotated_spans: ClassVar[bool] = False
+    """Whether it chooses spans that the corpus has annotated."""
+
     def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
         """How many tokens are to be chosen: BERT's rule, which counts special tokens in, and at least one.
 

@@ -16,8 +16,9 @@ Shapes: T packed tokens, B sequences, W words, U units (phrases and words outsid
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ from bertkit.errors import DataError
 from bertkit.files import sha256_of
 from bertkit.objectives.masking.base import Chosen, chosen_units, within_budget
 from bertkit.objectives.masking.words import BatchWords, WholeWordMasking
+from bertkit.settings import UnreadKey
 from bertkit.text.lexicon import PhraseTable, read_lexicon
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.words import WordMarks
@@ -63,6 +65,18 @@ class Phrases(WholeWordMasking):
     )
 
     _table: PhraseTable | None = PrivateAttr(None)
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.lexicon is not None:
+            why = "units.lexicon gives the phrases"
+            yield UnreadKey("collocations", f"{why}, and no collocation is looked for", "leave lexicon out")
+            yield UnreadKey(
+                "read_tokens",
+                f"{why}; it bounds what is searched for those that never match",
+                "leave lexicon out",
+            )
+        else:
+            yield UnreadKey("lexicon_sha256", "there is no units.lexicon, whose content it would be the hash of")
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         prepared = super().prepared(tokenizer, shards)

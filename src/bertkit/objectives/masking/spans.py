@@ -14,7 +14,8 @@ Shapes: T packed tokens, B sequences, b sequences that still choose, M chosen to
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,6 +24,7 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, ranked, spread
 from bertkit.objectives.masking.words import WholeWordMasking
+from bertkit.settings import UnreadKey
 
 
 class Spans(WholeWordMasking):
@@ -33,6 +35,10 @@ class Spans(WholeWordMasking):
     longest: int = Field(10, ge=1, description="Words of the longest span.")
 
     replaced_as_one: ClassVar[bool] = True
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.longest == 1:
+            yield UnreadKey("p", "units.longest is 1: every span is one word", "raise longest")
 
     def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
         """The rate of the ordinary tokens, rounded up."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -22,7 +22,7 @@ from pydantic import Field
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.files import sha256_of
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.examples import TextExample, parts_between_masks
 
 Variant = tuple[str, str | None]
@@ -64,6 +64,10 @@ class Augmentation(Settings, ABC):
         "none",
         description="Whether a copy has its example's label, or none, so that the teacher's outputs are its labels.",
     )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if getattr(recipe, "labels_weight", 1.0) == 0:
+            yield UnreadKey("labels", "the student learns from its teacher alone", "give distillation.labels a weight")
 
     @abstractmethod
     def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> Augmenter:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from bertkit.errors import DataError
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
+from bertkit.settings import UnreadKey
 from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
 from bertkit.tasks.augmentation.function_words import FUNCTION_WORDS
 from bertkit.tasks.augmentation.words import CutText
@@ -82,6 +83,11 @@ class MaskedLMWords(Augmentation):
     stop_words: str | None = Field(
         None, description="File of words that stay, one a line, in lower case; null: English function words."
     )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.word_vectors is None:
+            yield UnreadKey("vector_words", "there is no file of augmentation.word_vectors", "give word_vectors")
 
     def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> MaskedLMAugmenter:
         directory = self._directory(offline=surroundings.offline)

@@ -15,15 +15,16 @@ Shapes: C copies, W words.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from bertkit.data.random import Draw
+from bertkit.settings import UnreadKey
 from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
 from bertkit.tasks.augmentation.word_classes import WordClasses, count_words, learnt_classes, read_tags
 from bertkit.tasks.augmentation.words import CutText
@@ -52,6 +53,15 @@ class Masking(Augmentation):
         description="Where parts of speech come from: learnt (classes of words with like neighbours in the texts), a"
         " CoNLL-U file or one of `word TAB tag` lines, or null: words are not exchanged.",
     )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.tags is None:
+            yield UnreadKey("same_tag", "augmentation.tags is null: no word is exchanged", "give tags")
+        elif self.same_tag == 0:
+            yield UnreadKey("tags", "augmentation.same_tag is 0: no word is exchanged", "raise same_tag")
+        if self.ngram == 0:
+            yield UnreadKey("longest_ngram", "augmentation.ngram is 0: every copy keeps all of its words")
 
     @model_validator(mode="after")
     def _add_up(self) -> Masking:

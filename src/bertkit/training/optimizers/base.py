@@ -7,14 +7,14 @@ Siblings hold one update rule each.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 
 
 class OptimizerConfig(Settings, ABC):
@@ -55,6 +55,10 @@ class OptimizerConfig(Settings, ABC):
         if not self.decay_per_step:
             return self
         return self.model_copy(update={"weight_decay": self.weight_decay / peak, "decay_per_step": False})
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if self.weight_decay == 0:
+            yield UnreadKey("decay_biases_and_norms", "optimizer.weight_decay is 0: nothing is decayed")
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """torch's groups: first matrices and embeddings, then biases and norms, each with its weight decay."""
