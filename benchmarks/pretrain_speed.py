@@ -27,7 +27,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import SegmentPair
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.samples import Samples, Vocabulary
-from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
+from bertkit.data.split import split_documents
+from bertkit.data.stream import SampleSpec, SampleStream, StepBatches
 from bertkit.files import cache_directory
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel

@@ -17,7 +17,8 @@ from pathlib import Path
 from bertkit.data.layouts import SegmentPair
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.samples import Vocabulary
-from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
+from bertkit.data.split import split_documents
+from bertkit.data.stream import SampleSpec, SampleStream, StepBatches
 from bertkit.models.bert import BertConfig
 from bertkit.models.fill_mask import fill_masks
 from bertkit.objectives.forward import pretraining_model

@@ -57,7 +57,7 @@ def test_faults_end_with_their_exit_codes(bertkit) -> None:
         (3, "no masked_lm or causal_lm head", ["blimp", "--model", "headless", "--data-dir", "mine.jsonl"]),
         (3, "broken.jsonl, line 1", ["blimp", "--model", "model", "--data-dir", "broken.jsonl"]),
         (3, "give --data-dir DIR", ["blimp", "--model", "model"]),
-        (3, "no model here", ["blimp", "--model", "./nowhere", "--data-dir", "mine.jsonl"]),
+        (3, "./nowhere: does not exist", ["blimp", "--model", "./nowhere", "--data-dir", "mine.jsonl"]),
         (2, "matches 'syntax'", ["blimp", "--model", "model", "--data-dir", "mine.jsonl", "--only", "syntax"]),
         (2, "--rule", ["blimp", "--model", "model", "--data-dir", "mine.jsonl", "--rule", "best"]),
         (2, "blimpp", ["blimpp", "--model", "model"]),

@@ -68,7 +68,7 @@ def test_one_model_is_enough_for_its_own_figures(bertkit) -> None:
 def test_faults_end_with_their_exit_codes(bertkit) -> None:
     cases = [
         (2, "Missing option '--model'", []),
-        (3, "./nowhere: no model here", ["--model", "small", "--model", "./nowhere"]),
+        (3, "./nowhere: does not exist", ["--model", "small", "--model", "./nowhere"]),
         (2, "small is given twice", ["--model", "small", "--model", "small"]),
         (2, '--lengths: expected a whole number, got "many"', ["--model", "small", "--lengths", "32,many"]),
         (

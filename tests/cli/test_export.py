@@ -63,7 +63,7 @@ def test_a_copy_that_differs_ends_with_code_5_and_leaves_nothing(
         (["{model}", "--to", "{model}"], 2, "is, holds or lies in the model"),
         (["{model}", "--to", "{out}", "--format", "tensorflow"], 2, "'hf', 'int8', 'onnx'"),
         (["{model}"], 2, "--to"),
-        (["{out}/absent", "--to", "{out}"], 3, "no model here"),
+        (["{out}/absent", "--to", "{out}"], 3, "absent: does not exist"),
         (["no-such-model", "--to", "{out}", "--offline"], 3, "not in the local Hub cache"),
     ],
 )

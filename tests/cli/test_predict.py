@@ -210,7 +210,7 @@ def test_faults_of_model_and_usage_are_told(trained: Trained, bertkit: Bertkit, 
         (3, "is a directory", [tmp_path, "--model", run]),
         (2, "--max-length 99: ", ["-", "--model", run, "--max-length", "99"]),
         (2, "--format parquet", ["-", "--model", run, "--format", "parquet"]),
-        (3, "no model here", ["-", "--model", "./nowhere"]),
+        (3, "./nowhere: does not exist", ["-", "--model", "./nowhere"]),
     ]
     for code, told, words in cases:
         outcome = piped("a\n", *words)

@@ -17,7 +17,7 @@ from bertkit.data.prepare import prepare_shards, prepared_description
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.data.stream import split_documents
+from bertkit.data.split import split_documents
 from bertkit.errors import DataError
 from bertkit.text import sources
 from bertkit.text.annotated import BEGINS, INSIDE

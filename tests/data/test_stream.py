@@ -11,7 +11,8 @@ import torch
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.data.layouts import DocSentences, SegmentPair
 from bertkit.data.shards import TokenShards
-from bertkit.data.stream import SampleSpec, SampleStream, StepBatches, split_documents
+from bertkit.data.split import split_documents
+from bertkit.data.stream import SampleSpec, SampleStream, StepBatches
 from bertkit.errors import DataError
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.schedule import LinearRate

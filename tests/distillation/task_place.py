@@ -56,6 +56,8 @@ class Place:
             "teachers": [str(self.teacher)],
             "runs_root": self.directory / "runs",
             "cache": self.directory / "cache",
+            # A single run is trained again: else it would be compared with itself.
+            "fresh": not {"seeds", "grid", "resume"} & fields.keys(),
             **fields,
         }
         return DistillArguments(overrides=parsed([*SETTINGS, *overrides]), **given)

@@ -48,7 +48,7 @@ def evaluate(tmp_path: Path, model: HeadedModel, data: Path, *, batch: int = 200
     if not directory.exists():
         save_tiny(model, tiny_tokenizer(), directory)
     request = EvalArguments(
-        model=str(directory), device="cpu", batch_tokens=batch, runs_root=tmp_path / "runs", command=["bertkit", "eval"]
+        model=str(directory), device="cpu", batch_tokens=batch, runs_root=tmp_path / "runs", fresh=True
     )
     done = evaluate_blimp(request, data, BlimpSettings(**settings))
     return done.run.path, done.results

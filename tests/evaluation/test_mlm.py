@@ -37,7 +37,12 @@ def evaluate(tmp_path: Path, model: HeadedModel, *, batch: int = 300, **settings
     if not (tmp_path / "model").exists():
         save_tiny(model, tiny_tokenizer(), tmp_path / "model")
     request = EvalArguments(
-        model=str(tmp_path / "model"), device="cpu", batch_tokens=batch, runs_root=tmp_path / "runs", command=["x"]
+        model=str(tmp_path / "model"),
+        device="cpu",
+        batch_tokens=batch,
+        runs_root=tmp_path / "runs",
+        command=["x"],
+        fresh=True,
     )
     done = evaluate_mlm(request, [str(write_documents(tmp_path))], MlmSettings(**settings))
     return done.run.path, done.results

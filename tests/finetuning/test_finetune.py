@@ -43,7 +43,9 @@ class Place:
 
     def request(self, *overrides: str, **fields: Any) -> FinetuneArguments:
         task = OwnTask(train=str(self.train), dev=str(self.dev), columns=COLUMNS)
-        given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", **fields}
+        # A single run is trained again: else bits would be compared with themselves.
+        alone = not {"seeds", "grid", "resume"} & fields.keys()
+        given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", "fresh": alone, **fields}
         return FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given)
 
     def run(self, *overrides: str, **fields: Any) -> FinishedRun:

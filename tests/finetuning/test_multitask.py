@@ -68,7 +68,15 @@ class Place:
 
     def run(self, *overrides: str, **fields: Any) -> FinishedRun:
         tasks = [self.mood, self.worth, self.tags]
-        given = {"task": tasks, "model": str(self.model), "runs_root": self.directory / "runs", **fields}
+        # A single run is trained again: else bits would be compared with themselves.
+        alone = not {"seeds", "grid", "resume"} & fields.keys()
+        given = {
+            "task": tasks,
+            "model": str(self.model),
+            "runs_root": self.directory / "runs",
+            "fresh": alone,
+            **fields,
+        }
         return finetune(FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given), progress=silent_progress)
 
 

@@ -87,7 +87,7 @@ def test_fills_are_those_of_the_command(base: Path, bertkit: Command) -> None:
 
 
 def test_what_cannot_be_done_is_an_error_that_says_why(base: Path) -> None:
-    with pytest.raises(DataError, match="no model here"):
+    with pytest.raises(DataError, match=r"\./nothing: does not exist"):
         bertkit.load("./nothing")
     model = bertkit.load(str(base))
     with pytest.raises(UsageError, match=r"predict takes a list of texts; write predict\(\[text\]\)"):

@@ -15,7 +15,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.metrics import METRICS, RESAMPLED
 from bertkit.metrics.base import Additive
 from bertkit.metrics.classification import Accuracy, BinaryF1
-from bertkit.metrics.statistics import no_better_than_constant, paired_bootstrap, summarise
+from bertkit.metrics.statistics import ConstantBaseline, no_better_than_constant, paired_bootstrap, summarise
 
 SCORES = st.lists(st.floats(-1, 1), min_size=2, max_size=9)
 
@@ -52,30 +52,41 @@ def test_undefined_scores_are_kept_and_left_out(caplog: pytest.LogCaptureFixture
 GOLD = ["1", "1", "0", "1", "0"]
 
 
+def always_1(score: float = 0.6, standard_error: float = 0.0) -> ConstantBaseline:
+    return ConstantBaseline("1", "accuracy", score, standard_error)
+
+
 @pytest.mark.parametrize(
-    ("predictions", "references", "score", "majority", "reason"),
+    ("predictions", "references", "score", "baseline", "reason"),
     [
-        (["1"] * 5, GOLD, 0.6, 0.6, "every prediction is '1'"),
-        (["0", "1", "0", "1", "1"], GOLD, 0.6, 0.6, "not above that of always predicting the commonest label, 0.6000"),
-        (["0", "0", "1", "1", "1"], GOLD, 0.2, 0.6, "not above"),
-        (["1", "1", "0", "1", "1"], GOLD, 0.8, 0.6, None),
+        (["1"] * 5, GOLD, 0.6, always_1(), "always predicting '1': it predicts nothing else"),
+        (["0", "1", "0", "1", "1"], GOLD, 0.6, always_1(), "always predicting '1': accuracy 0.6000, that of the"),
+        (["0", "0", "1", "1", "1"], GOLD, 0.2, always_1(), "no better than always predicting '1'"),
+        (["1", "1", "0", "1", "1"], GOLD, 0.8, always_1(), None),
+        (["1", "1", "0", "1", "1"], GOLD, 0.8, always_1(0.6, 0.25), "accuracy 0.8000, standard error 0.2500, that"),
+        (["1", "1", "0", "1", "1"], GOLD, 0.8, always_1(0.6, 0.15), None),
         (["1", "1", "0", "1", "1"], GOLD, 0.8, None, None),
-        ([2.5000001, 2.5, 2.5000002], [1.0, 2.0, 3.0], 0.1, None, "every prediction is 2.5"),
-        ([2.6, 2.5, 2.4], [1.0, 2.0, 3.0], None, None, "undefined"),
+        ([2.5000001, 2.5, 2.5000002], [1.0, 2.0, 3.0], 0.1, None, "always predicting 2.5: it predicts nothing else"),
+        ([2.5, 2.5, 2.5], [1.0, 2.0, 3.0], None, None, "always predicting 2.5"),
+        ([2.6, 2.5, 2.4], [1.0, 2.0, 3.0], None, None, "the model's score is undefined"),
         ([2.6, 2.5, 2.4], [1.0, 2.0, 3.0], float("nan"), None, "undefined"),
-        ([2.6, 2.5, 2.4], [1.0, 2.0, 3.0], -1.0, None, None),
-        (["1"], ["1"], 1.0, 1.0, None),
-        (["O", "O", "O"], ["O", "B-PER", "O"], 0.0, None, "every prediction is 'O'"),
+        # (1.6^2 + 0.5^2 + 0.6^2) / 3 against (1 + 0 + 1) / 3, then 0.25 against the same
+        ([2.6, 2.5, 2.4], [1.0, 2.0, 3.0], -1.0, None, "the mean, 2: its mean squared error 1.057 is not below"),
+        ([1.5, 2.5, 2.5], [1.0, 2.0, 3.0], 0.9, None, None),
+        ([11.0, 12.0, 13.0], [1.0, 2.0, 3.0], 1.0, None, "the labels' variance, 0.6667"),
+        ([1.0, 2.0], [2.0, 2.0], 0.1, None, None),
+        (["1"], ["1"], 1.0, always_1(1.0), None),
+        (["O", "O", "O"], ["O", "B-PER", "O"], 0.0, None, "always predicting 'O'"),
     ],
 )
 def test_runs_that_learned_nothing_are_flagged_with_the_reason(
     predictions: list[object],
     references: list[object],
     score: float | None,
-    majority: float | None,
+    baseline: ConstantBaseline | None,
     reason: str | None,
 ) -> None:
-    found = no_better_than_constant(predictions, references, score, majority)
+    found = no_better_than_constant(predictions, references, score, baseline)
     assert found is None if reason is None else reason in (found or "")
 
 

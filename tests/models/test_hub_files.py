@@ -145,18 +145,56 @@ def test_half_precision_files_load_as_single_precision(saved: Path) -> None:
     torch.testing.assert_close(states(saved), expected, rtol=0.3, atol=0.3)
 
 
-def test_a_missing_head_is_drawn_anew_with_a_warning_that_names_it(
+def test_a_missing_head_is_drawn_anew_with_a_warning_that_says_what_it_means(
     saved: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         model, report = load_model(saved, heads=("masked_lm", "span"))
         again, _ = load_model(saved, heads=("span",))
     assert report.missing == ["qa_outputs.weight", "qa_outputs.bias"]
-    assert "newly initialised: qa_outputs.bias, qa_outputs.weight" in caplog.text
+    assert (
+        "model.safetensors: has no span head (qa_outputs.bias, qa_outputs.weight): it is untrained, so `predict` and"
+        " `eval` would be meaningless; train it by `bertkit finetune --model MODEL`"
+    ) in caplog.text
     assert {"classifier.weight", "cls.seq_relationship.bias"} <= set(report.unexpected)
     drawn = model.get_submodule("span.output").weight
     assert 0 < drawn.std() < 0.03
     assert torch.equal(drawn, again.get_submodule("span.output").weight)
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_model_without_a_masked_lm_head_is_told_by_what_that_means(
+    is_trained: bool, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lacking = "cls.predictions."
+    edit_weights(saved, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(lacking)])
+    with caplog.at_level(logging.INFO):
+        load_model(saved, heads=("masked_lm",), is_trained=is_trained)
+    (line,) = [each for each in caplog.records if "masked-LM head" in each.getMessage()]
+    shown = line.getMessage()
+    assert "has no masked-LM head (cls.predictions.bias, cls.predictions.transform.LayerNorm.bias and 3 more)" in shown
+    if is_trained:
+        assert line.levelno == logging.INFO
+        assert shown.endswith("it starts untrained, and this run trains it")
+    else:
+        assert line.levelno == logging.WARNING
+        assert "`fill`, `eval mlm` and `eval blimp` would be meaningless; train it by `bertkit pretrain" in shown
+
+
+def test_a_head_of_which_a_part_is_lacking_is_told_so(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit_weights(saved, lambda tensors: tensors.pop("cls.predictions.bias"))
+    with caplog.at_level(logging.WARNING):
+        load_model(saved)
+    assert "lacks weights of its masked-LM head (cls.predictions.bias): it is untrained" in caplog.text
+
+
+def test_every_head_has_words_of_its_own() -> None:
+    from bertkit.models.heads import HEAD_KINDS
+    from bertkit.models.untrained import untrained_parts
+
+    for head in (*HEAD_KINDS, "pooler"):
+        (line,) = untrained_parts({f"{head}.weight": "x.weight"}, ["x.weight"], source="F", is_trained=False)
+        assert "what it predicts would be" not in line
 
 
 def test_a_classifier_for_other_labels_is_drawn_anew(saved: Path) -> None:
@@ -317,8 +355,10 @@ def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: P
 
 
 def test_a_place_without_a_model_is_refused(tmp_path: Path) -> None:
-    for name in (str(tmp_path), "./nowhere", "a/b/c"):
-        with pytest.raises(DataError, match=r"no model here"):
+    with pytest.raises(DataError, match=r"no model here"):
+        find_model(str(tmp_path))
+    for name in ("./nowhere", "a/b/c"):
+        with pytest.raises(DataError, match=rf"{name}: does not exist; "):
             find_model(name)
 
 

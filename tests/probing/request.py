@@ -44,11 +44,11 @@ def request_for(
 ) -> ProbeRequest:
     """A request for a model saved as `directory/model`, a tiny BERT where none is given; runs go to `directory/runs`.
 
-    `more` goes into the request: `models`, `batch_tokens`, `run_dir`, ...
+    It measures again whatever is finished. `more` goes into the request: `models`, `batch_tokens`, `run_dir`, ...
     """
     tokenizer = tiny_tokenizer() if tokenizer is None else tokenizer
     path = directory / "model"
     if "models" not in more and not path.exists():
         save_tiny(tiny_model(tokenizer) if model is None else model, tokenizer, path)
-    fields = {"models": [str(path)], "device": "cpu", "batch_tokens": 300, "command": ["x"], **more}
+    fields = {"models": [str(path)], "device": "cpu", "batch_tokens": 300, "command": ["x"], "fresh": True, **more}
     return ProbeRequest(data=[] if data is None else [str(data)], runs_root=directory / "runs", **fields)

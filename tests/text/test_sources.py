@@ -171,7 +171,6 @@ def test_a_directory_of_babylm_gives_its_training_text_alone(tmp_path: Path, cac
         ("a.txt", b"good line\nbad \xff byte", "a.txt: not valid UTF-8 at byte offset 14 "),
         ("a.txt", b"text\n" * 9 + b"\x00\x01", "a.txt: a binary file, not text: NUL byte at offset 45"),
         ("a.txt", b"%PDF-1.7", "a PDF document"),
-        ("a.txt", "text".encode("utf-16"), "UTF-16; convert"),
         ("a.txt", gzip.compress(b"x", mtime=0), "name it .gz"),
         ("a.txt.gz", b"plain text", "damaged or truncated .gz"),
         ("a.txt.gz", gzip.compress(b"text" * 99, mtime=0)[:-9], "damaged or truncated .gz"),
@@ -198,6 +197,51 @@ def test_faulty_files_are_named_with_the_place(
         list(opened(tmp_path / name, cache=cache).documents())
     assert fault in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv"])
+def test_text_of_another_encoding_is_the_same_text(tmp_path: Path, cache: Path, encoding: str, kind: str) -> None:
+    documents = [["na\u00efve \u201ccaf\u00e9\u201d"], ["end"]]
+    lines = [" ".join(document) for document in documents]
+    content = {
+        "txt": "\n\n".join(lines),
+        "jsonl": "\n".join(json.dumps({"text": line}, ensure_ascii=False) for line in lines),
+        "csv": "id;text\n" + "".join(f"{number};{line}\n" for number, line in enumerate(lines)),
+    }[kind]
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(content.encode(encoding))
+    assert list(opened(path, cache=cache, encoding=encoding).documents()) == documents
+    if encoding == "utf-16":
+        assert list(opened(path, cache=cache).documents()) == documents, "by its byte order mark"
+
+
+def test_lines_of_another_encoding_do_not_depend_on_the_chunks(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "caf\u00e9 \u4e2d\r\nnext\n\n\U0001f600 last"
+    (tmp_path / "a.txt").write_bytes(text.encode("utf-16"))
+    whole = list(opened(tmp_path / "a.txt", cache=cache).documents())
+    assert whole == [["caf\u00e9 \u4e2d", "next"], ["\U0001f600 last"]]
+    for size in (3, 7, 8):
+        monkeypatch.setattr(lines_module, "CHUNK_BYTES", size)
+        assert list(opened(tmp_path / "a.txt", cache=cache).documents()) == whole
+
+
+def test_a_delimiter_is_read_off_the_first_line_or_given(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id;text\n1;one, two\n")
+    assert list(opened(path, cache=cache).documents()) == [["one, two"]]
+    path.write_text("id^text\n1^one, two\n")
+    assert list(opened(path, cache=cache, delimiter="^").documents()) == [["one, two"]]
+    with pytest.raises(DataError, match=r"a.csv, line 1: no ';' in the first line"):
+        list(opened(path, cache=cache, delimiter=";").documents())
+
+
+def test_options_that_are_not_given_leave_the_fingerprint_as_it_was() -> None:
+    assert SourceOptions().decides.keys() == {"text_field", "documents", "segments"}
+    assert SourceOptions().model_dump().keys() == {"text_field", "span_fields", "documents", "segments"}
+    assert SourceOptions(encoding="latin-1").decides["encoding"] == "iso8859-1"
 
 
 def test_an_overlong_line_is_refused(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +116,34 @@ def test_it_logs_evaluates_and_saves_at_its_intervals(tmp_path: Path) -> None:
     assert loop.evaluated == [5, 10]
     assert [path.name for path in list_checkpoints(loop.run.checkpoints)] == ["step-00000009"]
     assert (results["steps"], results["tokens"]) == (STEPS, 7 * STEPS)
+
+
+def test_progress_shows_the_loss_of_each_step_from_the_first_on(tmp_path: Path) -> None:
+    """The mean since the last log line, every fourth step: never that of steps long past."""
+    notes: dict[int, str] = {}
+
+    @contextmanager
+    def display(label: str, total: int | None = None, unit: str = "steps") -> Iterator[Any]:
+        yield SimpleNamespace(update=lambda step, note=None: notes.update({step: note}))
+
+    loop = begun(tmp_path)
+    losses: list[float] = []
+    take = loop.update
+
+    def update(batches: Sequence[float]) -> StepOutcome:
+        outcome = take(batches)
+        losses.append(outcome.terms["fall"].sum)
+        return outcome
+
+    loop.update = update  # type: ignore[method-assign]  # only to listen
+    with loop.run.recording():
+        loop.train(progress=display)
+    assert notes.pop(0) is None
+    for step, note in notes.items():
+        window = losses[4 * ((step - 1) // 4) : step]
+        assert note.startswith(f"loss {sum(window) / len(window):.3f}, "), step
+        assert note.endswith("tokens/s")
+    assert list(notes) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize("stops", [1, 2, 7])

@@ -39,7 +39,7 @@ engine:
   log_every_steps: 4
   save_every_steps: 3
   evaluate_every_steps: 20
-  evaluation_sequences: 8
+  evaluation_sequences: 40
   pseudo_perplexity_sequences: 1
   examples: ["the [MASK] reads a list ."]
 """

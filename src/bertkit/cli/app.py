@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ from typer.exceptions import TyperException
 
 from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
-from bertkit.cli.console import ClosedOutputError, console
+from bertkit.cli.console import ClosedOutputError, console, result
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.run import NEWEST
 
@@ -100,16 +100,21 @@ def run(arguments: Sequence[str]) -> int:
     """Run `bertkit` with these arguments and return its exit code; nothing but SystemExit is ever raised."""
     console.open()
     try:
-        return _run(arguments)
+        code, message = _run(arguments)
+        if message is not None and asks_for_json(arguments) and not console.has_result:
+            with suppress(ClosedOutputError):
+                result({"error": message, "code": code}, as_json=True)
+        return code
     finally:
         console.close()
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
+    """The exit code, and what went wrong; None where nothing did."""
     if not arguments and COMPLETION not in os.environ:
         with redirect_stdout(sys.stderr):  # the help is no result here
             _run(["--help"])
-        return UsageError.exit_code
+        return UsageError.exit_code, None
     command = typer.main.get_command(app)
     try:
         code = command.main(one_value_each(list(arguments)), prog_name="bertkit", standalone_mode=False)
@@ -123,7 +128,7 @@ def _run(arguments: Sequence[str]) -> int:
     except (ClosedOutputError, BrokenPipeError):
         # What is left to write has nowhere to go, Python's own flush at exit included.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_OUTPUT
+        return CLOSED_OUTPUT, None
     except OSError as error:
         if error.errno not in _MACHINE_ERRORS:
             return _report_bug(error)
@@ -133,7 +138,14 @@ def _run(arguments: Sequence[str]) -> int:
         return _report_bug(bug)
     if code == INTERRUPTED:
         console.stopped("interrupted")
-    return code if isinstance(code, int) else 0
+        return code, "interrupted"
+    return code if isinstance(code, int) else 0, None
+
+
+def asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether `--json` is among the options, also where they could not be parsed."""
+    words = list(arguments)
+    return "--json" in words[: words.index("--") if "--" in words else None]
 
 
 def main() -> None:
@@ -179,23 +191,25 @@ def _is_source(word: str) -> bool:
     return word.startswith(("hub:", "builtin:")) or any(sign in word for sign in "/.*") or os.path.exists(word)
 
 
-def _report(error: BertkitError) -> int:
+def _report(error: BertkitError) -> tuple[int, str]:
+    message = str(error) or type(error).__name__
     if isinstance(error, StoppedError):  # the user's own wish, or a limit that the user has set
-        console.stopped(str(error))
+        console.stopped(message)
     else:
-        console.error(str(error) or type(error).__name__)
-    return error.exit_code
+        console.error(message)
+    return error.exit_code, message
 
 
-def _report_usage(error: TyperException) -> int:
+def _report_usage(error: TyperException) -> tuple[int, str]:
     context = getattr(error, "ctx", None)
     text = error.format_message().strip()
     see = f"; see `{context.command_path} --help`" if context is not None else ""
-    console.error(text.rstrip(".") + see)
-    return error.exit_code
+    message = text.rstrip(".") + see
+    console.error(message)
+    return error.exit_code, message
 
 
-def _report_bug(bug: Exception) -> int:
+def _report_bug(bug: Exception) -> tuple[int, str]:
     text = "".join(traceback.format_exception(bug))
     path = console.log_file or _open_log()
     try:
@@ -208,8 +222,9 @@ def _report_bug(bug: Exception) -> int:
         where = f"the traceback is in {path}"
     except OSError as unwritable:
         where = f"the traceback could not be written ({unwritable}):\n{text}"
-    console.error(f"a bug in bertkit: {type(bug).__name__}: {bug}\n{where}")
-    return BertkitError.exit_code
+    message = f"a bug in bertkit: {type(bug).__name__}: {bug}"
+    console.error(f"{message}\n{where}")
+    return BertkitError.exit_code, message
 
 
 def _open_log() -> Path | None:

@@ -79,6 +79,8 @@ class Console:
 
     def __init__(self) -> None:
         self.log_file: Path | None = None
+        self.has_result = False
+        """Whether anything of the command's result is on stdout."""
         self._verbosity = 0
         self._level_before = logger.level
         self._rich: rich.console.Console | None = None
@@ -107,6 +109,7 @@ class Console:
         """Attach the logger's handler and reset what an earlier command of this process set."""
         self.close()
         self.log_file = None
+        self.has_result = False
         logger.addHandler(_ConsoleHandler(self))
         self._level_before = logger.level
         logger.setLevel(logging.DEBUG)
@@ -311,6 +314,7 @@ def result(value: object, *, as_json: bool = False, stream: TextIO | None = None
         ClosedOutputError: stdout is closed; the command can stop.
     """
     out = stream or sys.stdout
+    console.has_result = True
     text = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False) if as_json else str(value)
     try:
         out.write(text.rstrip("\n") + "\n")

@@ -14,7 +14,17 @@ from typing import Annotated, Any
 from bertkit.cli.console import console, figure
 from bertkit.cli.finetune import OwnData, Tasks, print_scores, task_overrides
 from bertkit.cli.generated_options import Options
-from bertkit.cli.options import Data, RecipeName, Resume, Training, given_flags, keep_log, option, runs_root
+from bertkit.cli.options import (
+    Data,
+    RecipeName,
+    Resume,
+    TaskHyperparameters,
+    Training,
+    given_flags,
+    keep_log,
+    option,
+    runs_root,
+)
 from bertkit.errors import UsageError
 
 
@@ -44,6 +54,7 @@ def distill(
     resume: Resume = None,
     *,
     models: Models,
+    hyperparameters: TaskHyperparameters,
     tasks: Tasks,
     own: OwnData,
     common: Training,
@@ -58,7 +69,8 @@ def distill(
     """
     source, resume = _recipe_or_run(recipe, resume, models)
     on_text = _is_on_text(source)
-    misplaced = [*given_flags(tasks), *given_flags(own)] if on_text else ["--data"] if data else []
+    epochs = ["--epochs"] if hyperparameters.epochs is not None else []
+    misplaced = [*given_flags(tasks), *given_flags(own), *epochs] if on_text else ["--data"] if data else []
     if misplaced:
         where = "text, and these are options of a task" if on_text else "a task, and this is an option of text"
         raise UsageError(f"{', '.join(misplaced)}: the recipe distils on {where}")
@@ -70,13 +82,16 @@ def distill(
         "resume": resume,
         "runs_root": runs_root(),
         "run_dir": common.run_dir,
+        "fresh": common.fresh,
         "offline": common.offline,
         "max_minutes": common.max_minutes,
         "command": sys.argv,
     }
     if on_text:
+        shared["overrides"] = [*hyperparameters.overrides, *common.overrides]
         _distil_on_text(shared, data or (), common)
     else:
+        shared["overrides"] = [*hyperparameters.overrides, *task_overrides(own, common)]
         _distil_on_task(shared | tasks.fields, tasks, own, common)
 
 
@@ -117,7 +132,7 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: T
     from bertkit.distillation.text_arguments import DistillTextArguments
     from bertkit.pretraining.run import run_pretraining
 
-    request = DistillTextArguments(**shared, sources=sources, overrides=common.overrides, max_steps=common.max_steps)
+    request = DistillTextArguments(**shared, sources=sources, max_steps=common.max_steps)
     if common.plan:
         common.finish_plan(distill_text_plan(request))
         return
@@ -131,8 +146,7 @@ def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, commo
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune
 
-    overrides = task_overrides(own, common)
-    request = DistillArguments(**shared, task=own.task_or(tasks.names), overrides=overrides, progress=console.progress)
+    request = DistillArguments(**shared, task=own.task_or(tasks.names), progress=console.progress)
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bertkit.cli.console import console, percent
+from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.options import (
     DataDir,
     MaxMinutes,
@@ -158,10 +159,8 @@ def _print(evaluated: Evaluated) -> None:
     console.table(columns, rows, title=f"{results['suite']}: {results['model']}")
     for row in rows_beside:
         console.info(f"{row['title']}, {row['split']}: {row['source']}{'; ' + row['note'] if row['note'] else ''}")
-    for task, runs in results["runs"].items():
-        for run in runs:
-            if run["degenerate"]:
-                console.warn(f"{task}, seed {run['seed']}: the model has learnt nothing: {run['degenerate']}")
+    for line in degenerate_lines(results):
+        console.warn(line)
 
 
 def _beside(name: str, average: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:

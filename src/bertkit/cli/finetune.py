@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertkit.cli.console import console, duration, figure
+from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import (
     DEFAULT_MODEL,
     DataDir,
     Metrics,
     Resume,
+    TaskHyperparameters,
     Training,
     given_flags,
     keep_log,
@@ -48,6 +50,8 @@ Model = Annotated[
 
 _INPUTS = "bertkit.finetuning.inputs"
 _COLUMNS = "bertkit.tasks.readers.table:Columns"
+_SPLIT = f"{_INPUTS}:SplitSettings"
+READING = "bertkit.tasks.readers:TableReading"
 _PANEL = "Your own data"
 
 
@@ -107,6 +111,14 @@ class OwnData(Options):
     label: Annotated[str | None, FromField(_COLUMNS, "columns.label", "--label COL", _PANEL, True)] = None
     endings: Annotated[list[str] | None, FromField(_COLUMNS, "columns.endings", "--endings COL,COL", _PANEL)] = None
     kind: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "kind", panel=_PANEL, shows_default=True)] = None
+    split: Annotated[float | None, FromField(_SPLIT, "split.share", "--split X", _PANEL)] = None
+    folds: Annotated[int | None, FromField(_SPLIT, "split.folds", "--folds K", _PANEL)] = None
+    split_seed: Annotated[int | None, FromField(_SPLIT, "split.seed", "--split-seed N", _PANEL)] = None
+    group: Annotated[str | None, FromField(_COLUMNS, "columns.group", "--group COL", _PANEL)] = None
+    delimiter: Annotated[str | None, FromField(READING, "reading.delimiter", "--delimiter CHAR", _PANEL)] = None
+    encoding: Annotated[str | None, FromField(READING, "reading.encoding", "--encoding NAME", _PANEL)] = None
+    na: Annotated[list[str] | None, FromField(READING, "reading.na", "--na VALUE,VALUE", _PANEL)] = None
+    skip_bad_rows: Annotated[bool | None, FromField(READING, "reading.skip_bad_rows", panel=_PANEL)] = None
 
     def task_or(self, names: list[str]) -> OwnTask | list[str] | None:
         """The task that these options make, or the published ones of these names; None where there is neither.
@@ -132,8 +144,11 @@ class OwnData(Options):
                     f"{', '.join(given)}: {'goes' if len(given) == 1 else 'go'} with --train FILE --dev FILE"
                 )
             return None
-        if self.dev is None:
-            raise UsageError("--train: give --dev FILE too, with examples to evaluate on")
+        if self.dev is None and self.split is None and self.folds is None:
+            raise UsageError(
+                "--train: give --dev FILE too, with examples to evaluate on, or --split 0.1 to hold some out, or"
+                " --folds 5 for a cross-validation"
+            )
         from bertkit.finetuning.inputs import OwnTask
         from bertkit.recipe.errors import validate
         from bertkit.recipe.resolve import with_values
@@ -150,6 +165,7 @@ def finetune(
     metric: Metrics = None,
     resume: Resume = None,
     *,
+    hyperparameters: TaskHyperparameters,
     tasks: Tasks,
     own: OwnData,
     common: Training,
@@ -159,6 +175,7 @@ def finetune(
     Examples:
     `bertkit finetune --task mrpc --data-dir glue --seeds 0-4`
     `bertkit finetune --train t.csv --dev d.csv --text review --label stars`
+    `bertkit finetune --train t.csv --split 0.1 --text review --label stars --lr 2e-5`
     `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`
     `bertkit finetune --task rte,mrpc,stsb --data-dir glue`
     `bertkit finetune --task rte --model MNLI-RUN`
@@ -174,10 +191,11 @@ def finetune(
         recipe=recipe or None,
         task=own.task_or(tasks.names),
         model=model,
-        overrides=[*head, *metrics, *task_overrides(own, common)],
+        overrides=[*head, *metrics, *hyperparameters.overrides, *task_overrides(own, common)],
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
+        fresh=common.fresh,
         offline=common.offline,
         max_minutes=common.max_minutes,
         command=sys.argv,
@@ -234,7 +252,8 @@ def print_scores(outcome: FinishedRun) -> None:
         for task, scores in results["tasks"].items()
         for name, summary in scores.items()
     ]
-    console.table(["task", "metric", "mean", "std", "median", "seeds"], rows)
+    folds = "fold" in results.get("chosen", {})
+    console.table(["task", "metric", "mean", "std", "median", "folds" if folds else "seeds"], rows)
     for name, truncated in results["truncation"].items():
         if truncated["examples_cut"]:
             console.line(
@@ -244,13 +263,10 @@ def print_scores(outcome: FinishedRun) -> None:
     if len(outcome.runs) > 1:
         chosen = results["chosen"]
         setting = ", ".join(f"{key}={value}" for key, value in chosen["setting"].items())
-        console.line(f"chosen by {chosen['by']}: {setting or 'the one setting'}, seed {chosen['seed']}")
-        for each in results["runs"]:
-            if each["degenerate"]:
-                console.warn(f"{each['run']} has learnt nothing: {each['degenerate']}")
-    elif results["degenerate"]:
-        remedy = "try another seed, a lower learning rate or a longer warm-up"
-        console.warn(f"the model has learnt nothing: {results['degenerate']}; {remedy}")
+        fold = f", fold {chosen['fold']}, whose model is kept" if "fold" in chosen else ""
+        console.line(f"chosen by {chosen['by']}: {setting or 'the one setting'}, seed {chosen['seed']}{fold}")
+    for line in degenerate_lines(results):
+        console.warn(line)
     _print_classes(outcome)
     console.line(f"{duration(seconds)} in {len(outcome.runs)} {'run' if len(outcome.runs) == 1 else 'runs'}")
 

@@ -325,8 +325,11 @@ def _is_settings(kind: Any) -> bool:
 def fields_of(kind: type[Options]) -> list[inspect.Parameter]:
     """The fields of a class of options as parameters, its own before those of the class that it extends."""
     defaults = {each.name: each.default for each in fields(kind)}
+    annotations: dict[str, Any] = {}
+    for layer in kind.__mro__:
+        for name, annotation in inspect.get_annotations(layer, eval_str=True).items():
+            annotations.setdefault(name, annotation)  # a class may describe a field of the one that it extends anew
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
-        for layer in kind.__mro__
-        for name, annotation in inspect.get_annotations(layer, eval_str=True).items()
+        for name, annotation in annotations.items()
     ]

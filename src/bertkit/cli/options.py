@@ -151,6 +151,9 @@ BatchTokens = Annotated[
     int | Literal["auto"] | None,
     FromField(_ENGINE, "engine.micro_batch_tokens", "--batch-tokens N", panel=COMMON_PANEL),
 ]
+Fresh = Annotated[
+    bool, _flag("--fresh", help="Run again although a finished run of the same recipe, data and code exists.")
+]
 MaxSteps = Annotated[
     int | None,
     _common("--max-steps", metavar="N", min=1, help="Stop after N optimiser steps; the schedule ends with them."),
@@ -207,6 +210,7 @@ class Measuring(Common):
 
     batch_tokens: BatchTokens = None
     run_dir: RunDir = None
+    fresh: Fresh = False
     device: Device = None
 
     def request_fields(self) -> dict[str, Any]:
@@ -216,6 +220,7 @@ class Measuring(Common):
             "batch_tokens": None if self.batch_tokens == "auto" else self.batch_tokens,
             "runs_root": runs_root(),
             "run_dir": self.run_dir,
+            "fresh": self.fresh,
             "offline": self.offline,
             "command": sys.argv,
             "begun": keep_log,
@@ -228,6 +233,37 @@ class Measuring(Common):
 
 
 @dataclass(frozen=True)
+class Hyperparameters(Options):
+    """What is changed most of a recipe: short for `--set lr=...` and so on, one name for every command that trains."""
+
+    lr: Annotated[float | None, option("--lr", metavar="X", help="The highest learning rate.")] = None
+    batch: Annotated[
+        int | None, option("--batch", metavar="N", min=1, help="Sequences, or examples of a task, per update.")
+    ] = None
+    max_length: Annotated[
+        int | None,
+        option("--max-length", metavar="N", min=8, help="Tokens of the longest sequence, special tokens included."),
+    ] = None
+
+    @property
+    def overrides(self) -> list[Override]:
+        """The recipe's fields that these options replace, by their short names."""
+        from bertkit.recipe.resolve import Override
+
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return [Override(name, value, f"--{name.replace('_', '-')}") for name, value in given.items()]
+
+
+@dataclass(frozen=True)
+class TaskHyperparameters(Hyperparameters):
+    """The same of a task, whose length is counted in passes over its examples."""
+
+    epochs: Annotated[
+        float | None, option("--epochs", metavar="X", help="Passes over the training examples of a task.")
+    ] = None
+
+
+@dataclass(frozen=True)
 class Training(Common):
     """Of commands that train by a recipe."""
 
@@ -236,6 +272,7 @@ class Training(Common):
         bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time), and stop.")
     ] = False
     run_dir: RunDir = None
+    fresh: Fresh = False
     seed: Seed = None
     device: Device = None
     precision: Precision = None
@@ -273,9 +310,22 @@ class Training(Common):
             "memory": f"{plan['memory_mb']:,.0f} MB",
             "disk": f"{plan['disk_mb']:,.0f} MB",
             "time here": duration(plan["seconds"]),
+            **self._data_rows(plan),
         }
+        width = max(12, *(len(name) + 2 for name in rows))
         for name, value in rows.items():
-            result(f"{name:<12}{value}")
+            result(f"{name:<{width}}{value}")
+
+    def _data_rows(self, plan: dict[str, Any]) -> dict[str, str]:
+        """The labels of each split, and what is left out of it."""
+        if "labels" not in plan:
+            return {}
+        from bertkit.finetuning.label_counts import in_words
+
+        rows = {f"{split} labels": in_words(counts) for split, counts in plan["labels"].items()}
+        for split, reasons in plan["skipped"].items():
+            rows[f"{split} skips"] = ", ".join(f"{count:,} rows: {reason}" for reason, count in reasons.items())
+        return rows
 
 
 def given_flags(options: Options) -> list[str]:

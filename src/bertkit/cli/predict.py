@@ -14,11 +14,14 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import FromField, Options
-from bertkit.cli.options import BatchTokens, Common, Device, Model, model_or_default, option
+from bertkit.cli.options import COMMON_PANEL, BatchTokens, Common, Device, Model, model_or_default, option
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
     from bertkit.inference.predict import Predictor
+    from bertkit.tasks.readers.reading import TableReading
+
+READING = "bertkit.tasks.readers.reading:TableReading"
 
 InputFile = Annotated[
     Path | None,
@@ -50,6 +53,43 @@ class Input(Options):
         Literal["text", "jsonl", "csv", "tsv", "parquet"] | None,
         option("--format", help="Format of the input (default: by the file's ending or the first line)."),
     ] = None
+    delimiter: Annotated[str | None, FromField(READING, "delimiter", "--delimiter CHAR")] = None
+    encoding: Annotated[str | None, FromField(READING, "encoding", "--encoding NAME")] = None
+    skip_bad_rows: Annotated[
+        bool, option("--skip-bad-rows", metavar="", help="Predict null for rows that cannot be read, and count them.")
+    ] = False
+
+    @property
+    def settings(self) -> TableReading:
+        """The settings of reading.
+
+        Raises:
+            UsageError: a delimiter or an encoding that is none.
+        """
+        from bertkit.cli.options import recipe_overrides
+        from bertkit.recipe.errors import validate
+        from bertkit.recipe.resolve import Override, with_values
+        from bertkit.recipe.tree import Located
+        from bertkit.tasks.readers.reading import TableReading
+
+        given = [*recipe_overrides(self), Override("skip_bad_rows", self.skip_bad_rows)]
+        return validate(with_values(Located.of({}, "the options"), given), TableReading, what="the command line")
+
+
+@dataclass(frozen=True)
+class Streaming(Common):
+    """Of a command whose result is a stream of lines."""
+
+    as_json: Annotated[
+        bool,
+        option(
+            "--json",
+            metavar="",
+            panel=COMMON_PANEL,
+            help="No change: the predictions are JSON Lines, one object for each example. A failure prints one object"
+            " too, with error and code, if no prediction came before.",
+        ),
+    ] = False
 
 
 def predict(
@@ -66,9 +106,9 @@ def predict(
     ] = None,
     batch_tokens: BatchTokens = None,
     device: Device = None,
-    common: Common,
+    common: Streaming,
 ) -> None:
-    """Label new text with a fine-tuned model: one JSON object a line, in input order.
+    """Label new text with a fine-tuned model: JSON Lines, one object for each example, in input order.
 
     Examples:
     `echo "a fine film" | bertkit predict --model RUN`
@@ -93,18 +133,20 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
     """The prediction of every line on stdout, as soon as it is made."""
     from bertkit.inference.predict import document_of
     from bertkit.inference.predict_input import examples_of, open_input
+    from bertkit.tasks.readers.reading import LeftOut
 
     columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair)
     windows = {}
     if path is None and sys.stdin.isatty():
         console.info("reading lines from the terminal; the prediction of each follows at once; end with Ctrl-D")
         windows = {"first": 1, "largest": 1}
-    rows = open_input(path, sys.stdin.buffer, reading.format, columns)
+    left_out = LeftOut(skip_bad=reading.skip_bad_rows)
+    rows = open_input(path, sys.stdin.buffer, reading.format, columns, reading.settings, left_out)
     blank = lines = 0
     # On a terminal the predictions themselves show the progress.
     display = silent_progress if sys.stdout.isatty() else console.progress
     with display("predictions", unit="examples") as meter:
-        for example, prediction in predictor.stream(examples_of(rows, predictor.kind, columns), **windows):
+        for example, prediction in predictor.stream(examples_of(rows, predictor.kind, columns, left_out), **windows):
             if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
                 console.warn(
                     f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL"
@@ -113,7 +155,13 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
             blank += example is None
             result(document_of(example, prediction, top=top), as_json=True)
             meter.update(lines)
-    if blank:
+    if left_out.rows:
+        first = left_out.rows[0]
+        console.warn(
+            f"{len(left_out.rows)} of {lines} rows cannot be read; their prediction is null; the first is"
+            f" {first.place}: {first.reason}"
+        )
+    if blank := blank - len(left_out.rows):
         console.warn(f"{blank} of {lines} lines are blank; their prediction is null")
     if not lines:
         console.warn(f"{path or 'stdin'} has nothing to predict")

@@ -9,7 +9,7 @@ import sys
 from typing import Annotated, Any
 
 from bertkit.cli.console import console
-from bertkit.cli.options import Data, RecipeName, Resume, Training, keep_log, option, runs_root
+from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, keep_log, option, runs_root
 
 
 def pretrain(
@@ -20,6 +20,7 @@ def pretrain(
         str | None, option("--init", metavar="MODEL", help="Start from a model: a Hub id, a model or a run directory.")
     ] = None,
     *,
+    hyperparameters: Hyperparameters,
     common: Training,
 ) -> None:
     """Pretrain a model: tokenizer, shards, training and a Hugging Face directory in one command.
@@ -35,13 +36,14 @@ def pretrain(
 
     request = PretrainArguments(
         recipe=recipe or None,
-        overrides=common.overrides,
+        overrides=[*hyperparameters.overrides, *common.overrides],
         sources=data or (),
         max_steps=common.max_steps,
         init=init,
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
+        fresh=common.fresh,
         offline=common.offline,
         max_minutes=common.max_minutes,
         command=sys.argv,
@@ -56,6 +58,8 @@ def pretrain(
 
 def print_held_out(results: dict[str, Any]) -> None:
     """The metrics on held-out text, and texts whose masks the model fills in."""
+    from bertkit.pretraining.held_out import HeldOutSize
+
     held_out = results["held_out"]
     rows = [(name, f"{value:.4g}") for name, value in held_out.items() if not name.startswith("accuracy/")]
     for name, value in held_out.items():
@@ -69,6 +73,9 @@ def print_held_out(results: dict[str, Any]) -> None:
     for name, value in results.get("teacher", {}).get("held_out", {}).items():
         rows.append((f"the teacher's {name}", f"{value:.1%}" if name.startswith("accuracy/") else f"{value:.4g}"))
     console.table(["held-out text", ""], rows)
+    size = HeldOutSize.of(results.get("held_out_text"))
+    if size is not None and not size.suffices:
+        console.warn(size.in_words)
     for example in results.get("examples", ()):
         masks = ["  ".join(f"{word['token']} {word['probability']:.0%}" for word in mask) for mask in example["masks"]]
         console.line(f"  {example['text']}  ->  {' | '.join(masks)}")

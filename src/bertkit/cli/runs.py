@@ -13,6 +13,7 @@ import typer
 
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import confirm, console, figure, result, size
+from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.options import Common, DryRun, OlderThan, Output, RunName, Yes, option, runs_root
 from bertkit.errors import DataError, UsageError
 
@@ -70,7 +71,10 @@ def show_run(run: RunName, *, common: Output) -> None:
     console.table(("field", "value"), [*_summary(shown), *_flat("", record["fingerprints"])], title=found.id)
     for title in ("metrics", "results"):
         if shown[title]:
-            console.table((title, "value"), _flat("", shown[title]))
+            rows = _flat("", {key: value for key, value in shown[title].items() if key != "degenerate"})
+            console.table((title, "value"), rows)
+    for line in degenerate_lines(shown["results"] or {}):
+        console.warn(line)
     if len(record["attempts"]) > 1:
         attempts = [(a["started"], a.get("ended"), a["status"], a.get("exit_reason")) for a in record["attempts"]]
         console.table(("started", "ended", "status", "reason"), attempts, title="attempts")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -47,8 +47,15 @@ class DataConfig(Settings):
         " it begins. null: no limit.",
     )
     held_out: float = Field(
-        0.01, gt=0, lt=1, description="Share of the documents that is never trained on, for the held-out figures."
+        0.01, gt=0, lt=1, description="Share of the text that is never trained on, for the held-out figures."
     )
+    held_out_tokens: int = Field(
+        10_000,
+        ge=0,
+        description="Tokens that are held out at least, or a tenth of the text where that is less: whole documents,"
+        " then the last sentences of documents. 0: `held_out` is a share of the documents, whatever their lengths.",
+    )
+    later_fields: ClassVar[frozenset[str]] = frozenset({"held_out_tokens"})
 
     @property
     def is_tokenised(self) -> bool:

@@ -9,6 +9,7 @@ Shapes: L languages, B samples, K samples of a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -23,7 +24,8 @@ from bertkit.data.languages import LANGUAGES, smoothed
 from bertkit.data.layouts import Address
 from bertkit.data.layouts.base import Plan, Ranges
 from bertkit.data.shards import TokenShards
-from bertkit.data.stream import SampleSpec, SampleStream, split_documents
+from bertkit.data.split import split_documents
+from bertkit.data.stream import SampleSpec, SampleStream
 from bertkit.errors import DataError
 
 BLOCK_SAMPLES = 1 << 16
@@ -54,10 +56,12 @@ def training_and_held_out(
     held_out = SampleSpec(seed, f"held-out/{stage}", data.layout, data.sequence_length, 1)
     languages = shards.manifest.get(LANGUAGES)
     if languages is None:
-        training_N2, held_out_N2 = split_documents(shards, data.held_out, seed)
+        training_N2, held_out_N2 = split_documents(shards, data.held_out, seed, least_tokens=data.held_out_tokens)
         return SampleStream(training, shards, training_N2, plans), SampleStream(held_out, shards, held_out_N2, None)
+    least_tokens = math.ceil(data.held_out_tokens / len(languages))
     split = {
-        name: _split_language(name, shards, data.held_out, seed, range(first, end)) for name, first, end in languages
+        name: _split_language(name, shards, data.held_out, seed, range(first, end), least_tokens)
+        for name, first, end in languages
     }
     token_D1 = shards.segment_start_S1[shards.document_start_D1]
     tokens_L = [int(token_D1[end] - token_D1[first]) for _, first, end in languages]
@@ -77,10 +81,10 @@ def training_and_held_out(
 
 
 def _split_language(
-    name: str, shards: TokenShards, held_out: float, seed: int, documents: range
+    name: str, shards: TokenShards, held_out: float, seed: int, documents: range, least_tokens: int
 ) -> tuple[Ranges, Ranges]:
     try:
-        return split_documents(shards, held_out, seed, documents)
+        return split_documents(shards, held_out, seed, documents, least_tokens=least_tokens)
     except DataError as error:
         raise DataError(f"data.languages.{name}: {error}") from error
 
@@ -115,6 +119,10 @@ class LanguageStream(SampleStream):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LanguageStream, (self.spec, self.shards, self.streams, self.quota_L)
+
+    @property
+    def tokens(self) -> int:
+        return sum(stream.tokens for stream in self.streams)
 
     def epoch_length(self, epoch: int) -> int:
         """Samples in an epoch of every language."""

@@ -30,10 +30,9 @@ from bertkit.data.layouts.base import Plan, Ranges
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
+from bertkit.data.split import range_tokens
 from bertkit.errors import DataError
 from bertkit.files import replacing
-
-_FEW_DOCUMENTS = 50
 
 
 class Corruption(Protocol):
@@ -83,45 +82,6 @@ class SampleSpec:
         return epoch if self.static_copies is None else epoch % self.static_copies
 
 
-def split_documents(
-    shards: TokenShards, held_out: float, seed: int, documents: range | None = None
-) -> tuple[Ranges, Ranges]:
-    """Training and held-out documents, as ranges of segments, each of shape N x 2.
-
-    Whole documents are held out, chosen by a draw on their number. A corpus of fewer than 50 documents gives the last
-    segments of each document instead, so that a text without blank lines can be trained on too.
-
-    Args:
-        shards: the corpus.
-        held_out: share of the documents.
-        seed: of the draw.
-        documents: a stretch of the corpus that is a corpus of its own; all of it where None.
-
-    Raises:
-        DataError: if the corpus has fewer than two segments.
-    """
-    documents = range(shards.num_documents) if documents is None else documents
-    starts_D1 = shards.document_start_D1[documents.start : documents.stop + 1]
-    documents_N2 = np.stack([starts_D1[:-1], starts_D1[1:]], axis=1).astype(np.int64)
-    if len(documents_N2) < _FEW_DOCUMENTS:
-        length_N = documents_N2[:, 1] - documents_N2[:, 0]
-        kept_N = np.where(length_N > 1, np.minimum(np.ceil(length_N * (1 - held_out)), length_N - 1), length_N)
-        middle_N = documents_N2[:, 0] + kept_N.astype(np.int64)
-        training = np.stack([documents_N2[:, 0], middle_N], axis=1)
-        held = np.stack([middle_N, documents_N2[:, 1]], axis=1)
-        held = held[held[:, 0] < held[:, 1]]
-    else:
-        uniform_N = Draw(seed).uniform("held-out", sample=np.arange(documents.start, documents.stop))
-        threshold = max(held_out, float(np.sort(uniform_N)[0]))
-        held, training = documents_N2[uniform_N <= threshold], documents_N2[uniform_N > threshold]
-    if not len(held) or not len(training):
-        raise DataError(
-            f"{shards.directory}: the corpus has {int(starts_D1[-1] - starts_D1[0])} segment(s) in {len(documents_N2)}"
-            " document(s), too few to hold any out; give more text"
-        )
-    return training, held
-
-
 class SampleStream:
     """All samples of a stage in the order of training: epoch after epoch, each in its own permutation."""
 
@@ -138,6 +98,11 @@ class SampleStream:
     def __reduce__(self) -> tuple[type[SampleStream], tuple[SampleSpec, TokenShards, Ranges, Path | None]]:
         # A worker makes its own: what is remembered here can be made again from these.
         return SampleStream, (self.spec, self.shards, self.documents_N2, self.plan_directory)
+
+    @property
+    def tokens(self) -> int:
+        """Of the text that the samples are made from."""
+        return range_tokens(self.shards, self.documents_N2)
 
     def plan(self, epoch: int) -> Plan:
         """The plan of an epoch; kept on disk, so that each is made once for all workers and resumes."""

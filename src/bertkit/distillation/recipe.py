@@ -30,7 +30,7 @@ from bertkit.distillation.shared_projections import SharedProjections
 from bertkit.distillation.teacher_files import pretrained_model_of
 from bertkit.distillation.terms import TERMS, Attention, DistillationTerm
 from bertkit.errors import UsageError
-from bertkit.finetuning.recipe import FinetuneRecipe, long_keys, with_task_settings
+from bertkit.finetuning.recipe import FinetuneRecipe, with_task_settings
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.layer_choice import ChoiceName, layer_map
 from bertkit.models.registry import AnyEncoderConfig
@@ -43,11 +43,12 @@ from bertkit.pretraining.recipe import Term as ObjectiveItem
 from bertkit.recipe.errors import validate
 from bertkit.recipe.named_item import NamedItem, check_each_once
 from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
+from bertkit.recipe.short_keys import OF_TASKS, long_keys
 from bertkit.recipe.tree import Located
 from bertkit.recipe.unread import Part
 from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.augmentation import AnyAugmentation
-from bertkit.tasks.readers import Columns
+from bertkit.tasks.readers import Columns, TableReading
 
 TO_BE_GIVEN = "?"
 """The value of `teacher` in a recipe that takes whatever teacher its user names."""
@@ -446,6 +447,9 @@ class Transfer(Settings):
 
     file: str = Field(description="A table, or the format of the task's kind.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what; labels are not read.")
+    reading: TableReading = Field(TableReading(), description="How the file is read.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"reading"})
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield UnreadKey("columns.label", "transfer has no labels")
@@ -533,7 +537,7 @@ def load_distill_recipe(name: str, overrides: Sequence[Override] = ()) -> Distil
     Raises:
         UsageError: no such recipe, or errors in it (all of them at once).
     """
-    return load_as(DistillRecipe, name, long_keys(overrides))
+    return load_as(DistillRecipe, name, long_keys(overrides, OF_TASKS))
 
 
 def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
@@ -580,4 +584,4 @@ def _settings_before(recipe: DistillRecipe) -> dict[str, Any]:
         # `--set before.set.optimisation.epochs=50` makes a section of what would else be a dotted key.
         inside = key in _SECTIONS and isinstance(value, dict)
         settings |= {f"{key}.{name}": each for name, each in value.items()} if inside else {key: value}
-    return {each.key: each.value for each in long_keys(overrides_of(settings))}
+    return {each.key: each.value for each in long_keys(overrides_of(settings), OF_TASKS)}

@@ -25,6 +25,7 @@ from bertkit.distillation.task_data import DistillationData, prepare_distillatio
 from bertkit.errors import UsageError
 from bertkit.finetuning.arguments import FinetuneArguments, absolute
 from bertkit.finetuning.data import Prepared
+from bertkit.finetuning.own_data import with_split_hash
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.metrics.statistics import summarise
@@ -79,7 +80,7 @@ class DistillArguments(FinetuneArguments):
         if self.control:
             update["control"] = True
         recipe = changed(recipe.model_copy(update=update), list(self.overrides))
-        return resolved_distillation(self.with_seed(recipe))
+        return with_split_hash(resolved_distillation(self.with_seed(recipe)))
 
     def before(self, recipe: FinetuneRecipe) -> DistillRecipe | None:
         assert isinstance(recipe, DistillRecipe)
@@ -117,14 +118,27 @@ class DistillArguments(FinetuneArguments):
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The teacher beside the mean of the students."""
         first = results[0]
+        teacher = {
+            split: {name: _teachers_mean(results, split, name) for name in own}
+            for split, own in first["teacher"]["splits"].items()
+        }
         shares = {
             split: {
                 name: _mean_retained([each["splits"][split].get(name) for each in results], score)
                 for name, score in own.items()
             }
-            for split, own in first["teacher"]["splits"].items()
+            for split, own in teacher.items()
         }
-        return {**{key: first[key] for key in ("teacher", "student", "control")}, "retained": shares}
+        found = {key: first[key] for key in ("student", "control")}
+        return {"teacher": first["teacher"] | {"splits": teacher}, **found, "retained": shares}
+
+
+def _teachers_mean(results: Sequence[Mapping[str, Any]], split: str, name: str) -> float | None:
+    """A score of the teacher, which differs between the folds of a cross-validation: their mean."""
+    scores = [each["teacher"]["splits"][split].get(name) for each in results]
+    first: float | None = scores[0]
+    mean: float | None = summarise(dict(enumerate(scores)))["mean"]
+    return first if all(score == first for score in scores) else mean
 
 
 def _mean_retained(scores: Sequence[float | None], teacher: float | None) -> float | None:

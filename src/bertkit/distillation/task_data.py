@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,7 @@ class _Preparation(Preparation):
         transfer, augmentation = self.recipe.transfer, self.recipe.augmentation
         if transfer is not None:
             columns = transfer.columns.model_copy(update={"label": None})
-            train = read_own(Path(transfer.file).expanduser(), self.recipe.spec.kind, columns)
+            train = read_own(Path(transfer.file).expanduser(), self.recipe.spec.kind, columns, transfer.reading)
         if augmentation is None:
             return train
         texts = [example for example in train.examples if isinstance(example, TextExample)]
@@ -162,7 +162,7 @@ class _Preparation(Preparation):
             texts, augmentation, cache=self.cache, surroundings=surroundings, progress=self.progress
         )
         log.info("augmentation: %s examples of %s", f"{len(found):,}", f"{len(texts):,}")
-        return Split(list(found), train.notes, train.named, train.source)
+        return replace(train, examples=list(found), groups=())
 
 
 def _check_terms(recipe: DistillRecipe, spec: TaskSpec) -> None:

@@ -29,7 +29,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.layer_choice import ChoiceName, chosen_layers
 from bertkit.models.pruning import with_layers
-from bertkit.pretraining.arguments import PretrainArguments, completed, source_overrides, starting_from
+from bertkit.pretraining.arguments import PretrainArguments, completed, source_overrides, starting_from, warn_of_stages
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import Pretrainer
@@ -78,6 +78,7 @@ class DistillTextArguments(PretrainArguments):
         ours += source_overrides(self.sources)
         recipe = load_as(DistillTextRecipe, self.named, [*self.overrides, *ours])
         recipe = with_phases(recipe, ShapePair.from_configs(recipe.model, teacher.config))
+        warn_of_stages(recipe, self.overrides)
         done = completed(recipe, self.max_steps)
         assert isinstance(done, DistillTextRecipe)
         check_fit(done, teacher.config)

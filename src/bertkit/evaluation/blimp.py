@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.evaluation.run import EvalArguments, Evaluated, begin_measurement, measured_once
+from bertkit.evaluation.run import (
+    EvalArguments,
+    Evaluated,
+    begin_measurement,
+    finished_measurement,
+    measured_once,
+    measurement_identity,
+)
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import sha256_of
 from bertkit.models.pseudo_likelihood import TextScore, choose_rule, score_texts
@@ -154,7 +161,10 @@ def evaluate_blimp(
     choose_rule(loaded.model, settings.rule, source=arguments.model)  # before there is a run to show for it
     engine = arguments.engine()
     files = {str(path): sha256_of(path) for path in dict.fromkeys(paradigm.path for paradigm in paradigms)}
-    run = begin_measurement("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
+    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
+    if (done := finished_measurement(identity, arguments)) is not None:
+        return Evaluated(done, done.results or {})
+    run = begin_measurement(identity, arguments)
     with run.recording(arguments.command):
         run.write_environment()
         outcomes = score_paradigms(loaded, paradigms, settings, engine, progress)

@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.evaluation.run import EvalArguments, Evaluated, begin_measurement, measured_once
+from bertkit.evaluation.run import (
+    EvalArguments,
+    Evaluated,
+    begin_measurement,
+    finished_measurement,
+    measured_once,
+    measurement_identity,
+)
 from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
 from bertkit.models.pseudo_likelihood import Original, TokenPredictor, choose_rule, score_ids
 from bertkit.progress import Progress, silent_progress
@@ -82,7 +89,10 @@ def evaluate_mlm(
     engine = arguments.engine()
     predict = TokenPredictor(loaded.model, Original.head, device=engine.device)
     data = {entry["name"]: entry["content"] for entry in corpus.describe()}
-    run = begin_measurement("eval", SUITE, [loaded], settings, arguments, data=data, seed=settings.seed)
+    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=data, seed=settings.seed)
+    if (done := finished_measurement(identity, arguments)) is not None:
+        return Evaluated(done, done.results or {})
+    run = begin_measurement(identity, arguments)
     with run.recording(arguments.command):
         run.write_environment()
         figures: dict[str, Any] = masked_figures(

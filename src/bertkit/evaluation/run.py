@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.finished import finished_before
 from bertkit.settings import Settings
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import Engine, resolve_engine
@@ -31,6 +32,7 @@ class MeasurementArguments:
         batch_tokens: tokens computed at once; a default of the device's where None. Decides speed and memory alone.
         runs_root: where runs lie.
         run_dir: this run's directory, where it is not named by its hash.
+        fresh: measure although a finished run of the same measurement exists.
         offline: use no network.
         command: the command line, for the record.
         begun: called with the run's directory before the work starts.
@@ -40,6 +42,7 @@ class MeasurementArguments:
     batch_tokens: int | None = None
     runs_root: Path = Path("runs")
     run_dir: Path | None = None
+    fresh: bool = False
     offline: bool = False
     command: Sequence[str] = ()
     begun: Callable[[RunDirectory], None] = lambda run: None
@@ -88,7 +91,7 @@ def measured_once(value: float | None) -> dict[str, Any]:
     return {"mean": value, "std": None, "seeds": [value]}
 
 
-def begin_measurement(
+def measurement_identity(
     kind: Kind,
     name: str,
     models: Sequence[LoadedModel],
@@ -97,43 +100,60 @@ def begin_measurement(
     *,
     data: Mapping[str, str],
     seed: int = 0,
-) -> RunDirectory:
-    """A run directory, named by the hash of all that decides the result.
+) -> RunIdentity:
+    """The record of a measurement, with the hash of all that decides its result.
 
     Args:
         kind: of the run.
         name: of the suite, or of the kind of probe.
         models: all that are measured.
         settings: all that decides the result beside models and data.
-        arguments: where the run goes.
+        arguments: with the command line.
         data: hash of each source, by name.
         seed: of all randomness.
     """
     chosen = settings.model_dump(mode="json")
     hashes, weights = sorted(data.values()), [each.fingerprint for each in models]
-    run = RunDirectory.create(
-        arguments.runs_root,
-        RunIdentity.of_measurement(
-            kind,
-            name,
-            {
-                "kind": kind,
-                _MEASURED_BY[kind]: name,
-                "models": [each.name for each in models],
-                "data": sorted(data),
-                "settings": chosen,
-            },
-            {"kind": kind, "name": name, "settings": chosen, "data": hashes, "models": weights},
-            seed=seed,
-            command=arguments.command,
-            fingerprints={
-                "data": _joint_hash(hashes),
-                "tokenizer": models[0].tokenizer.fingerprint,
-                "model": weights[0] if len(weights) == 1 else _joint_hash(weights),
-            },
-        ),
-        arguments.run_dir,
+    return RunIdentity.of_measurement(
+        kind,
+        name,
+        {
+            "kind": kind,
+            _MEASURED_BY[kind]: name,
+            "models": [each.name for each in models],
+            "data": sorted(data),
+            "settings": chosen,
+        },
+        {"kind": kind, "name": name, "settings": chosen, "data": hashes, "models": weights},
+        seed=seed,
+        command=arguments.command,
+        fingerprints={
+            "data": _joint_hash(hashes),
+            "tokenizer": models[0].tokenizer.fingerprint,
+            "model": weights[0] if len(weights) == 1 else _joint_hash(weights),
+        },
     )
+
+
+def finished_measurement(identity: RunIdentity, arguments: MeasurementArguments) -> RunDirectory | None:
+    """The finished run of this measurement, of models and data under the same names; None with `fresh`.
+
+    Raises:
+        UsageError: `run_dir` holds a finished run of it that cannot serve.
+    """
+    if arguments.fresh:
+        return None
+    recipe = hashlib.sha256(identity.recipe_yaml.encode()).hexdigest()
+
+    def differs(run: RunDirectory) -> str | None:
+        return None if run.record.get("recipe_sha256") == recipe else "its models or data have other names"
+
+    return finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir, objection=differs)
+
+
+def begin_measurement(identity: RunIdentity, arguments: MeasurementArguments) -> RunDirectory:
+    """A new run directory, named by the hash of all that decides the result."""
+    run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
     arguments.begun(run)
     return run
 

@@ -40,6 +40,7 @@ from bertkit.models.model_files import encoder_directory, find_model, weights_ha
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import find_runs, newest_unfinished
+from bertkit.run.finished import finished_before
 from bertkit.tasks.base import Scores
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -97,7 +98,6 @@ def evaluate_tasks(
     }
     run, is_done = _run_directory(evaluation, planned, fingerprints)
     if is_done and run.results is not None:
-        log.info("finished already: %s", run.path)
         return Evaluated(run, {**run.results, "published": rows})
     evaluation.arguments.begun(run)
     deadline = None if evaluation.max_minutes is None else time.monotonic() + 60 * evaluation.max_minutes
@@ -152,17 +152,20 @@ def _run_directory(
     """The run to write: a finished one of the same evaluation, one that was stopped, or a new one; and whether done."""
     arguments = evaluation.arguments
     identity = _identity(evaluation, planned, fingerprints)
+    if not arguments.fresh:
+        done = finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir)
+        if done is not None:
+            return done, True
     if arguments.run_dir is not None:
-        if not (arguments.run_dir / RECORD).exists():
+        if arguments.fresh or not (arguments.run_dir / RECORD).exists():
             return RunDirectory.create(arguments.runs_root, identity, arguments.run_dir), False
         run = RunDirectory.open(arguments.run_dir)
         if run.record["what_hash"] != identity.what_hash:
             raise UsageError(f"{run.path}: holds another run; name a new directory with --run-dir")
-        return run, run.status == "done"
+        return run, False
+    if arguments.fresh:
+        return RunDirectory.create(arguments.runs_root, identity), False
     same = [run for run in find_runs(arguments.runs_root) if run.record["what_hash"] == identity.what_hash]
-    for run in same:
-        if run.status == "done":
-            return run, True
     unfinished = newest_unfinished(same)
     if unfinished is not None:
         log.info("going on with %s", unfinished.path)
@@ -302,12 +305,13 @@ def _finetuned(
     begun = RunDirectory.open(path) if (path / RECORD).exists() else None
     if begun is not None and begun.status == "done" and begun.results is not None:
         return begun
-    if begun is None and (done := _done_elsewhere(evaluation, task.recipes[seed])) is not None:
+    fresh = evaluation.arguments.fresh
+    if begun is None and not fresh and (done := _done_elsewhere(evaluation, task.recipes[seed])) is not None:
         log.info("finished already: %s", done.path)
         return done
     request = finetune_arguments(evaluation, task.spec, task.use)
     minutes = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
-    request = replace(request, seeds=[seed], max_minutes=minutes)
+    request = replace(request, seeds=[seed], max_minutes=minutes, fresh=fresh)
     if begun is None:
         path.parent.mkdir(exist_ok=True)
         request = replace(request, run_dir=path)

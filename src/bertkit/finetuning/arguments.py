@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from bertkit.errors import UsageError
 from bertkit.finetuning.data import Prepared, has_head, prepare
 from bertkit.finetuning.inputs import OwnTask, TaskEntry
+from bertkit.finetuning.own_data import with_split_hash
 from bertkit.finetuning.recipe import (
     AnyRecipe,
     FinetuneRecipe,
@@ -86,7 +87,9 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         if self.recipe is not None:
             recipe = self.load(self.recipe)
         elif self.task is None:
-            raise UsageError("give a RECIPE, --task TASK, or --train F --dev F with the columns of your own data")
+            raise UsageError(
+                "give a RECIPE, --task TASK, or --train F --dev F (or --split 0.1) with the columns of your own data"
+            )
         else:
             recipe = FinetuneRecipe(name=_UNNAMED)
         update = {} if self.model is None else {"model": absolute(self.model)}
@@ -95,7 +98,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
             recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
         if recipe.name == _UNNAMED:
             recipe = recipe.model_copy(update={"name": _name_of(_entries(recipe.task), recipe.model)})
-        return resolved(self.with_seed(recipe))
+        return with_split_hash(resolved(self.with_seed(recipe)))
 
     def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
         """The recipe with the command line's task and folder."""

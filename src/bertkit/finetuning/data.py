@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import numpy as np
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.label_counts import label_counts, tell_labels
+from bertkit.finetuning.own_data import read_own_split
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.warm_start import head_directory, with_start
 from bertkit.metrics.modules import load_metric
@@ -37,7 +39,7 @@ from bertkit.tasks.classification import (
 )
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Split
-from bertkit.tasks.readers import label_names, load_split, read_own
+from bertkit.tasks.readers import label_names, load_split
 from bertkit.tasks.readers.columns import NOT_IOB2
 from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
@@ -86,6 +88,7 @@ class Prepared:
         train: what is learnt from.
         others: by name, the splits that are predicted; those evaluated during training have labels.
         watched: names of the splits that are evaluated during training; the first one's score selects.
+        label_counts: of each split whose labels are known, how often each occurs.
         fingerprints: of data, tokenizer and model.
     """
 
@@ -98,7 +101,13 @@ class Prepared:
     train: EncodedSplit
     others: Mapping[str, EncodedSplit]
     watched: tuple[str, ...]
+    label_counts: Mapping[str, Mapping[str, int]]
     fingerprints: Mapping[str, str]
+
+    @property
+    def read(self) -> dict[str, Split]:
+        """All splits, as they were read."""
+        return {name: each.split for name, each in {"train": self.train, **self.others}.items()}
 
     @property
     def selecting(self) -> str:
@@ -170,6 +179,8 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     task = build_task(recipe, train.examples, names_of_labels, config, contents, directory)
     task.additional = tuple(load_metric(name, offline=offline) for name in recipe.metrics)
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
+    counts = {name: label_counts(task, each.examples) for name, each in {"train": train, **splits}.items()}
+    tell_labels(spec.name, counts)
     train = preparation.learnt_from(train)
     labelled = (*(("train",) if preparation.needs_labels else ()), *watched)
     encoded = {
@@ -187,6 +198,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         train=encoded.pop("train"),
         others=encoded,
         watched=watched,
+        label_counts={name: own for name, own in counts.items() if own},
         fingerprints={
             "data": _fingerprint({"train": train, **splits}),
             "tokenizer": tokenizer.fingerprint,
@@ -295,10 +307,7 @@ def load_examples(recipe: FinetuneRecipe, split: str, *, offline: bool = False) 
     files = recipe.spec.splits
     if split not in files:
         raise UsageError(f"task.{split}: no file is named for this split; there are: {', '.join(files)}")
-    columns = recipe.task.columns
-    if split not in ("train", *recipe.spec.scored):
-        columns = columns.model_copy(update={"label": None})
-    return read_own(Path(files[split][0]), recipe.task.kind, columns)
+    return read_own_split(recipe.task, split, Path(files[split][0]))
 
 
 def fewer(split: Split, count: int | None, seed: int) -> Split:
@@ -306,7 +315,7 @@ def fewer(split: Split, count: int | None, seed: int) -> Split:
     if count is None or count >= len(split.examples):
         return split
     drawn = Draw(seed, "finetune").permuted("examples", np.arange(count), size=len(split.examples))
-    return Split([split.examples[i] for i in sorted(drawn.tolist())], split.notes, split.named, split.source)
+    return replace(split, examples=[split.examples[i] for i in sorted(drawn.tolist())], groups=())
 
 
 def sequence_encoder(recipe: FinetuneRecipe, tokenizer: Tokenizer, config: EncoderConfig) -> SequenceEncoder:

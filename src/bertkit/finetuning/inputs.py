@@ -7,14 +7,46 @@ generated from it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from bertkit.recipe.header import RecipeHeader
 from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.catalogue import Kind
-from bertkit.tasks.readers import Columns
+from bertkit.tasks.readers import Columns, TableReading
+
+
+class SplitSettings(Settings):
+    """How one file is parted into train and dev: a share that is held out, or folds of a cross-validation."""
+
+    share: float | None = Field(
+        None, gt=0, lt=1, description="Share of the training file that becomes dev, with its share of every label."
+    )
+    folds: int | None = Field(
+        None,
+        ge=2,
+        description="Cross-validation: so many runs, each with another part of the training file as dev; mean and"
+        " spread of their scores are the result.",
+    )
+    fold: int | None = Field(None, ge=0, description="The fold that is dev, from 0; null: each in turn.")
+    seed: int = Field(
+        0, ge=0, description="Draws which examples become dev: the same for every seed and setting of a suite."
+    )
+    sha256: str | None = Field(None, description="Of the file's content as it was parted; a changed file is refused.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SplitSettings:
+        if (self.share is None) == (self.folds is None):
+            raise ValueError("expected either share (--split 0.1) or folds (--folds 5)")
+        if self.fold is not None and (self.folds is None or self.fold >= self.folds):
+            raise ValueError(f"fold: expected one of 0 to {(self.folds or 1) - 1}, of the {self.folds or 'no'} folds")
+        return self
+
+    @property
+    def is_suite(self) -> bool:
+        """Whether every fold has a run."""
+        return self.folds is not None and self.fold is None
 
 _COLUMNS: dict[Kind, tuple[str, ...]] = {
     "classification": ("text", "text_pair", "label", "id"),
@@ -40,16 +72,38 @@ class OwnTask(Settings):
     train: str = Field(
         description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
     )
-    dev: str = Field(description="Examples that the model is evaluated on.")
+    dev: str | None = Field(
+        None, description="Examples that the model is evaluated on (or part the training file: --split, --folds)."
+    )
+    split: SplitSettings | None = Field(None, description="How the training file is parted where there is no dev.")
     test: str | None = Field(None, description="Further examples to predict; they need no labels.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
+    reading: TableReading = Field(TableReading(), description="How the files are read.")
     labels: tuple[str, ...] | None = Field(
         None, description="Names of the labels in the order of the logits; those of the training file where left out."
     )
     metrics: tuple[str, ...] | None = Field(None, description="What is reported, the selecting metric first.")
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"split", "reading"})
+
+    @model_validator(mode="after")
+    def _one_dev(self) -> OwnTask:
+        if (self.dev is None) == (self.split is None):
+            raise ValueError(
+                "dev: give a file to evaluate on (--dev FILE), or part the training file (--split 0.1 or --folds 5)"
+                + ("" if self.dev is None else "; not both")
+            )
+        if self.columns.group is not None and self.split is None:
+            raise ValueError("columns.group: keeps rows together where --split or --folds part one file; leave it out")
+        return self
+
+    @property
+    def is_suite(self) -> bool:
+        """Whether it is learnt in a run for each fold."""
+        return self.split is not None and self.split.is_suite
+
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        read = _COLUMNS[self.kind]
+        read = (*_COLUMNS[self.kind], "group")  # refused above where nothing is parted
         for name in Columns.model_fields:
             if name not in read:
                 yield UnreadKey(f"columns.{name}", f"the files of a task of the kind {self.kind} have no such column")

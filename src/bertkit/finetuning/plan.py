@@ -13,6 +13,7 @@ import torch
 
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
+from bertkit.finetuning.label_counts import skipped_counts
 from bertkit.finetuning.multitask import joined
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import sweep_runs
@@ -25,7 +26,7 @@ from bertkit.training.plan import plan_document
 
 
 def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
-    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command.
+    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command; labels with their counts.
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
     encoder as it is costs less. Settings of a grid are taken to cost what their own epochs and batch make of the same
@@ -53,7 +54,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
     micro_batch_tokens = min(engine.micro_batch_tokens, max(part.tokens for part in parts))
-    return plan_document(
+    document = plan_document(
         recipe,
         engine,
         parameters=parameters,
@@ -65,6 +66,12 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(recipes)),
         teacher=arguments.planned_teacher(prepared, read),
     )
+    prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]
+    counts = {
+        f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()
+    }
+    splits = {f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.read.items()}
+    return document | {"labels": counts, "skipped": skipped_counts(splits)}
 
 
 @dataclass(frozen=True)

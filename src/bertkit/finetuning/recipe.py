@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from bertkit.finetuning.methods import AnyMethod
 from bertkit.metrics import METRICS
 from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import Override, load_as, with_overrides
+from bertkit.recipe.short_keys import OF_TASKS, long_keys
 from bertkit.recipe.tree import Located
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
@@ -34,18 +34,6 @@ from bertkit.tasks.tagging import TaggingSettings
 from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.method import Full
 from bertkit.training.optimizers import AdamWConfig
-
-SHORT_KEYS = {
-    "lr": "optimisation.schedule.peak",
-    "learning_rate": "optimisation.schedule.peak",
-    "epochs": "optimisation.epochs",
-    "batch": "optimisation.batch_sequences",
-    "batch_sequences": "optimisation.batch_sequences",
-    "warmup": "optimisation.schedule.warmup_share",
-    "layer_decay": "optimisation.layer_decay",
-    "max_length": "data.max_length",
-}
-"""What `--grid` and `--set` may call the keys that are searched over most."""
 
 _SECTIONS: dict[Kind, tuple[str, type[Settings]]] = {
     "classification": ("text", TextSettings),
@@ -102,6 +90,8 @@ class FinetuneRecipe(FinetuneInputs):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"task: {', '.join(twice)} stands in the list more than once; name each task once")
+        if isinstance(self.task, tuple) and any(isinstance(each, OwnTask) and each.is_suite for each in self.task):
+            raise ValueError("task: folds are of one task, and this is a list; hold out a share, or name one fold")
         own = {_SECTIONS[spec.kind][0] for spec in self.specs}
         foreign = [name for name, _ in set(_SECTIONS.values()) if name not in own and getattr(self, name) is not None]
         if foreign:
@@ -209,7 +199,7 @@ def _name_of(task: OwnTask) -> str:
 
 def files_of(task: OwnTask) -> dict[str, str]:
     """The file of each split."""
-    files = {"train": task.train, "dev": task.dev, "test": task.test}
+    files = {"train": task.train, "dev": task.train if task.dev is None else task.dev, "test": task.test}
     return {split: file for split, file in files.items() if file is not None}
 
 
@@ -219,7 +209,7 @@ def load_finetune_recipe(name: str, overrides: Sequence[Override] = ()) -> Finet
     Raises:
         UsageError: no such recipe, or errors in it (all of them at once).
     """
-    return load_as(FinetuneRecipe, name, long_keys(overrides))
+    return load_as(FinetuneRecipe, name, long_keys(overrides, OF_TASKS))
 
 
 def from_tree(tree: Located) -> FinetuneRecipe:
@@ -234,7 +224,7 @@ def from_tree(tree: Located) -> FinetuneRecipe:
 
 def changed(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
     """A copy with overrides, whose keys may be short ones."""
-    return with_overrides(recipe, long_keys(overrides)) if overrides else recipe
+    return with_overrides(recipe, long_keys(overrides, OF_TASKS)) if overrides else recipe
 
 
 def load_own_task(path: Path) -> OwnTask:
@@ -244,13 +234,8 @@ def load_own_task(path: Path) -> OwnTask:
         UsageError: no such file, or errors in it.
     """
     task = load_as(OwnTask, str(path))
-    beside = {split: path.parent / file for split, file in files_of(task).items()}
+    beside = {split: path.parent / file for split, file in files_of(task).items() if getattr(task, split) is not None}
     return task.model_copy(update={split: str(file) for split, file in beside.items() if file.exists()})
-
-
-def long_keys(overrides: Sequence[Override]) -> list[Override]:
-    """`lr=2e-5` as `optimisation.schedule.peak=2e-5`."""
-    return [replace(each, key=SHORT_KEYS.get(each.key, each.key)) for each in overrides]
 
 
 def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:

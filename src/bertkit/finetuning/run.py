@@ -20,16 +20,19 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import joint_fingerprints
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.sweep import SweepRun, suite_results, sweep_runs
+from bertkit.finetuning.sweep import SweepRun, folds_of, suite_results, sweep_runs
 from bertkit.finetuning.trainer import ADDITIONAL_METRICS, Finetuner, metric_fingerprints
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import load_any
-from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.run.code import code_sha256
+from bertkit.run.directory import RECIPE, RunDirectory, RunIdentity
+from bertkit.run.verify import result_errors
 from bertkit.training.run import (
     Begun,
     FinishedRun,
     deadline_after,
+    finished_of,
     identity_of,
     require_unchanged,
     resumed_recipe,
@@ -66,9 +69,11 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
     runs = _Runs(arguments, progress, begun, deadline_after(arguments.max_minutes))
     if arguments.resume is None:
         recipe = arguments.new_recipe()
-        if len(arguments.seeds) > 1 or arguments.grid:
+        if len(arguments.seeds) > 1 or arguments.grid or folds_of(recipe) != [None]:
             return runs.start_suite(recipe)
         identity = identity_of(arguments, recipe, runs.fingerprints(recipe))
+        if finished := runs.finished_alike(recipe, identity):
+            return finished
         return runs.train(recipe, RunDirectory.create(arguments.runs_root, identity, arguments.run_dir))
     run = run_of(arguments)
     is_suite = (run.path / SUITE_FILE).exists()
@@ -130,7 +135,8 @@ class _Runs:
         """A finished run of a suite, or of the run that needs it: an earlier one, else it is resumed or started."""
         arguments = self.arguments
         path = whole.path / _RUNS / name
-        done = finished_run(arguments.runs_root, whole.path, recipe, lambda: self.data(recipe))
+        root = whole.path if arguments.fresh else arguments.runs_root
+        done = finished_run(root, whole.path, recipe, lambda: self.data(recipe))
         if done is not None:
             log.info("finished already: %s", done.path)
             return done
@@ -147,6 +153,18 @@ class _Runs:
             remedy = f"go on with `bertkit {arguments.kind} --resume {whole.path}`"
             raise StoppedError(stopped.reason, remedy) from stopped
 
+    def finished_alike(self, recipe: FinetuneRecipe, identity: RunIdentity) -> FinishedRun | None:
+        """A finished run, or suite, that reported all of the additional metrics; see `finished_of`."""
+        wanted = metric_fingerprints(self.data(recipe)[0].task).items()
+
+        def lacks_metrics(run: RunDirectory) -> str | None:
+            results = run.results or {}
+            single = [RunDirectory.open(Path(each["run"])).results or {} for each in results.get("runs", ())]
+            reported = [each.get(ADDITIONAL_METRICS, {}).items() for each in single or [results]]
+            return None if all(wanted <= each for each in reported) else "it has not reported these metrics"
+
+        return finished_of(self.arguments, recipe, identity, objection=lacks_metrics)
+
     def start_suite(self, recipe: FinetuneRecipe) -> FinishedRun:
         """A new suite."""
         seeds = list(dict.fromkeys(self.arguments.seeds)) or [recipe.seed]
@@ -156,6 +174,8 @@ class _Runs:
         plan = json.dumps([what_hash(recipe.model_copy(update={"seed": 0})), seeds, grid])
         identity = identity_of(self.arguments, recipe, self.fingerprints(recipe))
         identity = replace(identity, what_hash=hashlib.sha256(plan.encode()).hexdigest(), seed=seeds[0])
+        if finished := self.finished_alike(recipe, identity):
+            return finished
         suite = RunDirectory.create(self.arguments.runs_root, identity, self.arguments.run_dir)
         write_json(suite.path / SUITE_FILE, {"seeds": seeds, "grid": grid})
         return self.resume_suite(suite, recipe)
@@ -199,7 +219,8 @@ def finished_run(
 ) -> RunDirectory | None:
     """A finished run with the result of this recipe, under `root` or in a suite there.
 
-    One on other data or another model is passed over, and one that did not report all of the additional metrics.
+    One on other data or another model is passed over, one that did not report all of the additional metrics, one whose
+    files are damaged, and one outside of the suite that other code has made, as far as that is recorded.
 
     Args:
         root: of all runs.
@@ -217,6 +238,9 @@ def finished_run(
             continue
         run = RunDirectory.open(path.parent)
         if record.get("what_hash") != digest and _what_hash_today(run) != digest:
+            continue
+        is_own = suite != root and path.is_relative_to(suite)
+        if (not is_own and record.get("code_sha256", code_sha256()) != code_sha256()) or result_errors(run):
             continue
         prepared = prepare()
         reported = (run.results or {}).get(ADDITIONAL_METRICS, {})

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.trainer import seed_summaries
 from bertkit.recipe.resolve import Override
@@ -20,20 +21,22 @@ from bertkit.run.directory import RunDirectory
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a suite: its recipe, and its value of each key of the grid."""
+    """One run of a suite: its recipe, its value of each key of the grid, and its fold of a cross-validation."""
 
     recipe: FinetuneRecipe
     setting: Mapping[str, str]
+    fold: int | None = None
 
     @property
     def name(self) -> str:
         """Its directory below the suite's."""
         parts = [f"{key}={value}" for key, value in self.setting.items()]
+        parts += [] if self.fold is None else [f"fold={self.fold}"]
         return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
 
 
 def sweep_runs(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[SweepRun]:
-    """The runs of a suite: every combination of the grid's values, each with every seed.
+    """The runs of a suite: every combination of the grid's values, each with every fold and every seed.
 
     Raises:
         UsageError: a value that its key does not take.
@@ -42,8 +45,20 @@ def sweep_runs(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, 
     for values in itertools.product(*grid.values()):
         setting = dict(zip(grid, values, strict=True))
         with_setting = changed(recipe, [Override.parse(f"{key}={value}") for key, value in setting.items()])
-        found += [SweepRun(changed(with_setting, [Override("seed", seed)]), setting) for seed in seeds]
+        for fold in folds_of(recipe):
+            of_fold = [] if fold is None else [Override("task.split.fold", fold)]
+            found += [
+                SweepRun(changed(with_setting, [Override("seed", seed), *of_fold]), setting, fold) for seed in seeds
+            ]
     return found
+
+
+def folds_of(recipe: FinetuneRecipe) -> list[int | None]:
+    """The folds that have a run each; no fold, in a list, where there is no cross-validation."""
+    task = recipe.task
+    if not isinstance(task, OwnTask) or task.split is None or not task.split.is_suite:
+        return [None]
+    return list(range(task.split.folds or 0))
 
 
 def suite_results(
@@ -52,7 +67,7 @@ def suite_results(
     """The contents of a suite's results.json: every run, each setting over the seeds, and the choice.
 
     The chosen setting has the best mean of the primary metric on `split` (over the tasks, if there are several), and is
-    the first of equal ones; its best run is chosen.
+    the first of equal ones; its best run is chosen, in a cross-validation the best fold's.
 
     Args:
         finished: the runs.
@@ -82,6 +97,7 @@ def suite_results(
             "by": f"mean {named} on {split}",
             "run": str(best[1].path.resolve()),
             "seed": best[0].recipe.seed,
+            **({} if best[0].fold is None else {"fold": best[0].fold}),
         },
         "settings": [{"setting": json.loads(setting), "scores": only(table)} for setting, table in tables.items()],
         "runs": [
@@ -89,6 +105,7 @@ def suite_results(
                 "run": str(run.path.resolve()),
                 "seed": sweep_run.recipe.seed,
                 "setting": dict(sweep_run.setting),
+                **({} if sweep_run.fold is None else {"fold": sweep_run.fold}),
                 "scores": only(_seed_scores(results)),
                 "degenerate": results["degenerate"],
             }
@@ -97,12 +114,16 @@ def suite_results(
         ],
         "degenerate": sum(results["degenerate"] is not None for runs in settings.values() for *_, results in runs),
         "truncation": settings[chosen][0][2]["truncation"],
+        **{key: settings[chosen][0][2][key] for key in ("labels", "skipped") if key in settings[chosen][0][2]},
     }
 
 
 def _tables(runs: Sequence[tuple[SweepRun, RunDirectory, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Each task's scores over the seeds."""
-    seeds = {sweep_run.recipe.seed: _seed_scores(results) for sweep_run, _, results in runs}
+    """Each task's scores over the seeds; in a cross-validation over its runs, in the order of folds and seeds."""
+    seeds = {
+        sweep_run.recipe.seed if sweep_run.fold is None else number: _seed_scores(results)
+        for number, (sweep_run, _, results) in enumerate(runs)
+    }
     tasks = next(iter(seeds.values()))
     return {task: seed_summaries({seed: scores[task] for seed, scores in seeds.items()}) for task in tasks}
 

@@ -125,12 +125,15 @@ class TaskTrainer:
         return found if calibrated is None else found | {"calibration": {main: calibrated}}
 
     def degenerate(self, predictions: Predictions, scores: Mapping[str, Scores]) -> str | None:
-        """Why the task counts as not learnt, with its name where there are several; None where it was learnt."""
+        """That the model does no better than a constant prediction, and why; None where it does better.
+
+        It begins with the task's name where the run has several.
+        """
         main = self.prepared.selecting
         examples = self.prepared.others[main].examples
         guesses, references = self.task.comparable(predictions[main], examples)
-        majority = self.task.majority_score(self.primary, predictions[main], examples)
-        reason = no_better_than_constant(guesses, references, scores[main][self.primary], majority)
+        baseline = self.task.constant_baseline(self.primary, predictions[main], examples)
+        reason = no_better_than_constant(guesses, references, scores[main][self.primary], baseline)
         return f"{self.name}: {reason}" if reason and self.prefix else reason
 
     def new_model(self, seed: int) -> HeadedModel:
@@ -140,7 +143,7 @@ class TaskTrainer:
     def read_model(self, directory: Path, seed: int, *, new_head: bool) -> HeadedModel:
         """The model of a directory with the task's head, new or its own; the seed draws what is new."""
         prepared, head = self.prepared, self.task.head
-        model, report = load_model(directory, heads=(head,), labels=self.task.labels, new=(head,))
+        model, report = load_model(directory, heads=(head,), labels=self.task.labels, new=(head,), is_trained=True)
         check_vocabulary(model, prepared.tokenizer, source=str(directory))
         hub_names = model.hub_form().hub_names(model.state_dict())
         anew = set(report.drawn_anew)

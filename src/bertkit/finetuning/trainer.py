@@ -22,8 +22,10 @@ from torch import Tensor
 
 from bertkit.data.stream import prefetch
 from bertkit.finetuning.data import Prepared
+from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.finetuning.multitask import joined, save_joined, task_seed
+from bertkit.finetuning.own_data import write_split
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import mistakes, prediction_row, write_lines
 from bertkit.finetuning.task_order import TaskOrder
@@ -287,6 +289,8 @@ class Finetuner(Trainer[TaskBatch]):
             "examples": {name: len(split.examples) for name, split in encoded.items()},
             "truncation": {name: split.features.account.to_json() for name, split in encoded.items()},
             "notes": {name: split.split.notes for name, split in encoded.items() if split.split.notes},
+            "labels": self._labelled([each.prepared.label_counts for each in self.task_trainers]),
+            "skipped": skipped_counts({name: split.split for name, split in encoded.items()}),
             **({"tuned": tuned} if tuned else {}),
             **{
                 part: self._labelled([report.get(part, {}) for report in self._reports])
@@ -320,6 +324,9 @@ class Finetuner(Trainer[TaskBatch]):
         return self.recipe.method.session(self.model, read, self.engine, self.run.path, max_bytes=max_bytes)
 
     def log_start(self) -> None:
+        for each in self.task_trainers:
+            write_skipped(self.run.path, each.name, each.prepared.read)
+            write_split(self.run.path, each.recipe.task, each.name, each.prepared.read)
         self._set_trained(0)
         parameters = list(self.model.parameters())
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

@@ -1,8 +1,8 @@
 """A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, or Parquet.
 
-No paper; CSV is RFC 4180, a TSV is never quoted. Sibling of bertkit.tasks.readers, which read whole files with labels;
-here lines are read one by one, when they are needed, and a blank one is an example that is None: what is printed
-has one line for each.
+No paper; tables are read as those of training (bertkit.tasks.readers.delimited). Sibling of bertkit.tasks.readers,
+which read whole files with labels; here lines are read one by one, when they are needed, and a blank one is an example
+that is None: what is printed has one line for each.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from bertkit.errors import DataError, UsageError
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
+from bertkit.tasks.readers.delimited import rows_of_lines
+from bertkit.tasks.readers.reading import LeftOut, TableReading
 from bertkit.tasks.readers.swag import endings_in
-from bertkit.tasks.readers.table import rows_of_lines, table_rows
+from bertkit.tasks.readers.table import rows_or_bad
 from bertkit.text.lines import COMPRESSIONS
 
 Form = Literal["text", "jsonl", "csv", "tsv", "parquet"]
@@ -66,21 +68,37 @@ def check_there(path: Path) -> None:
         raise DataError(f"{path}: {'is a directory; name a file in it' if path.is_dir() else 'no such file'}{hint}")
 
 
-def stdin_lines(stream: BinaryIO) -> Lines:
+def stdin_lines(stream: BinaryIO, reading: TableReading | None = None) -> Lines:
     """Lines of a pipe with their numbers from 1, as soon as each is there.
 
     Raises:
-        DataError: a line that is not UTF-8.
+        DataError: a line that is not of the encoding.
+        UsageError: an encoding whose line ends are not a byte.
     """
+    encoding = (reading and reading.encoding) or "utf-8"
+    if "\n".encode(encoding.removesuffix("-sig")) != b"\n":
+        raise UsageError(f"--encoding {encoding}: a pipe cannot be read in it line by line; give the path of a file")
+    errors = "surrogateescape" if reading is not None and reading.skip_bad_rows else "strict"
     for number, line in enumerate(stream, start=1):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            text = line.decode("utf-8-sig" if number == 1 and encoding == "utf-8" else encoding, errors)
         except UnicodeDecodeError as fault:
-            raise DataError(f"{STDIN}, line {number}: not valid UTF-8 at byte {fault.start}; convert it") from fault
+            name = "UTF-8" if encoding == "utf-8" else encoding
+            raise DataError(
+                f"{STDIN}, line {number}: not valid {name} at byte {fault.start}; convert it, or name its encoding"
+                " (--encoding latin-1)"
+            ) from fault
         yield number, text.rstrip("\r\n")
 
 
-def open_input(path: Path | None, stream: BinaryIO, form: Form | None, columns: InputColumns) -> Rows:
+def open_input(
+    path: Path | None,
+    stream: BinaryIO,
+    form: Form | None,
+    columns: InputColumns,
+    reading: TableReading | None = None,
+    left_out: LeftOut | None = None,
+) -> Rows:
     """The rows of a file, or of a pipe where there is none, each with its place; a blank line is None.
 
     Args:
@@ -88,62 +106,85 @@ def open_input(path: Path | None, stream: BinaryIO, form: Form | None, columns: 
         stream: the pipe.
         form: what it is; by the file's ending, or by a pipe's first line, where None.
         columns: a pipe whose columns are named is a table.
+        reading: by which settings.
+        left_out: what bad rows are noted in, which then are None; None: the first one is raised.
 
     Raises:
         UsageError: Parquet from a pipe.
-        DataError: no such file; else see `table_rows`: a fault is raised when its line is reached.
+        DataError: no such file; else see `rows_or_bad`: a fault is raised when its line is reached.
     """
+    reading, left_out = reading or TableReading(), left_out or LeftOut(skip_bad=False)
     if path is not None:
         check_there(path)
         bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-        form = form or _SUFFIXES.get(bare.suffix.lower(), "text")
-        if form == "parquet":
-            return table_rows(path)
-        lines = numbered_lines(path)
+        known = _SUFFIXES.get(bare.suffix.lower(), "text")
+        form = form or known
+        if form == known and form in ("csv", "tsv", "parquet"):
+            return rows_or_bad(path, reading, left_out)
+        lines = numbered_lines(path, reading.encoding, "surrogateescape" if reading.skip_bad_rows else "strict")
     else:
         if form == "parquet":
             raise UsageError("--format parquet: is read from a file, not from a pipe; give its path")
-        lines = stdin_lines(stream)
+        lines = stdin_lines(stream, reading)
         first = next(lines, None)
         lines = chain([] if first is None else [first], lines)
-        form = form or _guessed("" if first is None else first[1], columns)
+        form = form or _guessed("" if first is None else first[1], columns, reading)
     place = STDIN if path is None else str(path)
     if form == "text":
         return ((f"{place}, line {n}", {"text": line} if line.strip() else None) for n, line in lines)
     if form == "jsonl":
-        return _objects(lines, place)
-    return rows_of_lines(lines, place, tabs=form == "tsv")
+        return _objects(lines, place, left_out)
+    return rows_of_lines(lines, place, tabs=form == "tsv", reading=reading, left_out=left_out)
 
 
-def _guessed(first: str, columns: InputColumns) -> Form:
+def _guessed(first: str, columns: InputColumns, reading: TableReading) -> Form:
     if first.lstrip().startswith("{"):
         return "jsonl"
-    if columns.text is None and columns.text_pair is None:
+    if columns.text is None and columns.text_pair is None and reading.delimiter is None:
         return "text"
     return "tsv" if "\t" in first else "csv"
 
 
-def _objects(lines: Lines, place: str) -> Rows:
+def _objects(lines: Lines, place: str, left_out: LeftOut) -> Rows:
     for number, line in lines:
         where = f"{place}, line {number}"
-        yield where, json_object(line, where) if line.strip() else None
+        try:
+            record = json_object(encodable(line, where), where) if line.strip() else None
+        except DataError as fault:
+            left_out.bad(where, fault)
+            record = None
+        yield where, record
 
 
 def examples_of(
-    rows: Iterable[tuple[str, dict[str, Any] | None]], kind: Kind, columns: InputColumns
+    rows: Iterable[tuple[str, dict[str, Any] | None]],
+    kind: Kind,
+    columns: InputColumns,
+    left_out: LeftOut | None = None,
 ) -> Iterator[Example | None]:
-    """The examples that rows hold; None where there is nothing to read, as on a blank line.
+    """The examples that rows hold; None where there is nothing to read, as on a blank line or in a bad row.
 
     Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, cut at white space. Spans:
     `question` and `context`. Choice: `context` (or `text`), perhaps `question`, and `endings`, a list.
 
+    Args:
+        rows: each with its place.
+        kind: what the model predicts.
+        columns: which hold what.
+        left_out: what bad rows are noted in; None: the first one is raised.
+
     Raises:
         DataError: a field that is missing (near names are given) or of the wrong type.
     """
+    left_out = left_out or LeftOut(skip_bad=False)
     makers: dict[str, Callable[..., Example | None]] = {"tagging": _tagged, "span": _asked, "choice": _chosen}
     make: Callable[..., Example | None] = makers.get(kind, _text)
     for number, (where, row) in enumerate(rows):
-        example = None if row is None else make(row, _id(row, number), where, columns)
+        try:
+            example = None if row is None else make(row, _id(row, number), where, columns)
+        except DataError as fault:
+            left_out.bad(where, fault)
+            example = None
         # Sentences of a stream belong to no document: each is one of its own.
         yield replace(example, document=number) if isinstance(example, TaggedExample) else example
 

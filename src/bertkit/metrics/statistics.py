@@ -1,7 +1,8 @@
 """Statistics over runs: summary over seeds, runs that learned nothing, and whether two models differ.
 
 Failed runs: Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (some fine-tuning runs on small data fail);
-Mosbach et al. 2021, arXiv:2006.04884, calls a run failed whose accuracy is at most the majority class's. Paired
+Mosbach et al. 2021, arXiv:2006.04884, calls a run failed whose accuracy is at most the majority class's; here that
+may be exceeded by one standard error, sqrt(a (1 - a) / N) of the accuracy a, which chance alone exceeds often. Paired
 bootstrap: Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP, with the p-value of the distribution shifted to
 no difference. It draws from the examples of one test set: what another seed would give is the summary's matter.
 
@@ -68,31 +69,76 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     return mean, mean - half, mean + half
 
 
-def no_better_than_constant(
-    predictions: Sequence[Any], references: Sequence[Any], score: float | None, majority: float | None = None
-) -> str | None:
-    """Why a model does no better than a constant prediction, as a phrase for the report; None where it does.
+@dataclass(frozen=True)
+class ConstantBaseline:
+    """Always predicting one label.
 
-    Its score does not exist, it predicts the same for every example though the references differ (numbers: the same to
-    six digits), or its score is not above that of always predicting the commonest label.
+    Attributes:
+        label: the commonest of the references.
+        metric: the score's name.
+        score: of always predicting it.
+        standard_error: of the model's score, as far as it is known; 0 where it is not.
+    """
+
+    label: str
+    metric: str
+    score: float
+    standard_error: float = 0.0
+
+
+NO_BETTER = "the model does no better than always predicting"
+
+
+def no_better_than_constant(
+    predictions: Sequence[Any], references: Sequence[Any], score: float | None, baseline: ConstantBaseline | None = None
+) -> str | None:
+    """That a model does no better than a constant prediction, and why, as a sentence; None where it does better.
+
+    Every prediction is the same though the references differ (numbers: the same to six digits), its score is not above
+    the baseline's by more than a standard error, its squared error in numbers is not below the variance of the
+    references, which is the error of always predicting their mean, or its score does not exist.
 
     Args:
         predictions: labels, numbers or texts, one per example. For tags, those of all words in one list.
         references: likewise.
         score: the run's score; greater is better.
-        majority: the score of always predicting the commonest label; None where that says nothing.
+        baseline: of always predicting the commonest label; None where that says nothing.
 
     Raises:
         DataError: the lists are empty or of unequal length.
     """
     check_aligned(predictions, references)
-    if score is None or not np.isfinite(score):
-        return "its score is undefined"
     if _constant(predictions) and not _constant(references):
-        return f"every prediction is {predictions[0]!r}"
-    if majority is not None and score <= majority + 1e-12 and not _constant(references):
-        return f"its score {score:.4f} is not above that of always predicting the commonest label, {majority:.4f}"
+        return f"{NO_BETTER} {_shown(predictions[0])}: it predicts nothing else"
+    if score is None or not np.isfinite(score):
+        return "the model's score is undefined"
+    if _constant(references):
+        return None
+    if _numbers(predictions) and _numbers(references):
+        reference_N = np.asarray(references, dtype=float)
+        error = float(np.square(np.asarray(predictions, dtype=float) - reference_N).mean())
+        variance = float(reference_N.var())
+        if error >= variance:
+            mean = _shown(float(reference_N.mean()))
+            return (
+                f"{NO_BETTER} the mean, {mean}: its mean squared error {error:.4g} is not below the labels' variance,"
+                f" {variance:.4g}"
+            )
+    if baseline is not None and score <= baseline.score + baseline.standard_error + 1e-12:
+        error_too = f", standard error {baseline.standard_error:.4f}" if baseline.standard_error else ""
+        return (
+            f"{NO_BETTER} {_shown(baseline.label)}: {baseline.metric} {score:.4f}{error_too}, that of the commonest"
+            f" label {baseline.score:.4f}"
+        )
     return None
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in values)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else repr(value)
 
 
 def _constant(values: Sequence[Any]) -> bool:

@@ -41,6 +41,7 @@ from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
 from bertkit.models.registry import FAMILIES
+from bertkit.models.untrained import untrained_parts
 from bertkit.models.weights import WeightReport, load_weights
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import save_tokenizer
@@ -156,17 +157,23 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
 
 
 def load_model(
-    directory: Path, *, heads: Collection[str] | None = None, labels: Labels | None = None, new: Collection[str] = ()
+    directory: Path,
+    *,
+    heads: Collection[str] | None = None,
+    labels: Labels | None = None,
+    new: Collection[str] = (),
+    is_trained: bool = False,
 ) -> tuple[HeadedModel, WeightReport]:
     """A model with its heads, in evaluation mode.
 
     Args:
         directory: as found by `find_model`.
-        heads: which heads to build; None: those of the checkpoint. One that it lacks is initialised: a warning names
-            its weights, and they are in the report's `missing`.
+        heads: which heads to build; None: those of the checkpoint. One that it lacks is initialised: a warning says
+            what that means, and its weights are in the report's `missing`.
         labels: of the classification heads; None: config.json's. A classifier with another number of labels is
             initialised.
         new: heads that are expected to be initialised, without a warning.
+        is_trained: whether the caller goes on to train the model, and with it what is initialised.
 
     Raises:
         DataError: a file is damaged, a weight of the encoder is missing, or a shape disagrees.
@@ -204,8 +211,8 @@ def load_model(
     initialised = set(report.drawn_anew)
     model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
     unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
-    if unexpected:
-        log.warning("%s: newly initialised: %s", path, ", ".join(sorted(unexpected)))
+    for line in untrained_parts(names, unexpected, source=str(path), is_trained=is_trained):
+        log.log(logging.INFO if is_trained else logging.WARNING, "%s", line)
     return model.eval(), report
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from bertkit.errors import DataError, first_line
 from bertkit.files import sha256_of
 from bertkit.hub import hub_errors, is_offline, refusal
+from bertkit.models.near_models import close_names, looks_local, near_models, unfinished_run
 
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
@@ -145,16 +146,25 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
         offline: use the local cache alone.
 
     Raises:
-        DataError: there is no such directory, and the Hub has no such model or cannot be reached.
+        DataError: there is no such directory, and the Hub has no such model or cannot be reached; the message names
+            runs and models of similar names.
     """
     path = Path(model).expanduser()
     for directory in (path, path / "model"):
         if is_model(directory):
             return directory
-    if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE})")
+    if path.exists():
+        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){unfinished_run(path)}")
+    if looks_local(model):
+        raise DataError(f"{model}: does not exist; {near_models(path)}")
     name, _, named_revision = model.partition("@")
-    return _fetched(name, revision or named_revision or None, offline=is_offline(offline))
+    try:
+        return _fetched(name, revision or named_revision or None, offline=is_offline(offline))
+    except DataError as error:
+        near = close_names(path)
+        if not near:
+            raise
+        raise DataError(f"{error}; near this name on disk: {', '.join(near)}") from error
 
 
 def is_model(directory: Path) -> bool:

@@ -29,6 +29,7 @@ from bertkit.pretraining.stages import parts_of, stages_of
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import Override, load_as, overrides_of, resolve_recipe, with_overrides
+from bertkit.recipe.short_keys import OF_TEXT, long_keys
 from bertkit.recipe.tree import Located
 from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
@@ -59,6 +60,9 @@ class PretrainArguments(RunArguments[Recipe]):
     """The class of the recipe."""
     kind: ClassVar[str] = "pretrain"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", long_keys(self.overrides, OF_TEXT))
+
     @property
     def named(self) -> str:
         """The recipe's name or path.
@@ -85,6 +89,7 @@ class PretrainArguments(RunArguments[Recipe]):
                 f"init: recipe {recipe.name} starts from a model of yours; give --init MODEL, a model or run directory"
                 " or a Hub id"
             )
+        warn_of_stages(recipe, self.overrides)
         return completed(recipe, self.max_steps)
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
@@ -128,11 +133,31 @@ class PretrainArguments(RunArguments[Recipe]):
         return Pretrainer(recipe, shards, run, cache=self.cache)
 
 
+def as_begun(recipe: Recipe, run: RunDirectory) -> Recipe:
+    """The recipe of a run with the held-out text that the run began with; early versions counted documents alone."""
+    if not run.record["steps"]:
+        return recipe
+    least = run.record.get("held_out", {}).get("least_tokens", 0)
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"held_out_tokens": least})})
+
+
 def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
     """The recipe with its length and its files' hashes; all stages are checked."""
     recipe = with_file_hashes(shortened(recipe, max_steps))
     stages_of(recipe)
     return recipe
+
+
+def warn_of_stages(recipe: Recipe, overrides: Sequence[Override]) -> None:
+    """Log which settings of the command line hold in some stages only, since others have their own."""
+    given = {override.key: override.place for override in overrides}
+    keys = dict.fromkeys(key for stage in recipe.optimisation.stages for key in stage.set if key in given)
+    for key in keys:
+        own = [str(number) for number, stage in enumerate(recipe.optimisation.stages, start=1) if key in stage.set]
+        log.warning(
+            "%s holds where a stage does not set %s itself; %s %s does: change it with --set optimisation.stages=[]",
+            *(given[key].partition("=")[0], key, "stage" if len(own) == 1 else "each of the stages", ", ".join(own)),
+        )
 
 
 def with_file_hashes(recipe: Recipe, *, recompute: bool = False) -> Recipe:

@@ -8,9 +8,10 @@ Shapes: T packed tokens, B sequences, M predicted tokens.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,73 @@ from bertkit.progress import Progress, counted, silent_progress
 from bertkit.training.engine import Engine
 from bertkit.training.step import evaluate
 
+log = logging.getLogger(__name__)
+
 _MAX_EXPONENT = 700.0
 _MASKED_IN_TURN = 64
 """Most tokens of a sequence that pseudo-perplexity predicts: all of 512 would be eight times the work."""
+
+
+INTERVAL_PREDICTIONS = 385
+"""Predictions from which on the 95% interval of an accuracy is at most 5 points to either side (1.96^2 / (2 * 0.05)^2).
+"""
+
+
+@dataclass(frozen=True)
+class HeldOutSize:
+    """How much text the held-out figures rest on.
+
+    Attributes:
+        tokens: held out, of which an evaluation reads `sequences`.
+        share: of the text.
+        sequences: samples of an evaluation.
+        predictions: of masked words in an evaluation, or of the objective that makes most of them.
+    """
+
+    tokens: int
+    share: float
+    sequences: int
+    predictions: int
+
+    @property
+    def interval(self) -> float:
+        """Half the width of the 95% interval of an accuracy of one half, the widest (normal approximation); predictions
+        count as independent."""
+        return 1.96 * math.sqrt(0.25 / max(1, self.predictions))
+
+    @property
+    def suffices(self) -> bool:
+        """Whether an accuracy has an interval that tells models apart."""
+        return self.predictions >= INTERVAL_PREDICTIONS
+
+    @property
+    def in_words(self) -> str:
+        """How much it is, and what that means for the figures."""
+        interval = f"{100 * self.interval:.1f} points"
+        rest = (
+            f"an accuracy has a 95% interval of at most +-{interval}"
+            if self.suffices
+            else f"the 95% interval of an accuracy is up to +-{interval}, too wide to tell models apart; give more"
+            " text, or raise data.held_out"
+        )
+        return (
+            f"held-out text: {self.tokens:,} tokens ({self.share:.1%} of the text), {self.predictions:,} predictions in"
+            f" {self.sequences:,} sequences; {rest}"
+        )
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For results.json."""
+        return {**vars(self), "interval": self.interval}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any] | None) -> HeldOutSize | None:
+        """That of results.json; None of a run that did not record it."""
+        return None if document is None else cls(**{each.name: document[each.name] for each in fields(cls)})
+
+    def report(self) -> None:
+        """Log how much it is; a warning where it is too little."""
+        log.log(logging.INFO if self.suffices else logging.WARNING, "%s", self.in_words)
 
 
 @dataclass(frozen=True)
@@ -88,6 +153,23 @@ class HeldOut:
             if objective.fills_masks:
                 figures["perplexity"] = math.exp(min(totals[objective.term].mean, _MAX_EXPONENT))
         return figures
+
+    def size(self, stream: SampleStream, objectives: Sequence[Objective]) -> HeldOutSize:
+        """How much there is of it.
+
+        Args:
+            stream: the one that it was prepared from.
+            objectives: of the stage; predictions are those of masked words, or of the objective that makes most.
+        """
+        filling = [each.term for each in objectives if each.fills_masks]
+        terms = filling[:1] or {term for batch in self.batches for term in batch.targets}
+        counts = (sum(len(batch.targets[term].id_M) for batch in self.batches) for term in terms)
+        return HeldOutSize(
+            tokens=stream.tokens,
+            share=stream.tokens / stream.shards.tokens,
+            sequences=sum(batch.num_sequences for batch in self.batches),
+            predictions=max(counts, default=sum(batch.num_sequences for batch in self.batches)),
+        )
 
     def unigram_accuracy(self, term: str, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:
         """Accuracy of always predicting the most frequent token of the corpus, on an objective's targets."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import TokenShards, is_shards
-from bertkit.pretraining.arguments import PretrainArguments
+from bertkit.pretraining.arguments import PretrainArguments, as_begun
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import Progress
@@ -22,6 +22,7 @@ from bertkit.training.run import (
     Begun,
     FinishedRun,
     deadline_after,
+    finished_of,
     identity_of,
     require_unchanged,
     resumed_recipe,
@@ -33,7 +34,7 @@ from bertkit.training.run import (
 def run_pretraining(
     arguments: PretrainArguments, *, progress: Progress, begun: Begun = lambda run: None
 ) -> FinishedRun:
-    """Start or resume a run and train it to its end.
+    """Start or resume a run and train it to its end; one that is finished is not repeated.
 
     Args:
         arguments: of the command line.
@@ -46,7 +47,7 @@ def run_pretraining(
         StoppedError, DivergedError: see `Trainer.train`.
     """
     run = None if arguments.resume is None else run_of(arguments)
-    recipe = arguments.new_recipe() if run is None else resumed_recipe(arguments, run)
+    recipe = arguments.new_recipe() if run is None else as_begun(resumed_recipe(arguments, run), run)
     if run is not None and (finished := FinishedRun.done(run)):
         return finished
     models = arguments.fingerprints(recipe)
@@ -63,6 +64,8 @@ def run_pretraining(
             **models,
         }
         identity = identity_of(arguments, recipe, fingerprints)
+        if finished := finished_of(arguments, recipe, identity):
+            return finished
         run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
     require_unchanged(run, {"data": shards.fingerprint, **models})
 

@@ -20,7 +20,7 @@ from bertkit.data.samples import Integers, Samples
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.base import Objective
-from bertkit.pretraining.arguments import PretrainArguments
+from bertkit.pretraining.arguments import PretrainArguments, as_begun
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.pretraining.stages import stages_of
@@ -114,7 +114,7 @@ def _recipe_and_shards(request: PretrainArguments, progress: Progress) -> tuple[
         recipe = request.new_recipe()
         return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
     run = RunDirectory.open(directory)
-    recipe = _recipe_on_text(run)
+    recipe = as_begun(_recipe_on_text(run), run)
     shards = Path(str(run.record.get("shards", "")))
     if shards.is_dir():
         return recipe, TokenShards.open(shards)

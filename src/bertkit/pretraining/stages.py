@@ -29,7 +29,7 @@ _MAY_CHANGE = (
     "optimisation.schedule",
     "optimisation.groups",
 )
-_SAME_TEXT = ("sources", "languages", "reading", "held_out")
+_SAME_TEXT = ("sources", "languages", "reading", "held_out", "held_out_tokens")
 """Keys of data that all stages share: what one of them holds out, no other may train on."""
 _SCHEDULE = "optimisation.schedule"
 

@@ -37,7 +37,7 @@ from bertkit.objectives.forward import (
     take_over,
     takes_over,
 )
-from bertkit.pretraining.held_out import HeldOut
+from bertkit.pretraining.held_out import HeldOut, HeldOutSize
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, stages_of
@@ -113,6 +113,10 @@ class StageRun:
             micro_batch_tokens=batches.micro_batch_tokens,
         )
 
+    @property
+    def held_out_size(self) -> HeldOutSize:
+        return self.held_out.size(self._held_out_stream, self.objectives)
+
 
 class Pretrainer(Trainer[PackedBatch]):
     """One run, from its start or from its newest checkpoint to its end.
@@ -158,6 +162,8 @@ class Pretrainer(Trainer[PackedBatch]):
             _ = stage_run.held_out
             stage_run.batches.check_enough()
         check_epochs(self.recipe, self.stages)
+        self.stages[-1].held_out_size.report()
+        self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
 
     def _check_growth(self) -> None:
         """Raise UsageError if the model would grow where what stands beside it cannot."""
@@ -296,7 +302,7 @@ class Pretrainer(Trainer[PackedBatch]):
         if evaluated != self.step:  # resumed after the last step
             figures = self._figures(last, self.closing_progress)
         held_out = dict(figures)
-        results: dict[str, Any] = {"held_out": held_out}
+        results: dict[str, Any] = {"held_out": held_out, "held_out_text": last.held_out_size.document}
         filling = next((objective for objective in last.objectives if objective.fills_masks), None)
         if filling is not None:
             held_out["accuracy/unigram"] = held_out_text.unigram_accuracy(filling.term, self.shards.token_counts_V)
@@ -325,7 +331,7 @@ class Pretrainer(Trainer[PackedBatch]):
         init = self.recipe.init
         if init is not None:
             directory, first = find_model(init), self.stages[0].stage.recipe.model
-            loaded, _ = load_model(directory, heads=heads_of(objectives))
+            loaded, _ = load_model(directory, heads=heads_of(objectives), is_trained=True)
             tokenizer = load_tokenizer(directory)
             check_vocabulary(loaded, tokenizer, source=str(directory))
             model, remade = with_vocabulary(

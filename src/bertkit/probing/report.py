@@ -88,6 +88,12 @@ class Report:
         write_text(directory / SUMMARY, "".join(f"{sentence}\n" for sentence in self.sentences))
 
 
+def read_sentences(directory: Path) -> list[str]:
+    """The sentences of a report that was written; none where the file is gone."""
+    path = directory / SUMMARY
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
 def _write_table(table: Table, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:

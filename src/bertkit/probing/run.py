@@ -16,9 +16,14 @@ from typing import Any
 
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel, load_models
-from bertkit.evaluation.run import MeasurementArguments, begin_measurement
+from bertkit.evaluation.run import (
+    MeasurementArguments,
+    begin_measurement,
+    finished_measurement,
+    measurement_identity,
+)
 from bertkit.probing import STORE_GB, ProbeSettings
-from bertkit.probing.report import Report
+from bertkit.probing.report import Report, read_sentences
 from bertkit.probing.sentence_sources import DrawnSentences, read_texts
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
@@ -101,7 +106,7 @@ def run_probe(
     *,
     data: Mapping[str, str],
 ) -> ProbeResult:
-    """Measure inside a new run directory and write the report.
+    """Measure inside a new run directory and write the report; a finished run of the same measurement is not repeated.
 
     Errors in arguments, models and data are better raised before this is called: no run directory is made then.
 
@@ -112,7 +117,10 @@ def run_probe(
         measure: does the work.
         data: hash of all data read, by name.
     """
-    run = begin_measurement("probe", settings.kind, subjects, settings, request, data=data, seed=settings.seed)
+    identity = measurement_identity("probe", settings.kind, subjects, settings, request, data=data, seed=settings.seed)
+    if (done := finished_measurement(identity, request)) is not None:
+        return ProbeResult(done, done.results or {}, read_sentences(done.path))
+    run = begin_measurement(identity, request)
     with run.recording(request.command):
         run.write_environment()
         report = measure()

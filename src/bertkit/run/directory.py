@@ -21,6 +21,7 @@ from typing import Any
 
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import read_json, sha256_of, write_json, write_text
+from bertkit.run.code import code_sha256
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
 from bertkit.run.metrics import METRICS_FILE, last_metrics
 
@@ -255,10 +256,12 @@ class RunDirectory:
 
     def _begin(self, command: Sequence[str]) -> None:
         attempts = self.record["attempts"]
+        # Of a run that two versions of the code have worked on, none is the one that made it.
+        code = code_sha256() if self.record.get("code_sha256") == code_sha256() else None
         if attempts and attempts[-1]["ended"] is None:
             attempts[-1] |= {"status": "stopped", "exit_reason": "its process ended without a word"}
         attempts.append({"started": _now(), "ended": None, "command": list(command), "status": "running"})
-        self.update(status="running", exit_reason=None, ended=None, attempts=attempts)
+        self.update(status="running", exit_reason=None, ended=None, attempts=attempts, code_sha256=code)
 
     def _end(self, status: str, reason: str) -> None:
         end = {"status": status, "exit_reason": reason, "ended": _now()}
@@ -335,6 +338,7 @@ def _first_record(path: Path, identity: RunIdentity) -> dict[str, Any]:
         "seed": identity.seed,
         "fingerprints": dict(identity.fingerprints),
         "recipe_sha256": sha256_of(path / RECIPE),
+        "code_sha256": code_sha256(),
         "attempts": [],
     }
 

@@ -63,6 +63,13 @@ def verify_run(path: Path) -> RunReport:
     return RunReport(path, tuple(_check(name, part, run) for name, part in parts.items()))
 
 
+def result_errors(run: RunDirectory) -> list[str]:
+    """What is damaged of a run's result: its recipe, its results and its model; checkpoints and logs are not read."""
+    checks = [_check(name, part, run) for name, part in (("", _recipe), ("", _results), ("", _model))]
+    lost = [f"{run.model}: missing"] if run.model.is_symlink() and not run.model.exists() else []
+    return [check.detail for check in checks if check.verdict == "fault"] + lost
+
+
 class _NotChecked(Exception):  # noqa: N818 (no error: it says why there is nothing to check)
     pass
 

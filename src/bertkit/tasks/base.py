@@ -29,6 +29,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.metrics.modules import AdditionalMetric, local_metric
+from bertkit.metrics.statistics import ConstantBaseline
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -387,8 +388,10 @@ class Task(ABC):
         """One prediction and one reference for each label."""
         return self.metric_inputs(predictions, examples)
 
-    def majority_score(self, metric: str, predictions: Sequence[Prediction], examples: Sequence[Any]) -> float | None:
-        """The metric's score of always predicting the commonest label; None where that is no baseline."""
+    def constant_baseline(
+        self, metric: str, predictions: Sequence[Prediction], examples: Sequence[Any]
+    ) -> ConstantBaseline | None:
+        """Always predicting the commonest label, by this metric; None where that is no baseline."""
         return None
 
     def tune(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, Any]:

@@ -11,10 +11,12 @@ Shapes: T packed tokens, B sequences, I examples, K labels, D width.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import eq
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -26,6 +28,7 @@ from torch.nn import functional
 
 from bertkit.errors import DataError
 from bertkit.metrics.calibration import at_temperature, best_threshold, fit_temperature
+from bertkit.metrics.statistics import ConstantBaseline
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -257,12 +260,19 @@ class Classification(TextTask):
         labels = label_ids([(example.id, str(example.label)) for _, example in known], self.labels.names)
         return np.array(rows, dtype=np.float64).reshape(-1, self.labels.count), labels
 
-    def majority_score(
+    def constant_baseline(
         self, metric: str, predictions: Sequence[Prediction], examples: Sequence[TextExample]
-    ) -> float | None:
-        _, gold = self.comparable(predictions, examples)
+    ) -> ConstantBaseline | None:
+        guesses, gold = self.comparable(predictions, examples)
         commonest = Counter(gold).most_common(1)[0][0]
-        return self.own_scores([commonest] * len(gold), gold)[metric]
+        score = self.own_scores([commonest] * len(gold), gold)[metric]
+        if score is None:
+            return None
+        error = 0.0
+        if metric == "accuracy":
+            accuracy = sum(map(eq, guesses, gold)) / len(gold)
+            error = math.sqrt(accuracy * (1 - accuracy) / len(gold))
+        return ConstantBaseline(str(commonest), metric, score, error)
 
 
 class MultiLabelClassification(TextTask):

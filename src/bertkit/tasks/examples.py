@@ -81,17 +81,28 @@ Example = TextExample | TaggedExample | QuestionExample | ChoiceExample
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """A row that is left out: its place, such as `train.csv, line 7`, and why."""
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
     """The examples of one split in the file's order, and what was noticed while reading it.
 
     `notes` counts by name, such as {"duplicate ids": 2, "answers dropped": 1}; `named` lists, under the same names, the
-    ids concerned (the first few). `source` is the file, folder or Hub data set that was read.
+    ids concerned (the first few). `source` is the file, folder or Hub data set that was read. `skipped` are the rows
+    that were left out. `groups`, where there are any, has one for each example: those of one group belong together.
     """
 
     examples: list[Example]
     notes: dict[str, int] = field(default_factory=dict)
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)
     source: str = ""
+    skipped: tuple[SkippedRow, ...] = ()
+    groups: tuple[str, ...] = ()
 
 
 MASK = "[MASK]"

@@ -1,20 +1,28 @@
 """Lines of a text file of any size, plain or compressed, with every error located.
 
 No paper. The formats are those of gzip, xz, bzip2 and Zstandard; UTF-8 is RFC 3629. Python's own text mode would read
-the same lines, but does not locate the byte at which the text stops being UTF-8.
+the same lines, but does not locate the byte at which the text stops being UTF-8. What an encoding is called, and what
+damaged UTF-8 may be instead, is said in file_format.py.
 """
 
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
+import logging
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from bertkit.errors import DataError
+from bertkit.text.file_format import likely_encoding
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 22
 MAX_LINE_BYTES = 64 << 20
@@ -22,45 +30,95 @@ MAX_LINE_BYTES = 64 << 20
 _FOREIGN = {
     b"%PDF": "a PDF document; extract its text first",
     b"PK\x03\x04": "a zip archive (or an office document); unpack it first",
-    b"\xff\xfe": "text in UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)",
-    b"\xfe\xff": "text in UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)",
     b"\x1f\x8b": "gzip-compressed; name it .gz",
     b"\xfd7zXZ": "xz-compressed; name it .xz",
     b"\x28\xb5\x2f\xfd": "Zstandard-compressed; name it .zst",
     b"BZh": "bzip2-compressed; name it .bz2",
     b"PAR1": "a Parquet file; name it .parquet",
 }
-_BOM = b"\xef\xbb\xbf"
+_UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read_lines(path: Path) -> Iterator[list[str]]:
+def read_lines(path: Path, encoding: str | None = None, *, errors: str = "strict") -> Iterator[list[str]]:
     """The file's lines without their ends, several thousand at a time; memory stays flat.
 
+    Args:
+        path: the file.
+        encoding: of its text; where None UTF-8, and UTF-16 where it begins with a byte order mark, which is logged.
+        errors: what becomes of bytes that are no text, as Python's codecs call it.
+
     Raises:
-        DataError: missing or unreadable file, damaged compression, a binary file, invalid UTF-8 (with its byte offset),
-            or a line of more than 64 MiB.
+        DataError: missing or unreadable file, damaged compression, a binary file, bytes that are not of the encoding
+            (with their offset), or a line of more than 64 MiB.
     """
-    offset, rest = 0, b""
-    for chunk in read_bytes(path):
+    chunks = read_bytes(path)
+    first = next(chunks, b"")
+    if encoding is None and is_utf_16(first):
+        encoding = "utf-16"
+        log.info("%s: is in UTF-16 by its first bytes, and read so", path)
+    chunks = chain([first], chunks)
+    if encoding is not None and codecs.lookup(encoding).name != "utf-8":
+        yield from _decoded_lines(path, chunks, encoding, errors)
+        return
+    offset, rest, number = 0, b"", 1
+    for chunk in chunks:
         if not offset and not rest:
             _refuse_foreign(path, chunk)
-            if chunk.startswith(_BOM):
-                offset, chunk = len(_BOM), chunk[len(_BOM) :]
+            if chunk.startswith(codecs.BOM_UTF8):
+                offset, chunk = len(codecs.BOM_UTF8), chunk[len(codecs.BOM_UTF8) :]
         end = chunk.rfind(b"\n") + 1
         if not end:
             rest += chunk
-            if len(rest) > MAX_LINE_BYTES:
-                raise DataError(
-                    f"{path}: the line at byte {offset:,} is longer than {MAX_LINE_BYTES >> 20} MiB; "
-                    "put line ends between paragraphs or sentences"
-                )
+            _refuse_long(path, len(rest), offset)
             continue
         whole = rest + chunk[:end]
-        yield _decoded(path, whole, offset)
-        offset += len(whole)
+        lines = _decoded(path, whole, offset, number, errors)
+        yield lines
+        offset, number = offset + len(whole), number + len(lines)
         rest = chunk[end:]
     if rest:
-        yield _decoded(path, rest, offset)
+        yield _decoded(path, rest, offset, number, errors)
+
+
+def _decoded_lines(path: Path, chunks: Iterator[bytes], encoding: str, errors: str) -> Iterator[list[str]]:
+    """Lines of text that is not UTF-8, from the chunks of its file."""
+    decoder = codecs.getincrementaldecoder(encoding)(errors)
+    offset, rest = 0, ""
+    for chunk in chain(chunks, [b""]):
+        if not offset:
+            _refuse_foreign(path, chunk)
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeError as error:
+            at = offset + getattr(error, "start", 0)
+            raise DataError(
+                f"{path}: not valid {encoding} near byte offset {at:,}: {getattr(error, 'reason', error)}; give another"
+                " --encoding (reading.encoding), or convert the file to UTF-8"
+            ) from error
+        if not offset:
+            text = text.removeprefix("\ufeff")  # the mark of UTF-16-LE, which is no text
+        if "\0" in text:
+            raise DataError(f"{path}: NUL characters when read as {encoding}: a binary file, or another encoding")
+        offset += len(chunk)
+        whole, newline, rest = (rest + text).rpartition("\n")
+        _refuse_long(path, len(rest), offset)
+        if newline:
+            yield [line.removesuffix("\r") for line in whole.split("\n")]
+    if rest:
+        yield [rest]
+
+
+def _refuse_long(path: Path, length: int, offset: int) -> None:
+    if length > MAX_LINE_BYTES:
+        raise DataError(
+            f"{path}: the line at byte {offset:,} is longer than {MAX_LINE_BYTES >> 20} MiB; "
+            "put line ends between paragraphs or sentences"
+        )
+
+
+def is_utf_16(first: bytes) -> bool:
+    """Whether a file that begins so has the byte order mark of UTF-16."""
+    return first.startswith(_UTF_16_MARKS)
 
 
 def read_bytes(path: Path) -> Iterator[bytes]:
@@ -118,17 +176,32 @@ def _refuse_foreign(path: Path, chunk: bytes) -> None:
             raise DataError(f"{path}: not a text file but {remedy}")
 
 
-def _decoded(path: Path, content: bytes, offset: int) -> list[str]:
-    """Lines of content that begins at a byte offset of the decompressed file."""
+def _decoded(path: Path, content: bytes, offset: int, number: int, errors: str) -> list[str]:
+    """Lines of UTF-8 that begins at a byte offset of the decompressed file, with the line of this number."""
     nul = content.find(b"\0")
     if nul >= 0:
         raise DataError(f"{path}: a binary file, not text: NUL byte at offset {offset + nul:,}")
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8", errors)
     except UnicodeDecodeError as error:
+        line = number + content.count(b"\n", 0, error.start)
         raise DataError(
             f"{path}: not valid UTF-8 at byte offset {offset + error.start:,} "
-            f"(byte 0x{content[error.start]:02x}: {error.reason}); convert the file to UTF-8"
+            f"(line {line}, byte 0x{content[error.start]:02x}: {error.reason}){_remedy(content, error.start)}"
         ) from error
     lines = (text[:-1] if text.endswith("\n") else text).split("\n")
     return [line[:-1] if line.endswith("\r") else line for line in lines] if "\r" in text else lines
+
+
+def _remedy(content: bytes, start: int) -> str:
+    """What to do about bytes that are not UTF-8, with the word that they are part of in the likely encoding."""
+    encoding = likely_encoding(content, start)
+    if encoding is None:
+        return "; it is damaged, or in another encoding: convert the file to UTF-8, or name it with --encoding"
+    before, after = content[:start][-40:].decode(encoding), content[start : start + 40].decode(encoding)
+    word = re.split(r"\W", before)[-1] + after[0] + re.split(r"\W", after[1:])[0]
+    title = {"latin-1": "Latin-1", "cp1252": "Windows-1252"}[encoding]
+    return (
+        f"; it seems to be {title} ({word!r}): give --encoding {encoding} (reading.encoding), or convert the file to"
+        " UTF-8"
+    )

@@ -21,10 +21,12 @@ from typing import Any
 from bertkit.errors import DataError, first_line
 from bertkit.hub import hub_errors, without_network
 from bertkit.text.annotated import annotated_lines, spans_of
-from bertkit.text.lines import read_lines
+from bertkit.text.file_format import FileFormat, delimiter_of
+from bertkit.text.lines import is_utf_16, read_bytes, read_lines
 
 Part = tuple[bool, list[str]]
 PART_CHARACTERS = 1 << 19
+_ANY_FORMAT = FileFormat()
 _WIKITEXT_TITLE = re.compile(r"\s*= ([^=].*?) =\s*$")
 _WIKITEXT_HEADING = re.compile(r"\s*((?:= ){2,})(.*?)( =)+\s*$")
 
@@ -51,6 +53,7 @@ class TextReader(Reader):
 
     path: Path
     documents: str
+    encoding: str | None = None
     kind = "text"
 
     @property
@@ -64,7 +67,7 @@ class TextReader(Reader):
         """Lines that are not blank, each with: does a document begin here?"""
         begins = True
         each_line, blank_line, wikitext = (self.documents == kind for kind in ("line", "blank-line", "wikitext"))
-        for lines in read_lines(self.path):
+        for lines in read_lines(self.path, self.encoding):
             for line in lines:
                 if not line or line.isspace():
                     begins |= blank_line
@@ -85,6 +88,7 @@ class JsonLinesReader(Reader):
     path: Path
     text_field: str
     span_fields: tuple[str, ...] = ()
+    encoding: str | None = None
     kind = "jsonl"
 
     @property
@@ -93,7 +97,7 @@ class JsonLinesReader(Reader):
 
     def parts(self) -> Iterator[Part]:
         number = 0
-        for lines in read_lines(self.path):
+        for lines in read_lines(self.path, self.encoding):
             for line in lines:
                 number += 1
                 if line and not line.isspace():
@@ -118,6 +122,7 @@ class TableReader(Reader):
     kind: str
     text_field: str
     span_fields: tuple[str, ...] = ()
+    format: FileFormat = _ANY_FORMAT
 
     @property
     def name(self) -> str:  # type: ignore[override]  # derived, not stored
@@ -128,8 +133,11 @@ class TableReader(Reader):
 
         # Only these columns are read, if the format allows it.
         columns = [self.text_field, *self.span_fields]
-        options = {"columns": columns} if self.kind == "parquet" else {"keep_default_na": False}
-        self._check_columns()
+        options: dict[str, Any] = {"columns": columns}
+        if self.kind != "parquet":
+            encoding = self._encoding()
+            options = {"keep_default_na": False, "sep": self._delimiter(encoding), "encoding": encoding}
+        self._check_columns(options.get("sep", ""), options.get("encoding"))
 
         def rows() -> Any:
             return datasets.load_dataset(
@@ -138,7 +146,17 @@ class TableReader(Reader):
 
         return dataset_parts(rows, self.text_field, self.span_fields, self.name)
 
-    def _check_columns(self) -> None:
+    def _encoding(self) -> str:
+        """Of a CSV file: the one given, UTF-16 by its mark, else UTF-8 (with or without a mark)."""
+        return self.format.encoding or ("utf-16" if is_utf_16(next(read_bytes(self.path), b"")) else "utf-8")
+
+    def _delimiter(self, encoding: str) -> str:
+        return delimiter_of(self._first_line(encoding), ",", f"{self.name}, line 1", self.format.delimiter)
+
+    def _first_line(self, encoding: str | None) -> str:
+        return next((line for lines in read_lines(self.path, encoding) for line in lines), "")
+
+    def _check_columns(self, delimiter: str, encoding: str | None) -> None:
         """Name a missing column before any row is read."""
         if self.kind == "parquet":
             import pyarrow
@@ -151,8 +169,7 @@ class TableReader(Reader):
         else:
             import csv
 
-            head = next((lines for lines in read_lines(self.path)), [""])
-            columns = next(csv.reader(head), [])
+            columns = next(csv.reader([self._first_line(encoding)], delimiter=delimiter), [])
         text_of(dict.fromkeys(columns, ""), self.text_field, self.name)
         for field in self.span_fields:
             spans_of(dict.fromkeys(columns), field, 0, self.name)

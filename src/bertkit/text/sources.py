@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,8 +24,9 @@ from bertkit.errors import DataError, UsageError
 from bertkit.files import cache_directory, sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
 from bertkit.progress import Progress, silent_progress
-from bertkit.settings import Settings, UnreadKey
+from bertkit.settings import UnreadKey
 from bertkit.text.annotated import MOST_FIELDS
+from bertkit.text.file_format import FileFormat
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.readers import HubReader, JsonLinesReader, Part, Reader, TableReader, TextReader
 
@@ -39,8 +40,10 @@ trained on."""
 log = logging.getLogger(__name__)
 
 
-class SourceOptions(Settings):
+class SourceOptions(FileFormat):
     """How sources are read, and what a segment is."""
+
+    later_fields: ClassVar[frozenset[str]] = frozenset(FileFormat.model_fields)
 
     text_field: str = Field("text", description="Field of the text in JSONL, CSV, Parquet and Hub records.")
     span_fields: tuple[str, ...] = Field(
@@ -394,11 +397,11 @@ def _file_reader(path: Path, options: SourceOptions) -> Reader:
     if kind in ("text", "csv"):
         _check_spans(str(path), options)
     if kind == "text":
-        return TextReader(path, options.documents)
+        return TextReader(path, options.documents, options.encoding)
     if kind == "jsonl":
-        return JsonLinesReader(path, options.text_field, options.span_fields)
+        return JsonLinesReader(path, options.text_field, options.span_fields, options.encoding)
     if kind is not None:
-        return TableReader(path, kind, options.text_field, options.span_fields)
+        return TableReader(path, kind, options.text_field, options.span_fields, options)
     known = ", ".join(KINDS)
     raise UsageError(
         f"{path}: unknown kind of file {path.suffix or '(no suffix)'!r}; expected {known}, "

@@ -45,7 +45,7 @@ class StopRequest:
         if self.signal is not None:
             return self.signal
         if self._limit_seconds is not None and time.monotonic() - self._opened >= self._limit_seconds:
-            return f"time limit of {self._limit_seconds / 60:g} minutes"
+            return "the time limit"  # what is left of it here says nothing where runs share one
         return None
 
     def _note(self, number: int, _frame: FrameType | None) -> None:

@@ -49,6 +49,10 @@ class WindowMeter:
         self.waited_seconds += waited_seconds
         self.flops += flops
 
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
     def losses(self, terms: LossTerms[Any]) -> dict[str, Any]:
         """Total, means and accuracies, under the names of metrics.jsonl; None where no update was finite.
 
@@ -72,7 +76,7 @@ class WindowMeter:
         seconds = max(self.seconds, 1e-9)
         return {
             "grad_norm": self.gradient_norm,
-            "tokens_per_s": self.tokens / seconds,
+            "tokens_per_s": self.tokens_per_second,
             "target_tokens_per_s": target_tokens / seconds,
             "mfu": self.flops / seconds / peak_flops,
             "input_stall": self.waited_seconds / seconds,

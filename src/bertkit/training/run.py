@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.files import cache_directory
 from bertkit.progress import Progress
 from bertkit.recipe.dump import dump_recipe
@@ -27,6 +27,7 @@ from bertkit.recipe.resolve import Override, base_of
 from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_settings, warn_unread
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_to_resume
+from bertkit.run.finished import Objection, finished_before
 from bertkit.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
         offline: use no network.
         max_minutes: stop after so long, with a checkpoint.
         command: the command line, for the record.
+        fresh: train although a finished run of the same recipe exists.
     """
 
     recipe: str | None = None
@@ -61,6 +63,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
     offline: bool = False
     max_minutes: float | None = None
     command: Sequence[str] = ()
+    fresh: bool = False
 
     kind: ClassVar[str]
     """The command, as run.json names it."""
@@ -140,6 +143,12 @@ class FinishedRun:
         if run.status != "done" or run.results is None:
             return None
         log.info("%s is done already", run.path)
+        return cls.of(run)
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> FinishedRun:
+        """A run that is known to be done."""
+        assert run.results is not None
         runs = tuple(RunDirectory.open(Path(each["run"])) for each in run.results.get("runs", ()))
         return cls(run, run.results, runs or (run,))
 
@@ -151,6 +160,8 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
         UsageError, DataError: there is none, or it is of another kind.
     """
     assert arguments.resume is not None
+    if arguments.fresh:
+        raise UsageError("--fresh and --resume exclude each other: a new run, or one to continue")
 
     def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
         if arguments.names_nothing:
@@ -195,6 +206,48 @@ def identity_of(
         command=arguments.command,
         fingerprints=fingerprints,
     )
+
+
+_SPEED_ALONE = frozenset(
+    {"device", "micro_batch_tokens", "workers", "log_every_steps", "save_every_steps"}
+    | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb"}
+)
+"""Settings of the engine that show neither in the results nor in the files that stay."""
+
+
+def finished_of(
+    arguments: RunArguments[RunRecipe],
+    recipe: RunRecipe,
+    identity: RunIdentity,
+    *,
+    objection: Objection = lambda run: None,
+) -> FinishedRun | None:
+    """The finished run that the command would only make again; None where there is none, or with `fresh`.
+
+    Args:
+        arguments: of the command line.
+        recipe: of the run that would be made.
+        identity: its record.
+        objection: further reasons against a finished run.
+
+    Raises:
+        UsageError: `run_dir` holds a finished run of this recipe that cannot serve.
+    """
+
+    def differs(run: RunDirectory) -> str | None:
+        before, now = (_engine(each) for each in (arguments.recorded(run), recipe))
+        keys = sorted(key for key in now if key not in _SPEED_ALONE and before.get(key) != now[key])
+        return f"another engine.{' and engine.'.join(keys)}" if keys else objection(run)
+
+    if arguments.fresh:
+        return None
+    found = finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir, objection=differs)
+    return None if found is None else FinishedRun.of(found)
+
+
+def _engine(recipe: RunRecipe) -> dict[str, Any]:
+    found: dict[str, Any] = recipe.model_dump(mode="json").get("engine", {})
+    return found
 
 
 def require_unchanged(run: RunDirectory, fingerprints: Mapping[str, str | None]) -> None:

@@ -244,19 +244,20 @@ class Trainer(ABC, Generic[Batch]):
 
     def _after_step(self, meter: ProgressMeter) -> None:
         intervals, last = self.engine.intervals, self.step == self.steps
+        meter.update(self.step, note=self._note())
         if last or self.step % intervals.log_every_steps == 0:
-            line = self._line()
-            self._metrics.log(self.step, line)
-            loss = "-" if line["loss"] is None else f"{line['loss']:.3f}"
-            meter.update(self.step, note=f"loss {loss}, {line['tokens_per_s']:,.0f} tokens/s")
+            self._metrics.log(self.step, self._line())
             self.meter.reset()
-        else:
-            meter.update(self.step)
         if self.evaluation_is_due():
             with nullcontext() if self.average is None else self.average.in_use():
                 self.evaluate()
         if not last and self.step % intervals.save_every_steps == 0:
             self.save_checkpoint()
+
+    def _note(self) -> str:
+        """Mean loss and speed since the last log line, the step just made included."""
+        loss = self.losses()["loss"]
+        return f"loss {'-' if loss is None else f'{loss:.3f}'}, {self.meter.tokens_per_second:,.0f} tokens/s"
 
     def _line(self) -> dict[str, Any]:
         peak_flops = _peak_flops(self.engine.device, bf16=self.engine.bf16)

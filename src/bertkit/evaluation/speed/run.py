@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertkit.errors import UsageError
-from bertkit.evaluation.run import Evaluated, MeasurementArguments, begin_measurement
+from bertkit.evaluation.run import (
+    Evaluated,
+    MeasurementArguments,
+    begin_measurement,
+    measurement_identity,
+)
 from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.report import write_report
 from bertkit.evaluation.speed.results import SUITE, speed_results
@@ -52,7 +57,8 @@ def evaluate_speed(
     timed_models = load_timed_models(settings, arguments, results, methods)
     with threads(settings.threads) as count:
         loaded = [each.loaded for each in timed_models]
-        run = begin_measurement("eval", SUITE, loaded, settings, arguments, data={}, seed=settings.seed)
+        identity = measurement_identity("eval", SUITE, loaded, settings, arguments, data={}, seed=settings.seed)
+        run = begin_measurement(identity, arguments)  # never a finished one: times are of this moment
         with run.recording(arguments.command):
             run.write_environment()
             with processor_share() as share:

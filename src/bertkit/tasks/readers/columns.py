@@ -45,7 +45,7 @@ def is_iob(tags: Iterable[str]) -> bool:
     return all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags)
 
 
-def read_conll(path: Path, spec: TaskSpec | None = None, split: str = "train") -> Split:
+def read_conll(path: Path, spec: TaskSpec | None = None, split: str = "train", *, encoding: str | None = None) -> Split:
     """Read one word a line, its tag in the last column, sentences parted by blank lines.
 
     Columns are parted by tabs where the line holds one, else by spaces. Documents begin at `-DOCSTART-` lines, which
@@ -58,7 +58,7 @@ def read_conll(path: Path, spec: TaskSpec | None = None, split: str = "train") -
     labels = None if spec is None else spec.labels
     examples: list[TaggedExample] = []
     document, documents_known = -1, False
-    sentences = list(_sentences(path))
+    sentences = list(_sentences(path, encoding))
     plain_iob = is_iob({row[-1] for _, rows in sentences for row in rows if len(row) > 1})
     for line, rows in sentences:
         if rows[0][0] == DOCUMENT_START:
@@ -83,10 +83,10 @@ def alone(examples: Sequence[TaggedExample]) -> list[TaggedExample]:
     return [TaggedExample(example.id, example.words, example.tags, number) for number, example in enumerate(examples)]
 
 
-def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
+def _sentences(path: Path, encoding: str | None) -> Iterator[tuple[int, list[list[str]]]]:
     """Runs of lines that are not blank, each with its first line's number; a `-DOCSTART-` line is a run of its own."""
     first, rows, width = 0, list[list[str]](), 0
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, encoding):
         fields = _fields(line)
         if not fields or fields[0] == DOCUMENT_START:
             if rows:
@@ -126,7 +126,7 @@ class ConlluSentence(NamedTuple):
     rows: list[tuple[int, list[str]]]
 
 
-def conllu_sentences(path: Path) -> Iterator[ConlluSentence]:
+def conllu_sentences(path: Path, encoding: str | None = None) -> Iterator[ConlluSentence]:
     """The sentences with their syntactic words: ranges (`1-2`, a contraction as it is written) and empty nodes (`8.1`)
     are passed over.
 
@@ -135,7 +135,7 @@ def conllu_sentences(path: Path) -> Iterator[ConlluSentence]:
     """
     name, starts_document = "", False
     rows: list[tuple[int, list[str]]] = []
-    for number, line in chain(numbered_lines(path), [(0, "")]):
+    for number, line in chain(numbered_lines(path, encoding), [(0, "")]):
         if line.startswith("#"):
             key, _, value = line[1:].partition("=")
             name = value.strip() if key.strip() == "sent_id" else name
@@ -151,7 +151,9 @@ def conllu_sentences(path: Path) -> Iterator[ConlluSentence]:
             name, starts_document, rows = "", False, []
 
 
-def read_conllu(path: Path, spec: TaskSpec | None = None, split: str = "train") -> Split:
+def read_conllu(
+    path: Path, spec: TaskSpec | None = None, split: str = "train", *, encoding: str | None = None
+) -> Split:
     """Read words with their universal parts of speech (UPOS).
 
     Ids are `sent_id`, documents begin at `# newdoc`; without such comments, numbers and each sentence for itself.
@@ -162,7 +164,7 @@ def read_conllu(path: Path, spec: TaskSpec | None = None, split: str = "train") 
     labels = None if spec is None else spec.labels
     examples: list[TaggedExample] = []
     document = -1
-    for name, starts_document, rows in conllu_sentences(path):
+    for name, starts_document, rows in conllu_sentences(path, encoding):
         document += starts_document
         for number, fields in rows:
             known_label(fields[UPOS], labels, f"{path}, line {number}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
-from bertkit.tasks.examples import Example, Split
+from bertkit.tasks.examples import Example, SkippedRow, Split
 from bertkit.text.lines import read_lines
 
 NAMED = 10
@@ -37,8 +37,20 @@ class Notes:
         if len(named) < NAMED:
             named.append(name)
 
-    def split(self, examples: Sequence[Example], source: str | Path) -> Split:
+    def split(
+        self,
+        examples: Sequence[Example],
+        source: str | Path,
+        skipped: Sequence[SkippedRow] = (),
+        groups: Sequence[str] = (),
+    ) -> Split:
         """The split of these examples; an id that came before gets `#2`, `#3`, ... and is noted.
+
+        Args:
+            examples: in the file's order.
+            source: the file.
+            skipped: rows that are left out.
+            groups: one for each example, or none.
 
         Raises:
             DataError: there are no examples.
@@ -58,20 +70,25 @@ class Notes:
                 example = replace(example, id=fresh)
             seen.add(example.id)
             unique.append(example)
-        return Split(unique, self.counts, {what: tuple(names) for what, names in self.named.items()}, str(source))
+        return Split(unique, self.counts, self.first, str(source), tuple(skipped), tuple(groups))
+
+    @property
+    def first(self) -> dict[str, tuple[str, ...]]:
+        """The first examples or lines of each note."""
+        return {what: tuple(names) for what, names in self.named.items()}
 
     def __str__(self) -> str:
         return ", ".join(f"{what}: {count}" for what, count in self.counts.items())
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path, encoding: str | None = None, errors: str = "strict") -> Iterator[tuple[int, str]]:
     """The file's lines with their numbers from 1, without line ends; quotes and anything but tabs mean nothing here.
 
     Raises:
         DataError: missing, unreadable or damaged file, or invalid UTF-8 (with its byte offset).
     """
     number = 0
-    for lines in read_lines(path):
+    for lines in read_lines(path, encoding, errors=errors):
         for line in lines:
             number += 1
             yield number, line
@@ -84,13 +101,13 @@ def tab_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, line.split("\t")
 
 
-def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_rows(path: Path, encoding: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON Lines file; blank lines are passed over.
 
     Raises:
         DataError: a line that is not a JSON object.
     """
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, encoding):
         if line and not line.isspace():
             yield number, json_object(line, f"{path}, line {number}")
 
@@ -113,13 +130,13 @@ def json_object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def json_file(path: Path) -> dict[str, Any]:
+def json_file(path: Path, encoding: str | None = None) -> dict[str, Any]:
     """The JSON object that a whole file is.
 
     Raises:
         DataError: the file cannot be read, or is not a JSON object.
     """
-    return json_object("\n".join(line for lines in read_lines(path) for line in lines), str(path))
+    return json_object("\n".join(line for lines in read_lines(path, encoding) for line in lines), str(path))
 
 
 def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:

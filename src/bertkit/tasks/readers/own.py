@@ -6,67 +6,83 @@ No paper. Texts and choices come as tables (table.py), tags as CoNLL columns or 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.catalogue import Kind
-from bertkit.tasks.examples import ChoiceExample, Split, TaggedExample
+from bertkit.tasks.examples import ChoiceExample, Example, Split, TaggedExample
 from bertkit.tasks.readers.columns import NOT_IOB2, alone, is_iob, read_conll, read_conllu, to_iob2
-from bertkit.tasks.readers.common import Notes, encodable, field, json_rows, kind_of, text_in
+from bertkit.tasks.readers.common import Notes, encodable, field, kind_of, text_in
+from bertkit.tasks.readers.reading import TableReading
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import ending_index, endings_in
-from bertkit.tasks.readers.table import Columns, check_labelled, is_absent, label_name, read_texts, row_id, table_rows
+from bertkit.tasks.readers.table import Columns, is_absent, label_name, read_rows, read_texts
 from bertkit.text.lines import COMPRESSIONS
 
 _WORDS = ("words", "tokens")
 _TAGS = ("tags", "ner_tags")
 
 
-def read_own(path: Path, kind: Kind, columns: Columns | None = None) -> Split:
+def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: TableReading | None = None) -> Split:
     """Read one split of a user's data.
 
     classification, regression, multi_label: a table (`read_texts`). choice: a table with the context, perhaps a
     question, endings and the right one's number from 0 or letter from A. tagging: `.jsonl` with a list of words and one
-    of tags, `.conllu`, or else CoNLL columns. span: SQuAD's JSON.
+    of tags, `.conllu`, or else CoNLL columns. span: SQuAD's JSON. Where some examples have a label, those without are
+    left out, and noted.
 
     Raises:
-        UsageError: an unknown kind, or an ending that the kind is not read from.
+        UsageError: an unknown kind, an ending that the kind is not read from, or settings that it has no use for.
         DataError: whatever is wrong with the file, with its place.
     """
-    columns = columns or Columns()
-    readers: dict[str, Callable[[Path, Columns], Split]] = {
+    columns, reading = columns or Columns(), reading or TableReading()
+    readers: dict[str, Callable[[Path, Columns, TableReading], Split]] = {
         "tagging": _read_tagged,
-        "span": lambda path, _: read_squad(path),
+        "span": _read_spans,
         "choice": _read_choices,
     }
     if kind in readers:
-        return readers[kind](path, columns)
+        return readers[kind](path, columns, reading)
     if kind not in ("classification", "regression", "multi_label"):
         raise UsageError(f"unknown kind of task {kind!r}")
-    return read_texts(path, kind, columns)
+    return read_texts(path, kind, columns, reading)
 
 
-def _read_tagged(path: Path, columns: Columns) -> Split:
+def _read_spans(path: Path, columns: Columns, reading: TableReading) -> Split:
+    reading.only(path)
+    _refuse_group(path, columns, "questions about one context")
+    return read_squad(path, encoding=reading.encoding)
+
+
+def _refuse_group(path: Path, columns: Columns, instead: str) -> None:
+    if columns.group is not None:
+        raise UsageError(
+            f"--group {columns.group} (columns.group): {path.name} has no columns; {instead} stay together without it"
+        )
+
+
+def _read_tagged(path: Path, columns: Columns, reading: TableReading) -> Split:
     bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     if bare.suffix == ".jsonl":
-        return _read_tagged_objects(path, columns)
+        return _read_tagged_objects(path, columns, reading)
     if bare.suffix in (".csv", ".parquet"):
         raise UsageError(f"{path}: tags are read from CoNLL columns, .conllu or .jsonl, not from {bare.suffix}")
-    return read_conllu(path) if bare.suffix == ".conllu" else read_conll(path)
+    reading.only(path)
+    _refuse_group(path, columns, "sentences of one document")
+    return (read_conllu if bare.suffix == ".conllu" else read_conll)(path, encoding=reading.encoding)
 
 
-def _read_tagged_objects(path: Path, columns: Columns) -> Split:
+def _read_tagged_objects(path: Path, columns: Columns, reading: TableReading) -> Split:
     """JSON Lines of `{"words": [...], "tags": [...]}`, or `tokens` and `ner_tags`, or as `columns` names them.
 
     A field `document` (a name or number) groups sentences; they must be consecutive.
     """
     notes = Notes()
-    examples: list[TaggedExample] = []
     documents: list[Any] = []
-    unlabelled = ""
-    for line, record in json_rows(path):
-        where = f"{path}, line {line}"
+
+    def example(record: dict[str, Any], name: str, where: str) -> TaggedExample:
         words = _strings(field(record, _preferred(columns.text, "text", _WORDS), where), f"{where}, words")
         tags: tuple[str, ...] | None = None
         value = field(record, _preferred(columns.label, "label", _TAGS), where) if columns.label else None
@@ -74,14 +90,15 @@ def _read_tagged_objects(path: Path, columns: Columns) -> Split:
             tags = _strings(value, f"{where}, tags")
             if len(tags) != len(words):
                 raise DataError(f"{where}: {len(words)} words and {len(tags)} tags; expected one tag a word")
-        unlabelled = unlabelled or (where if tags is None else "")
-        name = row_id(record, columns, len(examples), where)
         if not documents or documents[-1] != record.get("document"):
             documents.append(record.get("document"))
-        examples.append(TaggedExample(name, words, tags, len(documents) - 1))
-    check_labelled([each.tags for each in examples], unlabelled, columns)
+        return TaggedExample(name, words, tags, len(documents) - 1)
+
+    found = read_rows(path, columns, reading, example, notes)
+    examples = [each for each in found.examples if isinstance(each, TaggedExample)]
     examples = _in_iob2(examples, notes)
-    return notes.split(alone(examples) if documents == [None] else examples, path)
+    whole: list[Example] = [*(alone(examples) if documents == [None] else examples)]
+    return replace(found, examples=whole, named=notes.first)
 
 
 def _preferred(named: str, default: str, usual: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,18 +127,14 @@ def _strings(value: Any, where: str) -> tuple[str, ...]:
     )
 
 
-def _read_choices(path: Path, columns: Columns) -> Split:
-    notes = Notes()
-    examples: list[ChoiceExample] = []
-    unlabelled = ""
-    for row, (where, record) in enumerate(table_rows(path)):
-        given = [field(record, name, where) for name in columns.endings]
+def _read_choices(path: Path, columns: Columns, reading: TableReading) -> Split:
+    def example(record: dict[str, Any], name: str, where: str) -> ChoiceExample:
+        given = [field(record, each, where) for each in columns.endings]
         endings = endings_in(given if len(given) > 1 else given[0], f"{where}, {', '.join(columns.endings)}")
         value = None if columns.label is None else field(record, columns.label, where)
-        label = None if is_absent(value, "choice") else ending_index(value, endings, where)
-        unlabelled = unlabelled or (where if label is None else "")
+        label = None if is_absent(value, "choice", reading) else ending_index(value, endings, where)
         context = text_in(field(record, columns.text, where), f"{where}, {columns.text}")
         question = encodable(str(field(record, columns.text_pair, where) or ""), where) if columns.text_pair else ""
-        examples.append(ChoiceExample(row_id(record, columns, row, where), context, question, endings, label))
-    check_labelled([each.label for each in examples], unlabelled, columns)
-    return notes.split(examples, path)
+        return ChoiceExample(name, context, question, endings, label)
+
+    return read_rows(path, columns, reading, example, Notes())

@@ -22,7 +22,7 @@ LOST = "questions without a usable answer (dropped)"
 UNANSWERED = "questions without answers (labels unknown)"
 
 
-def read_squad(path: Path, spec: TaskSpec | None = None, split: str = "train") -> Split:
+def read_squad(path: Path, spec: TaskSpec | None = None, split: str = "train", *, encoding: str | None = None) -> Split:
     """Read a file of SQuAD 1.1 or 2.0, or any of their shape.
 
     Raises:
@@ -30,7 +30,7 @@ def read_squad(path: Path, spec: TaskSpec | None = None, split: str = "train") -
     """
     notes = Notes()
     examples: list[QuestionExample] = []
-    for a, article in enumerate(_list(json_file(path), "data", str(path))):
+    for a, article in enumerate(_list(json_file(path, encoding), "data", str(path))):
         for p, paragraph in enumerate(_list(article, "paragraphs", f"{path}, data[{a}]")):
             place = f"{path}, data[{a}].paragraphs[{p}]"
             context = text_in(field(paragraph, "context", place), f"{place}.context")

@@ -1,41 +1,44 @@
 """A user's own table: CSV, TSV, JSON Lines or Parquet with columns of texts and a column of labels.
 
-No paper; CSV is RFC 4180. The kind is the file's ending. CSV fields may be quoted, and then hold commas and line
-breaks. TSV fields are never quoted, as in GLUE: a quote is a character like any other, and a field holds neither tab
-nor line break. A spreadsheet's export with quotes belongs into a .csv.
+No paper. The kind is the file's ending; delimited.py cuts CSV and TSV into fields, reading.py has the settings of it.
 """
 
 from __future__ import annotations
 
-import csv
 import json
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
 from bertkit.errors import DataError, UsageError
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import Kind
-from bertkit.tasks.examples import Split, TextExample
+from bertkit.tasks.examples import ChoiceExample, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.common import (
     Notes,
-    check_width,
     encodable,
     field,
-    json_rows,
+    json_object,
     kind_of,
     number_in,
     numbered_lines,
     text_in,
 )
-from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES
+from bertkit.tasks.readers.delimited import Lines, RowsOrBad, is_quoted, rows_of_lines
+from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.text.lines import COMPRESSIONS
+
+log = logging.getLogger(__name__)
+
+Labelled = TypeVar("Labelled", TextExample, TaggedExample, ChoiceExample)
 
 TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
-QUOTED = "texts in quotes (a TSV is not quoted: export as CSV if the quotes are not part of them)"
+QUOTED = "texts in quotes (read as part of the text; if they are not, reading.quoted=true)"
 
 
 class Columns(Settings):
@@ -49,6 +52,13 @@ class Columns(Settings):
         None, description="Column of the ids (default: `id` if present, else the row's number from 0)."
     )
     separator: str = Field("|", min_length=1, description="What separates the names in a multi-label column of text.")
+    group: str | None = Field(
+        None,
+        description="Column whose rows with equal values, such as those of one author, are never parted between train"
+        " and dev where one file is split.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"group"})
 
     @property
     def named_label(self) -> str | None:
@@ -56,49 +66,82 @@ class Columns(Settings):
         return None if self.label == type(self).model_fields["label"].default else self.label
 
 
-def read_texts(path: Path, kind: Kind, columns: Columns) -> Split:
+def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReading | None = None) -> Split:
     """Read texts or pairs with labels (classification), scores (regression) or sets of labels (multi-label).
 
     Labels stay strings (1 becomes "1"); multi-label cells are `a|b`, a JSON list, or a list where the format has lists.
-    A file may have labels in all rows or in none.
+    Where some rows have a label, those without are left out, and noted.
 
     Raises:
         UsageError: an ending that is not known.
         DataError: a missing column (near names given), an empty text, a score that is not a finite number, a wrong
-            field count, a row without a label where others have one, or a file without rows.
+            field count, or a file without rows.
     """
-    notes = Notes()
-    tabs = _kind(path) == ".tsv"
-    examples: list[TextExample] = []
-    unlabelled = ""
-    for row, (where, record) in enumerate(table_rows(path)):
-        name = row_id(record, columns, row, where)
+    reading = reading or TableReading()
+    notes, tabs = Notes(), _kind(path) == ".tsv"
+
+    def example(record: dict[str, Any], name: str, where: str) -> TextExample:
         texts = [
             text_in(field(record, each, where), f"{where}, {each}")
             for each in (columns.text, columns.text_pair)
             if each
         ]
         value = None if columns.label is None else field(record, columns.label, where)
-        label = None if is_absent(value, kind) else _label(value, kind, columns.separator, f"{where}, {columns.label}")
-        unlabelled = unlabelled or (where if label is None else "")
+        absent = is_absent(value, kind, reading)
+        label = None if absent else _label(value, kind, columns.separator, f"{where}, {columns.label}")
         if tabs and any(len(each) > 1 and each[0] == each[-1] == '"' for each in texts):
             notes.add(QUOTED, name)
-        examples.append(TextExample(name, texts[0], texts[1] if columns.text_pair else None, label))
-    check_labelled([each.label for each in examples], unlabelled, columns)
-    return notes.split(examples, path)
+        return TextExample(name, texts[0], texts[1] if columns.text_pair else None, label)
+
+    return read_rows(path, columns, reading, example, notes)
 
 
-def check_labelled(labels: list[Any], first_without: str, columns: Columns) -> None:
-    """Refuse a file in which some rows have a label and others none.
+def read_rows(
+    path: Path,
+    columns: Columns,
+    reading: TableReading,
+    example: Callable[[dict[str, Any], str, str], Labelled],
+    notes: Notes,
+) -> Split:
+    """A table as a split: its rows as examples, without those that are left out.
+
+    Args:
+        path: the table.
+        columns: of ids and groups.
+        reading: the settings.
+        example: makes one of a row, its id and its place.
+        notes: what was noticed; rows that are left out are added.
 
     Raises:
-        DataError: naming the first row without one.
+        UsageError: an ending that is not known.
+        DataError: a row at fault that is not left out, or too many that are.
     """
-    without = sum(label is None for label in labels)
-    if 0 < without < len(labels):
-        raise DataError(
-            f"{first_without}: no {columns.label}, as in {without} of {len(labels)} rows; label them or remove them"
-        )
+    left_out = LeftOut(skip_bad=reading.skip_bad_rows)
+    rows: list[tuple[str, Labelled, str]] = []
+    for number, (where, record) in enumerate(rows_or_bad(path, reading, left_out)):
+        if record is None:
+            continue
+        try:
+            made = example(record, row_id(record, columns, number, where), where)
+            rows.append((where, made, "" if columns.group is None else _group(record, columns.group, where, reading)))
+        except DataError as fault:
+            left_out.bad(where, fault)
+    left_out.check(len(rows))
+    rows = left_out.labelled(rows, lambda row: _label_of(row[1]), lambda row: row[0])
+    for what, place in left_out.notes:
+        notes.add(what, place)
+    groups = [group for *_, group in rows] if columns.group is not None else []
+    return notes.split([made for _, made, _ in rows], path, left_out.rows, groups)
+
+
+def _label_of(example: TextExample | TaggedExample | ChoiceExample) -> object:
+    return example.tags if isinstance(example, TaggedExample) else example.label
+
+
+def _group(record: dict[str, Any], column: str, where: str, reading: TableReading) -> str:
+    """The row's group; its place where it has none, so that it is alone in it."""
+    value = field(record, column, where)
+    return where if value is None or reading.is_missing(value) or not str(value).strip() else str(value).strip()
 
 
 def row_id(record: dict[str, Any], columns: Columns, row: int, where: str) -> str:
@@ -116,16 +159,52 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         UsageError: an ending that is not known.
         DataError: unreadable, no header, a column named twice, or a row of another number of fields than the header.
     """
+    rows = rows_or_bad(path, TableReading(), LeftOut(skip_bad=False))
+    return ((where, record) for where, record in rows if record is not None)
+
+
+def rows_or_bad(path: Path, reading: TableReading, left_out: LeftOut) -> RowsOrBad:
+    """The rows of a table, as `table_rows`; a bad one that is left out is noted, and None.
+
+    Args:
+        path: the table.
+        reading: the settings.
+        left_out: what bad rows are noted in.
+    """
     kind = _kind(path)
-    if kind == ".jsonl":
-        return ((f"{path}, line {line}", record) for line, record in json_rows(path))
+    used = {".csv": ("delimiter", "quoted"), ".tsv": ("delimiter", "quoted")}.get(kind, ())
+    reading.only(path, *used, "skip_bad_rows")
     if kind == ".parquet":
         return _parquet_rows(path)
-    lines = numbered_lines(path)
+    # Bytes that are not UTF-8 are kept apart until it is known which row they are in.
+    errors = "surrogateescape" if reading.skip_bad_rows else "strict"
+    lines = numbered_lines(path, reading.encoding, errors)
+    if kind == ".jsonl":
+        return _objects(lines, path, left_out)
     first = next(lines, None)
     if first is None:
         raise DataError(f"{path}: is empty; expected a first line that names the columns")
-    return rows_of_lines(chain([first], lines), str(path), tabs=kind == ".tsv")
+    quoted = None
+    if kind == ".tsv" and reading.quoted is None and path.is_file():
+        quoted = is_quoted(line for _, line in numbered_lines(path, reading.encoding, errors))
+        if quoted:
+            log.info("%s: its fields are quoted, and read so (reading.quoted=false reads quotes as characters)", path)
+    return rows_of_lines(
+        *(chain([first], lines), str(path)), tabs=kind == ".tsv", reading=reading, quoted=quoted, left_out=left_out
+    )
+
+
+def _objects(lines: Lines, path: Path, left_out: LeftOut) -> RowsOrBad:
+    """The objects of JSON Lines; blank lines are passed over."""
+    for number, line in lines:
+        if not line or line.isspace():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            yield where, json_object(encodable(line, where), where)
+        except DataError as fault:
+            left_out.bad(where, fault)
+            yield where, None
 
 
 def _kind(path: Path) -> str:
@@ -137,60 +216,7 @@ def _kind(path: Path) -> str:
     return bare.suffix.lower()
 
 
-def rows_of_lines(lines: Iterator[tuple[int, str]], place: str, *, tabs: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of CSV, or of TSV, by the columns that the first line names, each with its place for messages.
-
-    Args:
-        lines: with their numbers.
-        place: the file, for messages.
-        tabs: whether fields are parted by tabs, and never quoted.
-
-    Raises:
-        DataError: a column named twice, quotes at fault, or a row of another number of fields than the header.
-    """
-    rows = _tab_fields(lines) if tabs else _csv_fields(lines, place)
-    number, first = next(rows, (0, []))
-    header = [name.strip() for name in first]
-    if twice := sorted({name for name in header if name and header.count(name) > 1}):
-        raise DataError(f"{place}, line {number}: column {twice[0]!r} is there twice; rename one")
-    if len(header) == 1 and (other := next((mark for mark in "\t;," if mark in header[0]), "")):
-        raise DataError(
-            f"{place}, line {number}: one column, {header[0]!r:.60}; a {'.tsv' if tabs else '.csv'} is parted by "
-            f"{'tabs' if tabs else 'commas'}, this one seems to be by {other!r}"
-        )
-    for line, fields in rows:
-        where = f"{place}, line {line}"
-        if tabs:
-            check_width(fields, len(header), where)
-        elif len(fields) != len(header):
-            raise DataError(
-                f"{where}: {len(fields)} fields, expected {len(header)}; a field that holds a comma, a quote or a line "
-                'break is put in quotes, and a quote in it doubled ("")'
-            )
-        yield where, dict(zip(header, fields, strict=True))
-
-
-def _tab_fields(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    return ((number, line.split("\t")) for number, line in lines if line)
-
-
-def _csv_fields(lines: Iterator[tuple[int, str]], place: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows of CSV with the number of their first line; blank lines are passed over."""
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # a review may be longer than 128 KiB
-    reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
-    start = 1
-    try:
-        for fields in reader:
-            if fields:
-                yield start, fields
-            start = reader.line_num + 1
-    except csv.Error as fault:
-        raise DataError(
-            f'{place}, line {start}: not valid CSV: {fault}; a quote within a quoted field is doubled ("")'
-        ) from fault
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(path: Path) -> RowsOrBad:
     import pyarrow
     import pyarrow.parquet
 
@@ -207,18 +233,14 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(f"{path}: not a readable Parquet file: {str(fault).splitlines()[0]}") from fault
 
 
-def is_absent(value: Any, kind: Kind) -> bool:
-    """Whether the row has no label. An empty cell of a multi-label column means that no label holds.
+def is_absent(value: Any, kind: Kind, reading: TableReading) -> bool:
+    """Whether the row has no label: nothing, NaN (what a data frame writes for it), or a value that means it.
 
-    NaN is what a data frame writes for a missing name; as a score it is a fault, which `number_in` reports.
+    An empty cell of a multi-label column means that no label holds.
     """
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)) or reading.is_missing(value):
         return True
-    if kind == "multi_label":
-        return False
-    if isinstance(value, float) and math.isnan(value):
-        return kind != "regression"
-    return isinstance(value, str) and not value.strip()
+    return kind != "multi_label" and isinstance(value, str) and not value.strip()
 
 
 def _label(value: Any, kind: Kind, separator: str, where: str) -> str | float | tuple[str, ...]:

@@ -1,0 +1,131 @@
+"""Which text is trained on and which is held out: whole documents, or the ends of documents where the text is short.
+
+Own design. A text of many documents holds out the share of them that a draw on their numbers chooses. Where that gives
+too few tokens, as from a novel whose documents are paragraphs, or far too many, as from one book beside many letters,
+documents are taken in the order of the same draw until the tokens suffice, then the last segments of documents that are
+too long to be taken whole. Sibling stream.py makes samples of both parts.
+
+Shapes: N documents.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.data.layouts.base import Ranges
+from bertkit.data.random import Draw
+from bertkit.data.shards import TokenShards
+from bertkit.errors import DataError
+
+_FEW_DOCUMENTS = 50
+MOST_OF_A_SHORT_TEXT = 0.1
+"""The share of a text that is held out at most to reach `least_tokens`."""
+_FAR_OFF = 4
+"""How many times more or fewer tokens than its share of the text a choice of documents may have."""
+
+
+def split_documents(
+    shards: TokenShards, held_out: float, seed: int, documents: range | None = None, *, least_tokens: int = 0
+) -> tuple[Ranges, Ranges]:
+    """Training and held-out text, as ranges of segments, each of shape N x 2.
+
+    Whole documents are held out, chosen by a draw on their number. A corpus of fewer than 50 documents gives the last
+    segments of each document instead, so that a text without blank lines can be trained on too. With `least_tokens`
+    this choice holds where it has enough tokens and not far more than its share; else see `_by_tokens`.
+
+    Args:
+        shards: the corpus.
+        held_out: share of the documents; of the tokens, where documents are too unequal to stand for them.
+        seed: of the draw.
+        documents: a stretch of the corpus that is a corpus of its own; all of it where None.
+        least_tokens: tokens to hold out at least, or a tenth of the text where that is less; 0: documents count, not
+            tokens.
+
+    Raises:
+        DataError: if the corpus has fewer than two segments.
+    """
+    documents = range(shards.num_documents) if documents is None else documents
+    starts_D1 = shards.document_start_D1[documents.start : documents.stop + 1]
+    documents_N2 = np.stack([starts_D1[:-1], starts_D1[1:]], axis=1).astype(np.int64)
+    uniform_N = Draw(seed).uniform("held-out", sample=np.arange(documents.start, documents.stop))
+    training, held = _by_documents(documents_N2, held_out, uniform_N)
+    if least_tokens:
+        total = range_tokens(shards, documents_N2)
+        least = min(least_tokens, MOST_OF_A_SHORT_TEXT * total)
+        share, found = held_out * total, range_tokens(shards, held)
+        if found < max(least, share / _FAR_OFF) or found > max(least, share) * _FAR_OFF:
+            training, held = _by_tokens(shards, documents_N2, max(least, share), uniform_N)
+    if not len(held) or not len(training):
+        raise DataError(
+            f"{shards.directory}: the corpus has {int(starts_D1[-1] - starts_D1[0])} segment(s) in {len(documents_N2)}"
+            " document(s), too few to hold any out; give more text"
+        )
+    return training, held
+
+
+def range_tokens(shards: TokenShards, ranges_N2: Ranges) -> int:
+    """The tokens in ranges of segments."""
+    return int((shards.segment_start_S1[ranges_N2[:, 1]] - shards.segment_start_S1[ranges_N2[:, 0]]).sum())
+
+
+def _by_documents(documents_N2: Ranges, held_out: float, uniform_N: NDArray[np.float64]) -> tuple[Ranges, Ranges]:
+    """A share of the documents, whatever their lengths; of few documents the same share of each one's segments."""
+    if len(documents_N2) < _FEW_DOCUMENTS:
+        length_N = documents_N2[:, 1] - documents_N2[:, 0]
+        kept_N = np.where(length_N > 1, np.minimum(np.ceil(length_N * (1 - held_out)), length_N - 1), length_N)
+        return _cut(documents_N2, documents_N2[:, 0] + kept_N.astype(np.int64))
+    threshold = max(held_out, float(np.sort(uniform_N)[0]))
+    return documents_N2[uniform_N > threshold], documents_N2[uniform_N <= threshold]
+
+
+def _by_tokens(
+    shards: TokenShards, documents_N2: Ranges, wanted: float, uniform_N: NDArray[np.float64]
+) -> tuple[Ranges, Ranges]:
+    """Documents in the order of their draws as far as they fit into `wanted` tokens, then ends of the others.
+
+    Of few documents, the ends alone, as long as they have ends; each gives its share of what is wanted.
+    """
+    start_S1 = shards.segment_start_S1
+    tokens_N = (start_S1[documents_N2[:, 1]] - start_S1[documents_N2[:, 0]]).astype(np.int64)
+    order = np.argsort(uniform_N, kind="stable").tolist()
+    middle_N = documents_N2[:, 1].copy()
+    left = wanted
+
+    def whole_documents(left: float) -> float:
+        for number in order:
+            if left <= 0:
+                break
+            if middle_N[number] == documents_N2[number, 1] and tokens_N[number] <= left:
+                middle_N[number] = documents_N2[number, 0]
+                left -= int(tokens_N[number])
+        return left
+
+    def ends(left: float) -> float:
+        cut = [n for n in order if middle_N[n] == documents_N2[n, 1] and documents_N2[n, 1] - documents_N2[n, 0] > 1]
+        share = left / max(1, int(tokens_N[cut].sum()))
+        for number in cut:
+            if left <= 0:
+                break
+            first, end = documents_N2[number].tolist()
+            goal = int(start_S1[end]) - max(1, math.floor(share * int(tokens_N[number])))
+            middle = int(np.searchsorted(start_S1[first : end + 1], goal, side="right")) - 1 + first
+            middle_N[number] = min(max(middle, first + 1), end - 1)
+            left -= int(start_S1[end] - start_S1[middle_N[number]])
+        return left
+
+    steps = (ends, whole_documents) if len(documents_N2) < _FEW_DOCUMENTS else (whole_documents, ends)
+    for step in steps:
+        left = step(left)
+    if left == wanted and len(documents_N2) > 1:  # nothing fits: each document is one segment, and long
+        middle_N[order[0]] = documents_N2[order[0], 0]
+    return _cut(documents_N2, middle_N)
+
+
+def _cut(documents_N2: Ranges, middle_N: NDArray[np.int64]) -> tuple[Ranges, Ranges]:
+    """What is before and from these segments on in each document, without what is empty."""
+    parts = np.stack([documents_N2[:, 0], middle_N], axis=1), np.stack([middle_N, documents_N2[:, 1]], axis=1)
+    training, held = (part[part[:, 0] < part[:, 1]] for part in parts)
+    return training, held

@@ -1,0 +1,85 @@
+"""What a run learns from, before it does: each label with its count, and the rows that were left out.
+
+Nothing here follows a paper. Shown before training and in `--plan`; results.json has the counts, and the run's folder
+`skipped` the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.finetuning.report import write_lines
+from bertkit.tasks.base import Task
+from bertkit.tasks.examples import Split
+
+log = logging.getLogger(__name__)
+
+SKIPPED = "skipped"
+"""The run's folder of the rows that were left out, a file for each split of each task."""
+SHOWN = 20
+"""Labels that are shown."""
+DOUBTFUL = ("na", "n/a", "none", "missing", "unknown", "?", "-", "undefined")
+"""Labels that may mean that there is none, and may be classes."""
+
+
+def label_counts(task: Task, examples: Sequence[Any]) -> dict[str, int]:
+    """How often each label occurs, the commonest first; of tags each type of entity. Empty where there are none."""
+    counts = Counter[str]()
+    for example in examples:
+        gold = task.gold(example)
+        if gold is not None:
+            counts.update(str(item[0]) for item in task.classes(gold))
+    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def skipped_counts(splits: Mapping[str, Split]) -> dict[str, dict[str, int]]:
+    """Of each split that rows were left out of, how many for which reason."""
+    return {name: dict(Counter(row.reason for row in split.skipped)) for name, split in splits.items() if split.skipped}
+
+
+def tell_labels(name: str, counts: Mapping[str, Mapping[str, int]]) -> None:
+    """Log the labels of each split, and what may be wrong with them.
+
+    Args:
+        name: the task's.
+        counts: of each split's labels, train first.
+    """
+    train = counts.get("train", {})
+    for split, own in counts.items():
+        if own:
+            log.info("%s, %s: %s", name, split, in_words(own))
+        lacking = [label for label in train if label not in own]
+        if own and lacking and split != "train":
+            log.warning(
+                "%s, %s: has no example of %s, which train has: its scores say nothing of %s",
+                *(name, split, _listed([repr(label) for label in lacking]), "it" if len(lacking) == 1 else "them"),
+            )
+    for label in train:
+        if label.casefold() in DOUBTFUL:
+            log.warning(
+                "%s: %r is a class of its own, with %d examples of train; if it means that the label is missing, give"
+                " --na %s",
+                *(name, label, train[label], label),
+            )
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """`3 labels: good 40, bad 31, mixed 2`."""
+    return f"{len(counts)} labels: {_listed([f'{label} {count:,}' for label, count in counts.items()])}"
+
+
+def write_skipped(run: Path, task: str, splits: Mapping[str, Split]) -> None:
+    """RUN/skipped/TASK-SPLIT.jsonl: the place of each row that was left out, and why."""
+    for name, split in splits.items():
+        if split.skipped:
+            rows = [{"place": row.place, "reason": row.reason} for row in split.skipped]
+            write_lines(run / SKIPPED / f"{task}-{name}.jsonl", rows)
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = len(words) - SHOWN
+    return ", ".join(words[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,126 @@
+"""The splits of a user's own data: a file each, or dev out of the training file.
+
+Nothing here follows a paper; how a file is parted is in bertkit.tasks.splitting. Sibling data.py prepares what is read
+here and published tasks alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.errors import DataError
+from bertkit.files import sha256_of, write_json
+from bertkit.finetuning.inputs import OwnTask, SplitSettings
+from bertkit.finetuning.recipe import AnyRecipe
+from bertkit.tasks.catalogue import Kind
+from bertkit.tasks.examples import Split
+from bertkit.tasks.readers import Columns, TableReading, read_own
+from bertkit.tasks.splitting import folds, held_out
+
+log = logging.getLogger(__name__)
+
+SPLIT = "split"
+"""The run's folder of what became train and dev."""
+PARTED = ("train", "dev")
+"""The splits that one file is parted into."""
+
+
+def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
+    """The examples of one split.
+
+    Args:
+        task: the user's own.
+        split: its name; labels are read of train and dev.
+        file: that holds it.
+
+    Raises:
+        UsageError: a file that cannot be parted as the task asks.
+        DataError: whatever is wrong with the file, or another content than when it was first parted.
+    """
+    columns = task.columns if split in PARTED else task.columns.model_copy(update={"label": None})
+    settings = task.split
+    if settings is None or split not in PARTED:
+        return read_own(file, task.kind, columns.model_copy(update={"group": None}), task.reading)
+    if settings.sha256 is not None and _hash_of(file) != settings.sha256:
+        raise DataError(
+            f"{file}: has changed since it was parted into train and dev, so that examples of one might now be in the"
+            " other; restore it, or start a new run"
+        )
+    modified = file.stat().st_mtime_ns if file.exists() else 0  # its reader tells what is not there
+    return part_of(_whole(file, modified, task.kind, columns, task.reading), settings, split)
+
+
+@lru_cache(maxsize=1)
+def _whole(file: Path, modified: int, kind: Kind, columns: Columns, reading: TableReading) -> Split:
+    """A file that is parted: read once for train and dev, and for all folds."""
+    return read_own(file, kind, columns, reading)
+
+
+def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
+    """Train or dev out of one file.
+
+    Args:
+        whole: its examples; what was left out of it is told of train.
+        settings: how it is parted.
+        name: "train" or "dev".
+
+    Raises:
+        UsageError: it cannot be parted so.
+    """
+    in_dev = np.zeros(len(whole.examples), dtype=bool)
+    if settings.share is not None:
+        in_dev[held_out(whole, settings.share, settings.seed)] = True
+    else:
+        assert settings.folds is not None
+        in_dev = folds(whole, settings.folds, settings.seed) == (settings.fold or 0)
+    chosen = np.flatnonzero(in_dev == (name == "dev")).tolist()
+    part = replace(
+        whole,
+        examples=[whole.examples[position] for position in chosen],
+        groups=tuple(whole.groups[position] for position in chosen) if whole.groups else (),
+    )
+    if name == "train":
+        return part
+    groups = f", {len(set(part.groups))} of {len(set(whole.groups))} groups" if whole.groups else ""
+    share = len(chosen) / len(whole.examples)
+    log.info(
+        "%s: dev is %d of %d examples (%.1f%%)%s", whole.source, len(chosen), len(whole.examples), 100 * share, groups
+    )
+    return replace(part, notes={}, named={}, skipped=())
+
+
+def write_split(run: Path, task: Any, name: str, splits: Mapping[str, Split]) -> None:
+    """RUN/split/TASK.json: the ids of train and dev, where one file was parted into them."""
+    if isinstance(task, OwnTask) and task.split is not None:
+        (run / SPLIT).mkdir(exist_ok=True)
+        write_json(run / SPLIT / f"{name}.json", {part: [each.id for each in splits[part].examples] for part in PARTED})
+
+
+def with_split_hash(recipe: AnyRecipe) -> AnyRecipe:
+    """The recipe with the content's hash of each file that is parted, which then belongs to its result."""
+
+    def hashed(entry: Any) -> Any:
+        if not isinstance(entry, OwnTask) or entry.split is None or entry.split.sha256 is not None:
+            return entry
+        return entry.model_copy(
+            update={"split": entry.split.model_copy(update={"sha256": _hash_of(Path(entry.train))})}
+        )
+
+    task = recipe.task
+    found = tuple(map(hashed, task)) if isinstance(task, tuple) else hashed(task)
+    return recipe.model_copy(update={"task": found})
+
+
+def _hash_of(file: Path) -> str | None:
+    """None of a file that cannot be read, which its reader then tells."""
+    try:
+        return sha256_of(file.expanduser())
+    except OSError:
+        return None

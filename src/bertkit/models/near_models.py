@@ -1,0 +1,77 @@
+"""What a missing model's name may have meant: is it a path, and which runs and models on disk have similar names?
+
+Nothing here follows a paper. Sibling model_files.py finds models.
+"""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from pathlib import Path
+
+from bertkit.errors import DataError
+from bertkit.run.directory import RECORD, RunDirectory
+
+_MARKS = (RECORD, "config.json", "modules.json")
+"""A directory with one of these is a run or a model."""
+_MOST = 3
+
+
+def looks_local(model: str) -> bool:
+    """Whether a name can only be a path: what begins like one, has more parts than a Hub id, or is below a directory
+    of runs or models."""
+    if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
+        return True
+    parent, slash, _ = model.partition("/")
+    return bool(slash) and (parent == os.environ.get("BERTKIT_RUNS", "runs") or bool(_children(Path(parent))))
+
+
+def near_models(path: Path) -> str:
+    """Which runs and models are near a path that does not exist, as the end of an error."""
+    near = close_names(path)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    beside = _children(_named(path).parent)
+    if beside:
+        more = f" and {len(beside) - _MOST} more" if len(beside) > _MOST else ""
+        return f"there are {', '.join(map(str, beside[:_MOST]))}{more}"
+    return "`bertkit runs list` shows the runs there are"
+
+
+def close_names(path: Path) -> list[str]:
+    """Runs and models beside a path, and runs, whose names are close to its own; the closest first."""
+    named = _named(path)
+    candidates: dict[str, str] = {}
+    for directory in (_runs_root(), named.parent):
+        candidates |= {each.name: str(each) for each in _children(directory)}
+    return [candidates[name] for name in get_close_matches(named.name, candidates, n=_MOST, cutoff=0.6)]
+
+
+def unfinished_run(path: Path) -> str:
+    """That a directory is a run without a model, as the end of an error; empty where it is none."""
+    if not (path / RECORD).is_file():
+        return ""
+    try:
+        run = RunDirectory.open(path)
+    except DataError:
+        return ""
+    on = f"; go on with `bertkit {run.record['kind']} --resume {path}`" if run.status in ("stopped", "failed") else ""
+    return f": a run of `bertkit {run.record['kind']}` that is {run.status}{on}"
+
+
+def _named(path: Path) -> Path:
+    """RUN for RUN/model."""
+    return path.parent if path.name == "model" else path
+
+
+def _runs_root() -> Path:
+    return Path(os.environ.get("BERTKIT_RUNS") or "runs")
+
+
+def _children(directory: Path) -> list[Path]:
+    """The runs and models in a directory, the newest first."""
+    try:
+        found = [each for each in directory.iterdir() if any((each / mark).is_file() for mark in _MARKS)]
+        return sorted(found, key=lambda each: each.stat().st_mtime, reverse=True)
+    except OSError:
+        return []

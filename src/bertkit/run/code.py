@@ -1,0 +1,24 @@
+"""The identity of the code that a run was made with: a hash of the package's own files.
+
+Own design. A version number stays the same while a checkout changes, and a commit says nothing of files that are edited
+and not committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+_SUFFIXES = (".py", ".yaml")
+
+
+@cache
+def code_sha256() -> str:
+    """sha256 over the names and contents of the package's source files and tables, as they are when first asked."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in _PACKAGE.rglob("*") if path.suffix in _SUFFIXES and path.is_file()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()

@@ -1,0 +1,94 @@
+"""What is finished is not repeated: a done run that the same command would only make again.
+
+Own design. A run stands for a command where recipe, data, starting model and code are those of its record, and its
+files are as it wrote them: recipe, results and model are compared with their hashes; checkpoints and logs, which are no
+part of the result, are not read. Sibling find.py finds runs by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError, UsageError
+from bertkit.run.code import code_sha256
+from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
+from bertkit.run.find import find_runs
+from bertkit.run.verify import result_errors
+
+log = logging.getLogger(__name__)
+
+Objection = Callable[[RunDirectory], str | None]
+"""Why a finished run does not serve, beyond what every run is checked for; None where it does."""
+
+
+def finished_before(
+    root: Path, identity: RunIdentity, *, run_dir: Path | None = None, objection: Objection = lambda run: None
+) -> RunDirectory | None:
+    """The newest finished run with this identity; None where there is none that can stand for a new one.
+
+    Args:
+        root: directory of all runs.
+        identity: of the run that would be made.
+        run_dir: where it would be written; only a run in this very directory serves then.
+        objection: further reasons.
+
+    Raises:
+        UsageError: `run_dir` holds a finished run of the same recipe that cannot serve; the message says why.
+    """
+    if run_dir is not None and not (run_dir / RECORD).is_file():
+        return None
+    candidates = find_runs(root) if run_dir is None else [RunDirectory.open(run_dir)]
+    for run in candidates:
+        record = run.record
+        if record["status"] != "done" or (record["kind"], record["what_hash"]) != (identity.kind, identity.what_hash):
+            continue
+        reason = why_not(run, identity.fingerprints) or objection(run)
+        if reason is None:
+            log.info("finished already: %s (the same recipe, data and code; --fresh runs it again)", run.path)
+            return run
+        if run_dir is not None:
+            raise UsageError(
+                f"{run.path}: holds a finished run of this recipe that does not stand for a new one: {reason}; name"
+                " another --run-dir"
+            )
+        log.info("%s is finished and of the same recipe, but is not used: %s", run.path, reason)
+    return None
+
+
+def why_not(run: RunDirectory, fingerprints: Mapping[str, str | None] | None = None) -> str | None:
+    """Why a finished run cannot stand for a new one of the same recipe; None where it can.
+
+    Args:
+        run: of status done.
+        fingerprints: of the data and models that a new one would read; None: known to be the same.
+    """
+    recorded = run.record["fingerprints"]
+    if fingerprints is not None and recorded != dict(fingerprints):
+        names = sorted({*recorded, *fingerprints})
+        return f"another {' and '.join(name for name in names if recorded.get(name) != fingerprints.get(name))}"
+    if run.record.get("code_sha256") != code_sha256():
+        return "it was made by another version of bertkit"
+    try:
+        errors = list(_errors(run))
+    except DataError as error:
+        return str(error)
+    return errors[0] if errors else None
+
+
+def _errors(run: RunDirectory) -> Iterator[str]:
+    """What is damaged or missing of the run's result, and of the results of its own runs."""
+    yield from result_errors(run)
+    if run.results is None:
+        yield f"{run.path}: has no results"
+    for path in _runs_of(run.results or {}):
+        yield from result_errors(RunDirectory.open(path))
+
+
+def _runs_of(results: Mapping[str, Any]) -> list[Path]:
+    """The runs of a suite, or of each task of an evaluation."""
+    runs = results.get("runs") or ()
+    each = [one for own in runs.values() for one in own] if isinstance(runs, Mapping) else runs
+    return [Path(one["run"]) for one in each]

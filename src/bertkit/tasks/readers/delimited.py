@@ -1,0 +1,153 @@
+"""Rows of CSV and TSV: delimiter, quotes, width, each row with its place.
+
+No paper; CSV is RFC 4180, read by Python's csv module. A TSV is not quoted, as in GLUE, unless its own quotes show that
+it is: all can be read as RFC 4180 has them, and some of them cannot be characters of the text.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.text.file_format import delimiter_in_words, delimiter_of
+from bertkit.text.lines import MAX_LINE_BYTES
+
+Lines = Iterator[tuple[int, str]]
+RowsOrBad = Iterator[tuple[str, dict[str, Any] | None]]
+"""Rows by column, each with its place for messages; a bad one that is left out is None."""
+
+_LONGEST_QUOTED_LINES = 1_000
+_QUOTED_RECORD = re.compile(r'(?:"(?:[^"]|"")*"|[^"\t]*)(?:\t(?:"(?:[^"]|"")*"|[^"\t]*))*')
+_QUOTED_FIELD = re.compile(r'(?:^|(?<=\t))"((?:[^"]|"")*)"(?=\t|$)', re.DOTALL)
+
+
+def rows_of_lines(
+    lines: Lines,
+    place: str,
+    *,
+    tabs: bool,
+    reading: TableReading | None = None,
+    quoted: bool | None = None,
+    left_out: LeftOut | None = None,
+) -> RowsOrBad:
+    """The rows of CSV or TSV by the columns that the first line names.
+
+    Args:
+        lines: with their numbers.
+        place: the file, for messages.
+        tabs: whether tabs separate the fields where `reading` names no delimiter.
+        reading: by which settings.
+        quoted: whether fields of a TSV may be quoted; where None, if those of the first line are.
+        left_out: what bad rows are noted in; None: the first one is raised.
+
+    Raises:
+        DataError: a delimiter that the first line does not have, a column named twice; and of a row that is not left
+            out, quotes at fault or another number of fields than the first line's.
+    """
+    reading = reading or TableReading()
+    left_out = left_out or LeftOut(skip_bad=False)
+    first = next(lines, None)
+    if first is None:
+        return
+    delimiter = delimiter_of(first[1], "\t" if tabs else ",", f"{place}, line {first[0]}", reading.delimiter)
+    has_quotes = reading.quoted
+    if has_quotes is None:
+        has_quotes = delimiter != "\t" or not tabs or (_is_quoted_header(first[1]) if quoted is None else quoted)
+    lines = chain([first], lines)
+    rows = _csv_fields(lines, place, delimiter, left_out) if has_quotes else _plain_fields(lines, delimiter)
+    number, names = next(rows, (first[0], []))
+    header = [name.strip() for name in names or ()]
+    if twice := sorted({name for name in header if name and header.count(name) > 1}):
+        raise DataError(f"{place}, line {number}: column {twice[0]!r} is there twice; rename one")
+    for line, fields in rows:
+        where = f"{place}, line {line}"
+        if fields is None:
+            yield where, None
+        elif fault := _fault(fields, header, delimiter, quoted=has_quotes):
+            left_out.bad(where, DataError(f"{where}: {fault}"))
+            yield where, None
+        else:
+            yield where, dict(zip(header, fields, strict=True))
+
+
+def _fault(fields: list[str], header: list[str], delimiter: str, *, quoted: bool) -> str:
+    """What is wrong with a row; empty where nothing is."""
+    if any(not each.isascii() and _has_bad_bytes(each) for each in fields):
+        return "bytes that are not UTF-8"
+    if len(fields) == len(header):
+        return ""
+    rule = f"fields are separated by {delimiter_in_words(delimiter)}, and never quoted"
+    if quoted:
+        mark = "a comma" if delimiter == "," else repr(delimiter)
+        rule = f'a field that holds {mark}, a quote or a line break is put in quotes, and a quote in it doubled ("")'
+    return f"{len(fields)} fields, expected {len(header)}; {rule}"
+
+
+def _has_bad_bytes(text: str) -> bool:
+    """Whether bytes were not UTF-8 that were kept as halves of surrogate pairs."""
+    return any("\udc80" <= each <= "\udcff" for each in text)
+
+
+def _plain_fields(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str] | None]]:
+    return ((number, line.split(delimiter)) for number, line in lines if line)
+
+
+def _csv_fields(lines: Lines, place: str, delimiter: str, left_out: LeftOut) -> Iterator[tuple[int, list[str] | None]]:
+    """Rows of CSV with the number of their first line; blank lines are passed over, a bad row is None."""
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # a review may be longer than 128 KiB
+    reader = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter, strict=True)
+    start = 1
+    while True:
+        try:
+            fields: list[str] | None = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as fault:
+            where = f"{place}, line {start}"
+            taken = f" (lines {start} to {reader.line_num} are one field)" if reader.line_num > start else ""
+            left_out.bad(
+                where,
+                DataError(f'{where}: not valid CSV: {fault}{taken}; a quote within a quoted field is doubled ("")'),
+            )
+            fields = None
+        if fields is None or fields:
+            yield start, fields
+        start = reader.line_num + 1
+
+
+def _is_quoted_header(line: str) -> bool:
+    return _QUOTED_RECORD.fullmatch(line) is not None and _QUOTED_FIELD.search(line) is not None
+
+
+def is_quoted(lines: Iterable[str]) -> bool:
+    """Whether the fields of a TSV are quoted.
+
+    Every quote must fit RFC 4180 (a field without any, or one in quotes with those in it doubled), and one of them show
+    that it is no character of the text: the first line is quoted, or a quoted field holds a tab, a line break or a
+    doubled quote.
+
+    Args:
+        lines: of the whole file.
+    """
+    shown = False
+    record: list[str] = []
+    for number, line in enumerate(lines):
+        if not record and '"' not in line:
+            continue
+        record.append(line)
+        text = "\n".join(record)
+        if text.count('"') % 2:
+            if len(record) > _LONGEST_QUOTED_LINES:
+                return False
+            continue
+        if _QUOTED_RECORD.fullmatch(text) is None:
+            return False
+        found = [match[1] for match in _QUOTED_FIELD.finditer(text)]
+        shown |= bool(found) and (number == 0 or any(mark in each for each in found for mark in ('""', "\t", "\n")))
+        record = []
+    return shown and not record

@@ -1,0 +1,118 @@
+"""How the files of a task are read: format, missing labels and bad rows; and what of a file is left out.
+
+No paper. table.py and own.py read by these settings; delimiter and encoding are those of every file
+(bertkit.text.file_format).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from pydantic import Field
+
+from bertkit.errors import DataError, UsageError
+from bertkit.tasks.examples import SkippedRow
+from bertkit.text.file_format import FileFormat
+
+Item = TypeVar("Item")
+
+MISSING = ("NaN", "nan", "NAN", "-nan", "<NA>", "#N/A", "NULL", "null")
+"""How data frames, spreadsheets and databases write that a value is missing, and nobody calls a class."""
+NO_LABEL = "rows without a label (left out)"
+BAD_ROWS = "bad rows (left out)"
+
+
+class TableReading(FileFormat):
+    """How a user's files are read."""
+
+    quoted: bool | None = Field(
+        None,
+        description="Whether fields may be in double quotes, and then hold delimiters and line breaks (default: those"
+        " of a CSV may; those of a TSV where all of its quotes can be read so, and some cannot be read otherwise).",
+    )
+    na: tuple[str, ...] = Field(
+        MISSING,
+        description=f"Values that mean that a label is missing (default: {' '.join(MISSING)}); an empty cell always"
+        " does.",
+    )
+    skip_bad_rows: bool = Field(
+        False, description="Leave out rows that cannot be read; they are counted, and listed in the run."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({*FileFormat.model_fields, "quoted", "na", "skip_bad_rows"})
+
+    def is_missing(self, label: object) -> bool:
+        """Whether a label is one of the values that mean that there is none."""
+        return isinstance(label, str) and label.strip() in self.na
+
+    def only(self, path: Path, *used: str) -> None:
+        """Refuse settings that have no effect on a file.
+
+        Raises:
+            UsageError: one that is not among `used` is set.
+        """
+        for name in ("delimiter", "quoted", "skip_bad_rows"):
+            if name not in used and getattr(self, name) != type(self).model_fields[name].default:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} (reading.{name}): has no effect on {path.name}, which is read by the"
+                    " format of its kind of task; leave it out"
+                )
+
+
+class LeftOut:
+    """The rows of one file that are not read: bad ones where they may be left out, and those without a label.
+
+    Args:
+        skip_bad: whether bad rows are left out; else the first one is raised.
+    """
+
+    def __init__(self, *, skip_bad: bool) -> None:
+        self.skip_bad = skip_bad
+        self.rows: list[SkippedRow] = []
+        self._first: DataError | None = None
+        self._bad = 0
+
+    def bad(self, place: str, error: DataError) -> None:
+        """Note a row that cannot be read.
+
+        Raises:
+            DataError: `error`, where bad rows are not left out.
+        """
+        if not self.skip_bad:
+            raise error
+        self._first = self._first or error
+        self._bad += 1
+        self.rows.append(SkippedRow(place, str(error).removeprefix(place).lstrip(",: ")))
+
+    def labelled(
+        self, items: Sequence[Item], label: Callable[[Item], object], place: Callable[[Item], str]
+    ) -> list[Item]:
+        """The items that have a label, where some have one; those without are noted. All of them where none has."""
+        if all(label(each) is None for each in items):
+            return list(items)
+        self.rows += [SkippedRow(place(each), "no label") for each in items if label(each) is None]
+        return [each for each in items if label(each) is not None]
+
+    def check(self, kept: int) -> None:
+        """Refuse a file most of whose rows are bad: it is read wrongly.
+
+        Args:
+            kept: rows that are read.
+
+        Raises:
+            DataError: with the first bad row.
+        """
+        if self._first is not None and self._bad > kept:
+            raise DataError(
+                f"{self._first}\n{self._bad:,} of {self._bad + kept:,} rows are bad, too many to be left out: are"
+                " columns, delimiter and encoding right?"
+            ) from self._first
+
+    @property
+    def notes(self) -> Iterable[tuple[str, str]]:
+        """What each row is counted as, and its line."""
+        return (
+            (NO_LABEL if row.reason == "no label" else BAD_ROWS, row.place.rpartition(", ")[2]) for row in self.rows
+        )

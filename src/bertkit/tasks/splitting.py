@@ -1,0 +1,226 @@
+"""Dev examples out of one file: a share that is held out, or K folds; stratified by label, and groups kept whole.
+
+Stratified cross-validation: Kohavi 1995, IJCAI. scikit-learn's splitters are the oracle in tests and not used: a run is
+evaluated on the rows that it held out, so that the same seed has to mean the same rows in every version; and rare
+labels, groups and sizes that do not fit are errors here that name what to do.
+
+What is dealt is a unit: an example, or a whole group. Shapes: N examples, U units, L strata, K folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.data.random import Draw
+from bertkit.errors import UsageError
+from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Split, TaggedExample, TextExample
+
+Integers = NDArray[np.int64]
+
+ATTEMPTS, FEW_GROUPS = 50, 200
+"""Orders in which groups are tried, where there are at most so many."""
+SCORE_BINS = 10
+"""Scores of a regression are stratified by so many quantiles."""
+
+
+def held_out(split: Split, share: float, seed: int) -> Integers:
+    """Which examples are dev: about `share` of all and of each label, by whole groups; no label is dev's alone.
+
+    Args:
+        split: of the whole file.
+        share: of the examples.
+        seed: of the draw.
+
+    Returns:
+        Positions in rising order.
+
+    Raises:
+        UsageError: dev would have no example, or fewer than there are labels; or the groups do not allow it.
+    """
+    examples, units = split.examples, _units(split)
+    size = round(len(examples) * share)
+    option, remedy = f"--split {share:g} (task.split.share)", "hold out more, or give --dev FILE"
+    labels = {each.label for each in examples if isinstance(each, TextExample) and isinstance(each.label, str)}
+    if size < max(1, len(labels)):
+        than = f"fewer than its {len(labels)} labels" if labels else "no example"
+        raise UsageError(f"{option}: {size} of the {len(examples)} examples of {split.source} are {than}; {remedy}")
+    counts_UL = _counts(examples, units)
+    if len(units) == len(examples):
+        chosen = _proportional(counts_UL, size, _order(len(units), seed))
+    else:
+        chosen = _nearest(counts_UL, size, seed)
+    dev = _leaving_every_label(examples, [units[unit] for unit in chosen])
+    if not dev or len(dev) == len(units):
+        raise UsageError(
+            f"{option}: the {len(units)} groups of {split.source} cannot be parted so; {remedy}, or group by another"
+            " column"
+        )
+    return np.sort(np.concatenate(dev))
+
+
+def folds(split: Split, count: int, seed: int) -> Integers:
+    """The fold of each example, from 0: about as many examples, and of each label, in every fold; groups are whole.
+
+    Args:
+        split: of the whole file.
+        count: K.
+        seed: of the draw.
+
+    Returns:
+        (N,).
+
+    Raises:
+        UsageError: there are fewer examples or groups than folds, or all examples of a label are in one fold.
+    """
+    examples, units = split.examples, _units(split)
+    option = f"--folds {count} (task.split.folds)"
+    if count > len(units):
+        what = "examples" if len(units) == len(examples) else "groups"
+        raise UsageError(f"{option}: {split.source} has {len(units)} {what}; take at most so many folds")
+    counts_UL = _counts(examples, units)
+    order = _order(len(units), seed)
+    fold_U = np.empty(len(units), dtype=np.int64)
+    if len(units) == len(examples):
+        # All of a label come after one another, and each gets the next fold.
+        dealt = order[np.argsort(counts_UL.argmax(1)[order], kind="stable")]
+        fold_U[dealt] = np.arange(len(units)) % count
+    else:
+        fold_U = _balanced(counts_UL, count, order)
+    fold_N = np.empty(len(examples), dtype=np.int64)
+    for number, unit in enumerate(units):
+        fold_N[unit] = fold_U[number]
+    seen: dict[str, set[int]] = {}
+    for example, fold in zip(examples, fold_N.tolist(), strict=True):
+        for name in _names(example):
+            seen.setdefault(name, set()).add(fold)
+    alone = sorted(name for name, where in seen.items() if len(where) == 1)
+    if alone:
+        raise UsageError(
+            f"{option}: all examples of {', '.join(map(repr, alone[:5]))} are in one fold, whose model has none to"
+            " learn from; leave such rows out, merge the label with another, or try another seed (--split-seed)"
+        )
+    return fold_N
+
+
+def _order(count: int, seed: int, attempt: int = 0) -> Integers:
+    """A permutation of the units."""
+    return Draw(seed, "split").permuted("units", np.arange(count), size=count, epoch=attempt)
+
+
+def _units(split: Split) -> list[Integers]:
+    """The positions of the examples of each unit, in the order of their first examples."""
+    groups: dict[str, list[int]] = {}
+    for position, example in enumerate(split.examples):
+        group = split.groups[position] if split.groups else _natural_group(example, position)
+        groups.setdefault(group, []).append(position)
+    return [np.array(positions, dtype=np.int64) for positions in groups.values()]
+
+
+def _natural_group(example: Example, position: int) -> str:
+    """Sentences of a document and questions about a context belong together; any other example is alone."""
+    if isinstance(example, TaggedExample):
+        return str(example.document)
+    if isinstance(example, QuestionExample | ChoiceExample):
+        return example.context
+    return str(position)
+
+
+def _counts(examples: Sequence[Example], units: Sequence[Integers]) -> Integers:
+    """How many examples of each stratum a unit has, (U, L)."""
+    numbers: dict[Any, int] = {}
+    stratum_N = [numbers.setdefault(stratum, len(numbers)) for stratum in _strata(examples)]
+    counts_UL = np.zeros((len(units), len(numbers)), dtype=np.int64)
+    for unit, positions in enumerate(units):
+        for position in positions.tolist():
+            counts_UL[unit, stratum_N[position]] += 1
+    return counts_UL
+
+
+def _strata(examples: Sequence[Example]) -> list[Any]:
+    """The label of a text, its set of labels, or the decile of its score; of a question, whether it has an answer."""
+    labels = [
+        example.label
+        if isinstance(example, TextExample)
+        else example.impossible
+        if isinstance(example, QuestionExample)
+        else None
+        for example in examples
+    ]
+    scores = [label for label in labels if isinstance(label, float)]
+    edges = np.quantile(scores, np.linspace(0, 1, SCORE_BINS + 1)[1:-1]) if scores else np.empty(0)
+    return [int(np.searchsorted(edges, label)) if isinstance(label, float) else label for label in labels]
+
+
+def _names(example: Example) -> set[str]:
+    """The labels that a model has to know for this example; B- and I- of one type are one."""
+    if isinstance(example, TaggedExample):
+        return {tag[2:] if tag[:2] in ("B-", "I-") else tag for tag in example.tags or ()}
+    label = example.label if isinstance(example, TextExample) else None
+    return {label} if isinstance(label, str) else set(label) if isinstance(label, tuple) else set()
+
+
+def _proportional(counts_UL: Integers, size: int, order: Integers) -> list[int]:
+    """Single examples, `size` of them: each stratum's share, by largest remainders."""
+    stratum_U = counts_UL.argmax(1)
+    share_L = counts_UL.sum(0) * (size / len(counts_UL))
+    taken_L = np.floor(share_L).astype(np.int64)
+    rest = size - int(taken_L.sum())
+    taken_L[np.argsort(taken_L - share_L, kind="stable")[:rest]] += 1
+    chosen: list[int] = []
+    for unit in order.tolist():
+        if taken_L[stratum_U[unit]]:
+            taken_L[stratum_U[unit]] -= 1
+            chosen.append(unit)
+    return chosen
+
+
+def _nearest(counts_UL: Integers, size: int, seed: int) -> list[int]:
+    """Groups, in a random order, each taken if it brings the strata's counts and their sum nearer to what is wanted.
+
+    Of few groups, whose sizes matter, that is tried in several orders, and the nearest choice is taken.
+    """
+    found: list[tuple[float, list[int]]] = []
+    for attempt in range(ATTEMPTS if len(counts_UL) <= FEW_GROUPS else 1):
+        missing_L = counts_UL.sum(0) * (size / counts_UL.sum())
+        distance = float(np.abs(missing_L).sum() + abs(missing_L.sum()))
+        chosen: list[int] = []
+        for unit in _order(len(counts_UL), seed, attempt).tolist():
+            after_L = missing_L - counts_UL[unit]
+            after = float(np.abs(after_L).sum() + abs(after_L.sum()))
+            if after < distance:
+                chosen.append(unit)
+                missing_L, distance = after_L, after
+        found.append((distance, chosen))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _balanced(counts_UL: Integers, count: int, order: Integers) -> Integers:
+    """The fold of each group, (U,): large groups first, each where its strata are rarest so far."""
+    total_L = counts_UL.sum(0)
+    size_U = counts_UL.sum(1)
+    have_KL = np.zeros((count, counts_UL.shape[1]))
+    fold_U = np.empty(len(counts_UL), dtype=np.int64)
+    for unit in order[np.argsort(-size_U[order], kind="stable")].tolist():
+        crowded_K = (have_KL * counts_UL[unit] / total_L).sum(1)
+        fold = int(np.lexsort((have_KL.sum(1), crowded_K))[0])
+        fold_U[unit] = fold
+        have_KL[fold] += counts_UL[unit]
+    return fold_U
+
+
+def _leaving_every_label(examples: Sequence[Example], dev: list[Integers]) -> list[Integers]:
+    """The units of dev without those that would leave a label to dev alone."""
+    held = {position for unit in dev for position in unit.tolist()}
+    known = {name for position, each in enumerate(examples) if position not in held for name in _names(each)}
+    kept: list[Integers] = []
+    for unit in dev:
+        names = {name for position in unit.tolist() for name in _names(examples[position])}
+        if names <= known:
+            kept.append(unit)
+        else:
+            known |= names
+    return kept

@@ -1,0 +1,148 @@
+"""How a file of text or a table is read where neither its ending nor its first bytes say it: delimiter and encoding.
+
+No paper; CSV is RFC 4180, UTF-8 RFC 3629, UTF-16 RFC 2781. The sources of pretraining (sources.py) and the tables of
+tasks (bertkit.tasks.readers) extend the one settings class here. Only what is unambiguous is read without being named;
+Latin-1 fits any bytes, so it never is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import logging
+from difflib import get_close_matches
+from encodings.aliases import aliases
+
+from pydantic import Field, field_validator
+
+from bertkit.errors import DataError
+from bertkit.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
+_CANDIDATES = "\t;,|"
+"""What a table that has one column by its ending may be separated by."""
+_IN_WORDS = {"\t": "tabs", ",": "commas", ";": "semicolons", " ": "spaces"}
+
+
+class FileFormat(Settings):
+    """How files are decoded and cut into columns."""
+
+    delimiter: str | None = Field(
+        None,
+        description="What separates the columns of a CSV or TSV file: a character, or `tab` (default: by the file's"
+        " ending, and where that gives one column, by its first line).",
+    )
+    encoding: str | None = Field(
+        None,
+        description="Encoding of text files and tables, such as latin-1 or cp1252 (default: UTF-8, and UTF-16 where a"
+        " file begins with its mark).",
+    )
+
+    @field_validator("delimiter", mode="after")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        found = _NAMED_DELIMITERS.get(value or "", value)
+        if found is not None and (len(found) != 1 or found in '"\r\n' or found.isalnum()):
+            raise ValueError(
+                f"{value!r}: expected one character that is no letter, digit, quote or line end, or"
+                f" {', '.join(each for each in _NAMED_DELIMITERS if each.isalpha())}"
+            )
+        return found
+
+    @field_validator("encoding", mode="after")
+    @classmethod
+    def _known_encoding(cls, value: str | None) -> str | None:
+        """Every name of an encoding becomes Python's own, so that `latin1` and `ISO-8859-1` are the same setting."""
+        if value is None:
+            return None
+        try:
+            found = codecs.lookup(value)
+        except (LookupError, ValueError):
+            names = sorted({each.replace("_", "-") for each in (*aliases, *aliases.values())})
+            near = get_close_matches(value.lower().replace("_", "-"), names, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "; such as utf-8, latin-1, cp1252 or utf-16"
+            raise ValueError(f"{value!r} is no encoding that Python knows{hint}") from None
+        if not found._is_text_encoding:
+            raise ValueError(f"{value!r} is no encoding of text; such as utf-8, latin-1, cp1252 or utf-16")
+        return found.name
+
+
+def delimiter_in_words(delimiter: str) -> str:
+    """`commas`, `tabs`, or the character itself."""
+    return _IN_WORDS.get(delimiter, f"{delimiter!r}")
+
+
+def delimiter_of(header: str, usual: str, place: str, given: str | None = None) -> str:
+    """What separates the columns of a table.
+
+    Args:
+        header: its first line.
+        usual: by its ending.
+        place: its first line's, for messages.
+        given: by the user.
+
+    Returns:
+        The one given or the usual one; where the usual one gives a single column and one other candidate more, that
+        one, which is logged.
+
+    Raises:
+        DataError: the one given does not occur in the first line, or several candidates do.
+    """
+    candidates: list[str] = [*(given or ""), usual, *_CANDIDATES]
+    columns = {each: _columns(header, each) for each in candidates}
+    others = [each for each in columns if each not in (given, usual) and columns[each] > 1]
+    seems = f"; it seems to be {' or '.join(map(delimiter_in_words, others))}" if others else ""
+    if given is not None:
+        if columns[given] > 1 or (given == usual and not others):
+            return given
+        if not others and columns[usual] > 1:
+            seems = f"; it seems to be {delimiter_in_words(usual)}"
+        raise DataError(
+            f"{place}: no {given!r} in the first line, {header!r:.60}, so it does not separate columns{seems}; correct"
+            " --delimiter (reading.delimiter)"
+        )
+    if columns[usual] > 1 or not others:
+        return usual
+    if len(others) > 1:
+        raise DataError(
+            f"{place}: one column by {delimiter_in_words(usual)}, {header!r:.60}{seems}; say which with --delimiter"
+            " (reading.delimiter)"
+        )
+    log.info(
+        "%s: columns are separated by %s, not %s, and read so",
+        *(place, delimiter_in_words(others[0]), delimiter_in_words(usual)),
+    )
+    return others[0]
+
+
+def _columns(header: str, delimiter: str) -> int:
+    """Columns that a first line has by a delimiter outside of quotes; 0 where one has no name."""
+    try:
+        names = next(csv.reader([header], delimiter=delimiter, strict=True), [""])
+    except csv.Error:  # quotes that are characters, as in GLUE's files
+        names = header.split(delimiter)
+    return len(names) if all(name.strip() for name in names[1:]) else 0
+
+
+def likely_encoding(content: bytes, start: int) -> str | None:
+    """The single-byte encoding that bytes which are not UTF-8 seem to have; None where they are damaged UTF-8.
+
+    Bytes from 0x80 to 0x9f are control characters in Latin-1, and quotation marks and dashes in Windows-1252.
+
+    Args:
+        content: part of a file.
+        start: its first byte that is not UTF-8.
+    """
+    decoded = content.decode("utf-8", errors="replace")
+    wrong = decoded.count("\N{REPLACEMENT CHARACTER}")
+    if sum(not each.isascii() for each in decoded) - wrong > wrong:
+        return None
+    if not any(0x80 <= byte <= 0x9F for byte in content[start:]):
+        return "latin-1"
+    try:
+        content.decode("cp1252")
+    except UnicodeDecodeError:
+        return None
+    return "cp1252"

@@ -1,0 +1,285 @@
+"""A user's own table from one file to a result: dev held out or in folds, labels counted, rows left out and listed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit.errors import DataError, StoppedError, UsageError
+from bertkit.files import sha256_of
+from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.data import load_examples
+from bertkit.finetuning.inputs import SplitSettings
+from bertkit.finetuning.recipe import OwnTask
+from bertkit.finetuning.run import finetune
+from bertkit.finetuning.warm_start import recipe_of
+from bertkit.models.labels import Labels
+from bertkit.progress import silent_progress
+from bertkit.tasks.readers import Columns, TableReading
+from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
+from tests.tasks.tiny_task import reviews, write_model, write_table
+from tests.training.stopping import stopping_at
+
+Bertkit = Callable[..., Any]
+COLUMNS = Columns(text="review", label="stars")
+SETTINGS = ("lr=6e-3", "epochs=2", "batch=9", "engine.device=cpu", "engine.precision=fp32")
+COUNT = 60
+
+
+class Place:
+    """A model and one table."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.model = write_model(directory / "base")
+        self.table = write_table(directory / "reviews.csv", reviews(COUNT, 1))
+
+    def request(self, split: dict[str, Any], **fields: Any) -> FinetuneArguments:
+        task = OwnTask(train=str(self.table), split=SplitSettings(**split), columns=COLUMNS)
+        given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", **fields}
+        return FinetuneArguments(overrides=parsed(SETTINGS), **given)
+
+    def run(self, split: dict[str, Any], **fields: Any) -> FinishedRun:
+        return finetune(self.request(split, **fields), progress=silent_progress)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def held_out(place: Place) -> FinishedRun:
+    return place.run({"share": 0.2, "seed": 4}, run_dir=place.directory / "held-out")
+
+
+def predicted(run: Path) -> list[str]:
+    return [json.loads(line)["id"] for line in (run / "predictions" / "reviews-dev.jsonl").read_text().splitlines()]
+
+
+def test_a_share_of_the_file_is_dev_and_never_learnt_from(place: Place, held_out: FinishedRun) -> None:
+    results = held_out.results
+    assert results["examples"] == {"train": 48, "dev": 12}
+    split = json.loads((held_out.run.path / "split" / "reviews.json").read_text())
+    assert sorted([*split["train"], *split["dev"]], key=int) == [str(k) for k in range(COUNT)]
+    assert predicted(held_out.run.path) == split["dev"]
+    labels = [label for _, label in reviews(COUNT, 1)]
+    for part in ("train", "dev"):
+        counted = {name: sum(labels[int(k)] == name for k in split[part]) for name in ("bad", "good")}
+        assert results["labels"][part] == counted
+    assert abs(results["labels"]["dev"]["good"] - labels.count("good") / 5) < 1
+
+
+def test_what_evaluates_the_run_later_reads_the_same_rows(place: Place, held_out: FinishedRun) -> None:
+    recipe = recipe_of(held_out.run.model)
+    assert recipe is not None
+    assert [each.id for each in load_examples(recipe, "dev").examples] == predicted(held_out.run.path)
+    assert isinstance(recipe.task, OwnTask)
+    assert recipe.task.split is not None
+    assert recipe.task.split.sha256 == sha256_of(place.table)
+
+
+def test_a_stopped_run_goes_on_with_the_same_split(place: Place, held_out: FinishedRun) -> None:
+    run = place.directory / "stopped"
+    with stopping_at(5), pytest.raises(StoppedError):
+        place.run({"share": 0.2, "seed": 4}, run_dir=run)
+    outcome = finetune(FinetuneArguments(resume=str(run)), progress=silent_progress)
+    weights = "model.safetensors"
+    assert sha256_of(outcome.run.model / weights) == sha256_of(held_out.run.model / weights)
+
+
+def test_a_file_that_changed_since_it_was_parted_is_refused(place: Place, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "reviews.csv", reviews(COUNT, 1))
+    task = OwnTask(train=str(table), split=SplitSettings(share=0.2), columns=COLUMNS)
+    run = tmp_path / "run"
+    with stopping_at(2), pytest.raises(StoppedError):
+        finetune(
+            FinetuneArguments(overrides=parsed(SETTINGS), task=task, model=str(place.model), run_dir=run),
+            progress=silent_progress,
+        )
+    write_table(table, reviews(COUNT + 1, 1))
+    with pytest.raises(DataError, match=r"reviews.csv: has changed since it was parted into train and dev"):
+        finetune(FinetuneArguments(resume=str(run)), progress=silent_progress)
+
+
+def test_every_example_is_dev_in_one_fold(place: Place) -> None:
+    outcome = place.run({"folds": 3}, run_dir=place.directory / "folds", seeds=[5])
+    runs = outcome.results["runs"]
+    assert [each["fold"] for each in runs] == [0, 1, 2]
+    assert [Path(each["run"]).name for each in runs] == [f"fold={k}-seed=5" for k in range(3)]
+    dev = [set(predicted(Path(each["run"]))) for each in runs]
+    assert sorted(int(k) for each in dev for k in each) == list(range(COUNT))
+    scores = [each["scores"]["accuracy"] for each in runs]
+    summary = outcome.results["tasks"]["reviews"]["accuracy"]
+    mean = sum(scores) / 3
+    assert summary["mean"] == pytest.approx(mean)
+    assert summary["std"] == pytest.approx((sum((each - mean) ** 2 for each in scores) / 2) ** 0.5)
+    assert (summary["n"], summary["seeds"]) == (3, scores)
+    assert outcome.results["chosen"]["fold"] == scores.index(max(scores))
+    recipe = recipe_of(outcome.run.model)
+    assert recipe is not None
+    own = {each.id for each in load_examples(recipe, "dev").examples}
+    assert own == dev[outcome.results["chosen"]["fold"]], "the suite's model is evaluated on its own fold"
+
+
+def test_folds_and_seeds_and_settings_make_a_run_each(place: Place) -> None:
+    from bertkit.finetuning.sweep import sweep_runs
+
+    recipe = place.request({"folds": 2}).requested()
+    names = [each.name for each in sweep_runs(recipe, [1, 2], {"lr": ["1e-3", "1e-4"]})]
+    assert names == [
+        f"lr={lr}-fold={fold}-seed={seed}" for lr in ("1e-3", "1e-4") for fold in (0, 1) for seed in (1, 2)
+    ]
+    (one,) = sweep_runs(place.request({"folds": 2, "fold": 1}).requested(), [1], {})
+    assert one.name == "seed=1", "one fold alone is a run"
+
+
+def test_the_recipe_of_a_task_with_two_files_keeps_its_hash(place: Place) -> None:
+    """Runs of earlier versions have neither `split` nor `reading`."""
+    task = OwnTask(train="a.csv", dev="b.csv", columns=COLUMNS)
+    known = {"name", "kind", "train", "dev", "test", "columns", "labels", "metrics"}
+    assert task.model_dump().keys() == known
+    assert task.model_dump()["columns"].keys() == {"text", "text_pair", "label", "endings", "id", "separator"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "give a file to evaluate on .--dev FILE., or part the training file"),
+        ({"dev": "d.csv", "split": {"share": 0.1}}, "not both"),
+        ({"split": {"share": 0.1, "folds": 3}}, "expected either share"),
+        ({"split": {}}, "expected either share"),
+        ({"split": {"folds": 3, "fold": 3}}, "expected one of 0 to 2"),
+        ({"dev": "d.csv", "columns": {"group": "author"}}, "keeps rows together where --split or --folds"),
+    ],
+)
+def test_what_makes_no_dev_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OwnTask.model_validate({"train": "t.csv", **fields})
+
+
+def command(place: Place, table: Path, *words: str) -> list[str]:
+    given = ["finetune", "--train", str(table), "--text", "review", "--label", "stars", "--model", str(place.model)]
+    return [*given, "--lr", "6e-3", "--batch", "9", "--device", "cpu", *words]
+
+
+def semicolons(path: Path) -> Path:
+    """A table as a European spreadsheet writes it, with labels missing and a bad row."""
+    rows = [f'"{text} \u00e9t\u00e9";{label}' for text, label in reviews(40, 3)]
+    rows[3:3] = ["no label;NaN", "none;", "too;many;fields"]
+    path.write_bytes("\r\n".join(["review;stars", *rows, ""]).encode("cp1252"))
+    return path
+
+
+def test_the_command_line_reads_a_spreadsheets_export(place: Place, bertkit: Bertkit, tmp_path: Path) -> None:
+    table = semicolons(tmp_path / "mine.csv")
+    outcome = bertkit(*command(place, table, "--split", "0.2", "--plan"))
+    assert outcome.code == 3
+    assert "it seems to be Latin-1 (" in outcome.stderr
+    words = command(place, table, "--split", "0.2", "--encoding", "cp1252")
+    assert "3 fields, expected 2" in bertkit(*words, "--plan").stderr
+    words += ["--skip-bad-rows", "--run-dir", str(tmp_path / "run")]
+    plan = bertkit(*words, "--plan")
+    assert plan.code == 0, plan.stderr
+    assert "columns are separated by semicolons, not commas, and read so" in plan.stderr
+    assert "train skips" in plan.stdout
+    assert "2 rows: no label" in plan.stdout
+    done = bertkit(*words, "--epochs", "1", "--json")
+    assert done.code == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    labels = [label for _, label in reviews(40, 3)]
+    assert {name: sum(each[name] for each in results["labels"].values()) for name in ("bad", "good")} == {
+        name: labels.count(name) for name in ("bad", "good")
+    }
+    assert results["notes"]["train"] == {"rows without a label (left out)": 2, "bad rows (left out)": 1}
+    listed = (tmp_path / "run" / "skipped" / "mine-train.jsonl").read_text().splitlines()
+    assert [json.loads(line)["place"].rpartition(", ")[2] for line in listed] == ["line 7", "line 5", "line 6"]
+    assert "mine, train: 2 labels: " in done.stderr
+    labelled = bertkit("predict", "--model", tmp_path / "run", table, "--encoding", "cp1252", "--skip-bad-rows")
+    found = [json.loads(line) for line in labelled.stdout.splitlines()]
+    assert len(found) == 43
+    assert [each["prediction"] is None for each in found] == [number == 5 for number in range(43)]
+    assert "1 of 43 rows cannot be read; their prediction is null" in labelled.stderr
+
+
+def test_a_class_that_may_be_a_missing_label_is_asked_about(place: Place, bertkit: Bertkit, tmp_path: Path) -> None:
+    rows = [(text, "NA" if number % 9 == 0 else label) for number, (text, label) in enumerate(reviews(COUNT, 3))]
+    table = write_table(tmp_path / "mine.csv", rows)
+    plan = bertkit(*command(place, table, "--split", "0.2", "--plan", "--json"))
+    assert "'NA' is a class of its own, with 6 examples of train" in plan.stderr
+    assert set(json.loads(plan.stdout)["labels"]["train"]) == {"bad", "good", "NA"}
+    plan = bertkit(*command(place, table, "--split", "0.2", "--plan", "--json", "--na", "NA"))
+    document = json.loads(plan.stdout)
+    assert set(document["labels"]["train"]) == {"bad", "good"}
+    assert document["skipped"] == {"train": {"no label": 7}}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "--train: give --dev FILE too, .* or --split 0.1 to hold some out, or --folds 5"),
+        (["--split", "0.01"], 2, "fewer than its 2 labels"),
+        (["--folds", "61"], 2, "has 60 examples; take at most so many folds"),
+        (["--split", "1.5"], 2, "less than 1"),
+        (["--split", "0.1", "--delimiter", ";"], 3, "no ';' in the first line"),
+        (["--split", "0.1", "--delimiter", "ab"], 2, "expected one character"),
+        (["--split", "0.1", "--encoding", "latin-99"], 2, "is no encoding that Python knows"),
+        (["--split", "0.1", "--group", "author"], 3, "no column 'author'"),
+        (["--split", "0.1", "--na", "good"], 3, "only one label, 'bad'"),
+    ],
+)
+def test_what_does_not_fit_is_told(place: Place, bertkit: Bertkit, words: list[str], code: int, message: str) -> None:
+    outcome = bertkit(*command(place, place.table, *words, "--plan"))
+    assert outcome.code == code, outcome.stderr
+    flat = " ".join(outcome.stderr.split())
+    assert re.search(message, flat), flat
+    assert "Traceback" not in flat
+
+
+def test_dev_without_a_label_of_train_is_told(place: Place, bertkit: Bertkit, tmp_path: Path) -> None:
+    dev = write_table(tmp_path / "dev.csv", [(text, "good") for text, _ in reviews(5, 3)])
+    outcome = bertkit(*command(place, place.table, "--dev", str(dev), "--plan"))
+    assert outcome.code == 0
+    assert "dev: has no example of 'bad', which train has: its scores say nothing of it" in " ".join(
+        outcome.stderr.split()
+    )
+
+
+def test_a_task_in_yaml_takes_the_same_settings(place: Place, tmp_path: Path) -> None:
+    semicolons(tmp_path / "mine.csv")
+    task = tmp_path / "mine.yaml"
+    task.write_text(
+        "train: mine.csv\ncolumns: {text: review, label: stars}\nsplit: {share: 0.2}\n"
+        "reading: {encoding: cp1252, skip_bad_rows: true}\n"
+    )
+    recipe = FinetuneArguments(task=str(task), model=str(place.model)).requested()
+    assert isinstance(recipe.task, OwnTask)
+    assert recipe.task.reading == TableReading(encoding="cp1252", skip_bad_rows=True)
+    assert len(load_examples(recipe, "train").examples) == 32
+
+
+def test_several_tasks_take_no_folds(place: Place) -> None:
+    tasks = [OwnTask(train=str(place.table), split=SplitSettings(folds=2), columns=COLUMNS), "rte"]
+    with pytest.raises((UsageError, ValueError), match="folds are of one task"):
+        FinetuneArguments(task=tasks, model=str(place.model), overrides=parsed(["seed=1"])).requested()
+
+
+def test_distillation_takes_the_same_options(place: Place, bertkit: Bertkit, tmp_path: Path) -> None:
+    teacher = write_model(tmp_path / "teacher", heads=("sequence_classification",), labels=Labels(("bad", "good")))
+    table = semicolons(tmp_path / "mine.csv")
+    words = ["distill", "distil-task", "--teacher", str(teacher), "--set", "student={layers: first, number: 1}"]
+    words += ["--train", str(table), "--text", "review", "--label", "stars", "--folds", "2", "--device", "cpu"]
+    words += ["--encoding", "cp1252", "--skip-bad-rows", "--epochs", "1", "--run-dir", str(tmp_path / "run")]
+    done = bertkit(*words, "--json")
+    assert done.code == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    runs = [json.loads((Path(each["run"]) / "results.json").read_text()) for each in results["runs"]]
+    teachers = [each["teacher"]["splits"]["dev"]["accuracy"] for each in runs]
+    assert results["teacher"]["splits"]["dev"]["accuracy"] == pytest.approx(sum(teachers) / 2)
+    assert [sum(each["labels"]["dev"].values()) for each in runs] == [20, 20]

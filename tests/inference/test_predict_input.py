@@ -1,0 +1,62 @@
+"""The settings of reading in `bertkit predict`: the same tables as in training, from files and pipes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit.errors import DataError, UsageError
+from bertkit.inference.predict_input import InputColumns, examples_of, open_input
+from bertkit.tasks.readers import TableReading
+from bertkit.tasks.readers.reading import LeftOut
+
+COLUMNS = InputColumns(text="body")
+ROWS = ["caf\u00e9, a", "b"]
+
+
+def texts(path: Path | None, content: bytes = b"", form: Any = None, skip: bool = False, **settings: Any) -> list[Any]:
+    reading, left_out = TableReading(skip_bad_rows=skip, **settings), LeftOut(skip_bad=skip)
+    rows = open_input(path, io.BytesIO(content), form, COLUMNS, reading, left_out)
+    found = [getattr(each, "text", None) for each in examples_of(rows, "classification", COLUMNS, left_out)]
+    return [*found, len(left_out.rows)] if skip else found
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_table_is_read_alike_from_a_file_and_a_pipe(tmp_path: Path, delimiter: str, encoding: str) -> None:
+    content = "\n".join([f"n{delimiter}body", *(f"1{delimiter}{row}" for row in ROWS), ""]).encode(encoding)
+    (tmp_path / "mine.csv").write_bytes(content)
+    settings = {} if encoding == "utf-8" else {"encoding": encoding}
+    assert texts(tmp_path / "mine.csv", **settings) == ROWS
+    assert texts(None, content, **settings) == ROWS
+    assert texts(None, content, delimiter=delimiter, **settings) == ROWS
+
+
+def test_a_quoted_tsv_is_read_as_in_training(tmp_path: Path) -> None:
+    path = tmp_path / "mine.tsv"
+    path.write_text('n\tbody\n1\t"a ""word"""\n2\t"two\nlines"\n')
+    assert texts(path) == ['a "word"', "two\nlines"]
+
+
+def test_rows_that_cannot_be_read_are_none_so_that_lines_stay_together(tmp_path: Path) -> None:
+    content = b"n,body\n1,a\n2,b,c\n3,caf\xe9\n4,d\n"
+    assert texts(None, content, skip=True) == ["a", None, None, "d", 2]
+    objects = b'{"body": "a"}\n{"body"\n\n{"body": 3}\n{"body": "d"}\n'
+    assert texts(None, objects, skip=True) == ["a", None, None, None, "d", 2]
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(objects)
+    assert texts(path, skip=True) == ["a", None, None, None, "d", 2]
+    with pytest.raises(DataError, match="line 3: 3 fields"):
+        texts(None, content.replace(b"\xe9", b""))
+
+
+def test_what_a_pipe_cannot_be_read_as_is_told() -> None:
+    with pytest.raises(DataError, match=r"stdin, line 2: not valid UTF-8 at byte 5; .*--encoding latin-1"):
+        texts(None, b"n,body\n1,caf\xe9\n")
+    with pytest.raises(UsageError, match="a pipe cannot be read in it line by line"):
+        texts(None, b"n,body\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"stdin, line 1: no ';' in the first line"):
+        texts(None, b"n,body\n", delimiter=";")

@@ -1,0 +1,165 @@
+"""Dev out of one file: shares of every label, whole groups, the same rows for a seed, and what cannot be parted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.tasks.examples import Answer, QuestionExample, Split, TaggedExample, TextExample
+from bertkit.tasks.splitting import folds, held_out
+
+LABELS = ["a"] * 61 + ["b"] * 27 + ["c"] * 12
+
+
+def texts(labels: list[Any], groups: list[str] | None = None) -> Split:
+    shuffled = np.random.default_rng(0).permutation(len(labels)).tolist()
+    examples: list[Any] = [TextExample(str(k), f"t{k}", None, labels[i]) for k, i in enumerate(shuffled)]
+    return Split(examples, source="mine.csv", groups=() if groups is None else tuple(groups[i] for i in shuffled))
+
+
+def counts(split: Split, positions: Any) -> Counter[Any]:
+    return Counter(split.examples[position].label for position in positions.tolist())  # type: ignore[union-attr]
+
+
+def test_a_share_has_its_share_of_every_label() -> None:
+    split = texts(LABELS)
+    dev = held_out(split, 0.2, 0)
+    assert len(dev) == 20
+    assert counts(split, dev) == {"a": 12, "b": 6, "c": 2}, "61 / 5, 27 / 5 and 12 / 5, by largest remainders"
+    assert dev.tolist() == sorted(set(dev.tolist()))
+
+
+def test_the_seed_decides_the_rows_and_nothing_else_does() -> None:
+    split = texts(LABELS)
+    assert held_out(split, 0.2, 7).tolist() == held_out(texts(LABELS), 0.2, 7).tolist()
+    assert held_out(split, 0.2, 7).tolist() != held_out(split, 0.2, 8).tolist()
+    assert folds(split, 5, 7).tolist() == folds(texts(LABELS), 5, 7).tolist()
+    assert folds(split, 5, 7).tolist() != folds(split, 5, 8).tolist()
+    # Recorded runs depend on these rows: another version must find the same.
+    assert held_out(split, 0.05, 0).tolist() == GOLDEN
+
+
+GOLDEN = [9, 12, 44, 47, 88]
+
+
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_folds_are_as_large_and_as_stratified_as_scikit_learns(count: int) -> None:
+    from sklearn.model_selection import StratifiedKFold
+
+    split = texts(LABELS)
+    fold_N = folds(split, count, 3)
+    labels = [each.label for each in split.examples]  # type: ignore[union-attr]
+    theirs = StratifiedKFold(count, shuffle=True, random_state=0).split(np.zeros(len(labels)), labels)
+    expected = [Counter(labels[k] for k in dev) for _, dev in theirs]
+    found = [counts(split, np.flatnonzero(fold_N == fold)) for fold in range(count)]
+    for label in "abc":
+        assert sorted(each[label] for each in found) == sorted(each[label] for each in expected)
+    sizes = [sum(each.values()) for each in found]
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(sizes) == len(labels)
+
+
+def groups_of(sizes: list[int]) -> list[str]:
+    return [f"g{number}" for number, size in enumerate(sizes) for _ in range(size)]
+
+
+def test_a_group_is_never_on_both_sides() -> None:
+    generator = np.random.default_rng(1)
+    sizes = generator.integers(1, 9, 40).tolist()
+    names = groups_of(sizes)
+    labels = [str(each) for each in generator.choice(["x", "y"], len(names), p=[0.7, 0.3])]
+    split = texts(labels, names)
+    for seed in range(5):
+        dev = set(held_out(split, 0.2, seed).tolist())
+        sides: dict[str, set[bool]] = {}
+        for position, group in enumerate(split.groups):
+            sides.setdefault(group, set()).add(position in dev)
+        assert all(len(each) == 1 for each in sides.values())
+        assert abs(len(dev) / len(names) - 0.2) < 0.03
+        shares = counts(split, np.array(sorted(dev)))
+        assert abs(shares["x"] / len(dev) - 0.7) < 0.1
+
+
+def test_folds_keep_groups_whole_and_labels_balanced_as_scikit_learns_do() -> None:
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    generator = np.random.default_rng(2)
+    names = groups_of(generator.integers(1, 9, 60).tolist())
+    labels = [str(each) for each in generator.choice(["x", "y", "z"], len(names), p=[0.6, 0.3, 0.1])]
+    split = texts(labels, names)
+    fold_N = folds(split, 5, 0)
+    assert all(len(set(fold_N[np.array(split.groups) == group].tolist())) == 1 for group in set(names))
+    own = [each.label for each in split.examples]  # type: ignore[union-attr]
+    theirs = np.empty(len(own), dtype=int)
+    for fold, (_, dev) in enumerate(StratifiedGroupKFold(5).split(np.zeros(len(own)), own, split.groups)):
+        theirs[dev] = fold
+    assert spread(fold_N, own) <= spread(theirs, own) + 0.02
+
+
+def spread(fold_N: Any, labels: list[Any]) -> float:
+    """The greatest difference between a label's share of a fold and its share of all."""
+    whole = Counter(labels)
+    return max(
+        abs(whole[label] / len(labels) - sum(labels[k] == label for k in np.flatnonzero(fold_N == fold)) / size)
+        for fold in set(fold_N.tolist())
+        for size in [int((fold_N == fold).sum())]
+        for label in whole
+    )
+
+
+def test_documents_and_contexts_are_groups_by_themselves() -> None:
+    tagged = Split([TaggedExample(str(k), ("w",), ("O",), k // 4) for k in range(40)], source="mine.conll")
+    dev = held_out(tagged, 0.25, 0)
+    assert len(dev) in (8, 12)
+    assert all(count == 4 for count in Counter(position // 4 for position in dev.tolist()).values())
+    asked = [QuestionExample(str(k), "q", f"context {k // 5}", (Answer("c", 0),)) for k in range(50)]
+    fold_N = folds(Split([*asked], source="mine.json"), 5, 0)
+    assert all(len(set(fold_N[k : k + 5].tolist())) == 1 for k in range(0, 50, 5))
+
+
+def test_scores_are_stratified_by_their_deciles() -> None:
+    split = texts([float(k) for k in range(100)])
+    scores = [split.examples[k].label for k in held_out(split, 0.2, 0).tolist()]  # type: ignore[union-attr]
+    assert Counter(int(score) // 10 for score in scores) == dict.fromkeys(range(10), 2)  # type: ignore[arg-type]
+
+
+def test_no_label_is_devs_alone() -> None:
+    labels: list[Any] = ["a"] * 30 + ["b"] * 29 + ["rare"]
+    for seed in range(20):
+        split = texts(labels)
+        train = np.setdiff1d(np.arange(60), held_out(split, 0.5, seed))
+        assert set(counts(split, train)) == {"a", "b", "rare"}
+    sets = texts([("x",), ("x", "y")] * 20 + [("only",)])
+    for seed in range(20):
+        train = np.setdiff1d(np.arange(41), held_out(sets, 0.5, seed))
+        assert any("only" in labels for labels in counts(sets, train))
+
+
+@pytest.mark.parametrize(
+    ("labels", "share", "message"),
+    [
+        (["a", "b", "c"] * 10, 0.05, r"--split 0.05 .*: 2 of the 30 examples of mine.csv are fewer than its 3 labels"),
+        ([1.0, 2.0, 3.0], 0.1, "0 of the 3 examples of mine.csv are no example; hold out more, or give --dev FILE"),
+    ],
+)
+def test_a_dev_smaller_than_its_classes_is_refused(labels: list[Any], share: float, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        held_out(texts(labels), share, 0)
+
+
+def test_one_group_cannot_be_parted() -> None:
+    with pytest.raises(UsageError, match=r"the 1 groups of mine.csv cannot be parted so; .*another column"):
+        held_out(texts(["a", "b"] * 10, ["g"] * 20), 0.2, 0)
+
+
+def test_folds_above_the_examples_or_groups_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"--folds 7 .*: mine.csv has 6 examples; take at most so many folds"):
+        folds(texts(["a", "b"] * 3), 7, 0)
+    with pytest.raises(UsageError, match=r"mine\.csv has 3 groups"):
+        folds(texts(["a", "b"] * 3, list("gghhii")), 4, 0)
+    with pytest.raises(UsageError, match=r"all examples of 'rare' are in one fold, whose model has none to learn from"):
+        folds(texts(["a"] * 9 + ["rare"]), 5, 0)
