@@ -6,6 +6,8 @@ Nothing here follows a paper.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
-from bertkit.training.plan import PlannedTeacher, PlannedVocabulary, plan_document
+from bertkit.training.plan import PlannedTeacher, PlannedVocabulary, plan_document, planned_rate
 
 _BYTES_OF_A_TOKEN = 4.5
 """Of English text."""
@@ -37,6 +39,8 @@ def pretraining_plan(
     recipe: Recipe, *, vocab_size: int | None = None, teacher: PlannedTeacher | None = None, offline: bool = False
 ) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time; sequences are taken at their full length.
+
+    A run that ends with its time has as many steps as this machine makes in it.
 
     Args:
         recipe: resolved.
@@ -56,21 +60,21 @@ def pretraining_plan(
     with torch.device("meta"):
         model = pretraining_model(recipe.model, objectives, vocabulary.size)
     parameters = count_parameters(model)
-    tokens = flops = 0.0
     memory: MemoryTerms = {}
+    stretches: list[_Stretch] = []
     for stage in stages:
         length = stage.recipe.data.sequence_length
         for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
             predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
             in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
-            tokens += (end - first) * sequences * length
-            flops += (end - first) * step_flops(
+            step = step_flops(
                 model,
                 tokens=sequences * length,
                 squared_lengths=sequences * length**2,
                 predictions={head: sequences * count for head, count in predictions.items()},
                 sequences=sequences,
             )
+            stretches.append(_Stretch(end - first, sequences * length, step))
             micro_batch = min(engine.micro_batch_tokens, sequences * length)
             terms = training_memory(
                 model,
@@ -81,14 +85,19 @@ def pretraining_plan(
                 state_bytes=recipe.optimisation.optimizer.state_bytes,
             )
             memory = max(memory, terms, key=lambda each: sum(each.values()))
+    whole = stretches
+    if (hours := recipe.optimisation.schedule.hours) is not None:
+        beside = 0.0 if teacher is None else teacher.flops / _flops(whole)
+        stretches = _within(whole, hours * 3600 * planned_rate(engine) / (1 + beside))
+        teacher = None if teacher is None else replace(teacher, flops=beside * _flops(stretches))
     kept = engine.intervals.keep_checkpoints + 1
     document = plan_document(
         recipe,
         engine,
         parameters=parameters,
-        steps=recipe.optimisation.steps,
-        tokens=tokens,
-        flops=flops,
+        steps=sum(each.steps for each in stretches),
+        tokens=sum(each.steps * each.step_tokens for each in stretches),
+        flops=_flops(stretches),
         memory={
             **memory,
             "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
@@ -98,7 +107,6 @@ def pretraining_plan(
         text_bytes=text_bytes,
         vocabulary=vocabulary,
         teacher=teacher,
-        hours=recipe.optimisation.schedule.hours,
     )
     return document | ({"steps_estimated": True} if steps_estimated else {})
 
@@ -144,6 +152,34 @@ def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[Planne
     corpus = open_corpus(sources, recipe.data.reading, offline=offline)
     learnt = train_tokenizer(tokenizer, corpus.sample_text(tokenizer.sample_megabytes))
     return PlannedVocabulary(learnt.vocab_size), size
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Updates that cost the same."""
+
+    steps: int
+    step_tokens: int
+    step_flops: float
+
+
+def _flops(stretches: Sequence[_Stretch]) -> float:
+    total = 0.0
+    for each in stretches:
+        total += each.steps * each.step_flops
+    return total
+
+
+def _within(stretches: Sequence[_Stretch], flops: float) -> list[_Stretch]:
+    """The first updates, as many as so many operations make; at least one."""
+    found: list[_Stretch] = []
+    for each in stretches:
+        fitting = min(each.steps, int(flops / each.step_flops + 1e-6))
+        found.append(replace(each, steps=max(fitting, 0 if found else 1)))
+        flops -= fitting * each.step_flops
+        if fitting < each.steps:
+            break
+    return found
 
 
 def _mean_count(objective: Objective, stage: Stage, first: int, end: int) -> float:

@@ -7,7 +7,7 @@ where the matrices are large (docs/results.md); small models reach less.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from bertkit.recipe.hashing import what_hash
@@ -62,7 +62,6 @@ def plan_document(
     text_bytes: float = 0.0,
     vocabulary: PlannedVocabulary | None = None,
     teacher: PlannedTeacher | None = None,
-    hours: float | None = None,
 ) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time.
 
@@ -76,13 +75,7 @@ def plan_document(
         text_bytes: of the sample that a vocabulary is learnt from.
         vocabulary: where the recipe leaves its size to the text.
         teacher: beside the student, if there is one.
-        hours: after which the run ends; it has then as many steps as this machine makes in them.
     """
-    rate = measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE
-    if hours is not None:
-        share = min(1.0, hours * 3600 * rate / (flops + (0.0 if teacher is None else teacher.flops)))
-        steps, tokens, flops = max(1, int(steps * share)), tokens * share, flops * share
-        teacher = None if teacher is None else replace(teacher, flops=teacher.flops * share)
     document: dict[str, Any] = {
         "recipe": recipe.name,
         "what_hash": what_hash(recipe),
@@ -103,5 +96,10 @@ def plan_document(
         "memory_mb": sum(terms.values()) / 1e6,
         "memory_terms_mb": {name: round(value / 1e6, 1) for name, value in terms.items()},
         "disk_mb": disk_bytes / 1e6,
-        "seconds": flops / rate,
+        "seconds": flops / planned_rate(engine),
     }
+
+
+def planned_rate(engine: Engine) -> float:
+    """The FLOP/s with which times are estimated."""
+    return measured_peak_flops(engine.device, bf16=engine.bf16) * REACHED_SHARE

@@ -63,11 +63,11 @@ def group_rates(
     left = list(names)
     rates = dict.fromkeys(left, 1.0)
     for number, group in enumerate(groups):
-        named = [name for name in left if group.holds(name)]
+        named = {name for name in left if group.holds(name)}
         if not named:
             raise UsageError(f"{key}.{number}.parameters: {_unknown(group, list(rates), any(map(group.holds, rates)))}")
         rates |= dict.fromkeys(named, group.rate)
-        left = [name for name in left if name not in set(named)]
+        left = [name for name in left if name not in named]
     if groups and not any(rates.values()):
         raise UsageError(f"{key}: every parameter is frozen; give one of them a rate above 0")
     return rates
