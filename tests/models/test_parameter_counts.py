@@ -13,6 +13,7 @@ import torch
 
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
+from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.deberta import DebertaConfig
 from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distilbert import DistilBertConfig
@@ -205,6 +206,8 @@ SIZES = {
         (395, 1),
     ),
     # Beltagy et al. 2020: RoBERTa's, longer tables, and projections for global tokens.
+    # Zaheer et al. 2020: the Hub's bigbird-roberta-base.
+    "bigbird-base": Size(BigBirdConfig(), 50_358, 127_468_800),
     "longformer-base": Size(LongformerConfig(), 50_265, 148_659_456),
     "longformer-large": Size(
         LongformerConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),

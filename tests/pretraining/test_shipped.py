@@ -59,6 +59,8 @@ PUBLISHED = {
     "albert-xlarge": (59_021_490, 58_724_864),
     "albert-xxlarge": (223_158_450, 222_595_584),
     # 149M and 435M.
+    # Of RoBERTa's vocabulary, with one type of segment.
+    "bigbird": (128_039_001, 127_396_608),
     "longformer": (148_711_257, 148_659_456),
     "longformer-large": (434_653_273, 434_600_960),
     # 110M with a vocabulary of 119,547.

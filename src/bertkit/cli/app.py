@@ -36,6 +36,7 @@ COMMANDS = {
     "fill": "bertkit.cli.fill:fill",
     "eval": "bertkit.cli.eval:Suites",
     "probe": "bertkit.cli.probe:Kinds",
+    "study": "bertkit.cli.study:study",
     "predict": "bertkit.cli.predict:predict",
     "export": "bertkit.cli.export:export",
     "runs": "bertkit.cli.runs:Runs",

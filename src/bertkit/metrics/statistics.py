@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics.base import Additive, Floats, check_aligned, log
@@ -48,6 +49,24 @@ def summarise(scores: Mapping[int, float | None]) -> dict[str, Any]:
         "n": len(known),
         "seeds": [float(score) if score is not None and np.isfinite(score) else None for score in ordered],
     }
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """The mean of n independent values with Student's t interval: mean -+ t s / sqrt(n), n - 1 degrees of freedom.
+
+    Args:
+        values: at least two, such as differences of two methods seed by seed.
+        confidence: of the interval.
+
+    Raises:
+        DataError: there are fewer than two.
+    """
+    if len(values) < 2:
+        raise DataError(f"an interval needs at least two values, found {len(values)}")
+    found = np.asarray(values, dtype=np.float64)
+    half = float(stdtrit(len(found) - 1, (1 + confidence) / 2) * found.std(ddof=1) / np.sqrt(len(found)))
+    mean = float(found.mean())
+    return mean, mean - half, mean + half
 
 
 @dataclass(frozen=True)

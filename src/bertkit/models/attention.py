@@ -297,10 +297,9 @@ class SelfAttention(nn.Module):
         """The same for each token alone, as with the rows of a table; 0 where there are none."""
         return 0
 
-    @property
-    def window_side(self) -> int | None:
-        """How many tokens on either side are seen; all where None."""
-        return None
+    def keys_seen(self, length: float) -> float:
+        """Keys whose scores are computed for a query in a sequence of this many tokens: all of them by default."""
+        return length
 
     def forward(
         self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None

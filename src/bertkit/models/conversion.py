@@ -74,8 +74,12 @@ def _heads(model: HeadedModel) -> list[str]:
 
 
 NewTokens = Literal["mean", "random"]
-_FROM_THE_RECIPE = {"family", "attention_window", "max_position_embeddings", "sep_token_id"}
-"""What a Longformer made of a RoBERTa has of its own; all else is RoBERTa's."""
+_FROM_THE_RECIPE = {
+    *("family", "max_position_embeddings"),
+    *("attention_window", "sep_token_id"),
+    *("attention_type", "block_size", "num_random_blocks", "rescale_embeddings", "use_bias"),
+}
+"""What a Longformer or a BigBird made of a RoBERTa has of its own; all else is RoBERTa's."""
 _TABLE = "embeddings.position.weight"
 _POSITIONS = f"encoder.{_TABLE}"
 
@@ -243,6 +247,27 @@ def _longformer_of_roberta(model: HeadedModel, new: HeadedModel) -> None:
             raise _does_not_fit(model.encoder.config, new.encoder.config)
 
 
+def _with_repeated_positions(model: HeadedModel, new: HeadedModel) -> None:
+    """A BigBird of a BERT or a RoBERTa: every weight as it is, and positions, counted from 0, are repeated."""
+    source = dict(model.named_parameters())
+    encoder = model.encoder
+    first = _pad_id(encoder) + 1 if "pad_token_id" in encoder.to_hub() else 0
+    # A pooler that the Hub's class has and nothing reads.
+    new.initialise(
+        0, only={name for name, _ in new.named_parameters() if name.startswith(POOLER) and name not in source}
+    )
+    for name, parameter in new.named_parameters():
+        origin = source.get(name)
+        if origin is None and name.startswith(POOLER):
+            continue
+        if origin is not None and name == _POSITIONS:
+            _repeat_positions(parameter, origin[first:], first=0)
+        elif origin is not None and origin.shape == parameter.shape:
+            parameter.copy_(origin)
+        else:
+            raise _does_not_fit(model.encoder.config, new.encoder.config)
+
+
 def _repeat_positions(new_PD: Tensor, old_PD: Tensor, *, first: int) -> None:
     """Copy the rows before the first position, then all positions, as often as the new table holds them."""
     position_P = torch.arange(len(new_PD))
@@ -272,8 +297,12 @@ def _with_separator(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfi
 
 _Conversion = Callable[[HeadedModel, HeadedModel], None]
 _CONVERSIONS: dict[tuple[str, str], _Conversion] = {
+    ("bert", "big_bird"): _with_repeated_positions,
+    ("camembert", "big_bird"): _with_repeated_positions,
     ("camembert", "longformer"): _longformer_of_roberta,
+    ("roberta", "big_bird"): _with_repeated_positions,
     ("roberta", "longformer"): _longformer_of_roberta,
+    ("xlm-roberta", "big_bird"): _with_repeated_positions,
     ("xlm-roberta", "longformer"): _longformer_of_roberta,
 }
 """What fills a model of the second family from one of the first."""

@@ -68,7 +68,7 @@ class HeadedModel(nn.Module):
         shape = HeadShape(encoder.width, encoder.embedding_width, encoder.vocab_size, self.labels.count)
         # The pooler comes before the first head that reads it: the order of parameters is the order of their sums.
         for name in self.head_names:
-            if self.plans[name].pooled and not self.has_pooler:
+            if (self.plans[name].pooled or self.plans[name].keeps_pooler) and not self.has_pooler:
                 self.add_module(POOLER, encoder.config.build_pooler(encoder.width))
             self.add_module(name, self.plans[name].build(shape))
         if POOLER in heads and not self.has_pooler:
@@ -184,7 +184,9 @@ class HeadedModel(nn.Module):
             for name in self.head_names
             if (architecture := self.plans[name].architecture) is not None
         }
-        joint = config.joint_architectures.get(frozenset(known))
+        joint = config.joint_architectures.get(frozenset(known)) or config.joint_architectures.get(
+            frozenset(self.head_names)
+        )
         if joint is not None:
             return [joint]
         return list(known.values()) or [config.base_architecture]

@@ -68,6 +68,7 @@ class HeadPlan:
         build: makes the head's module.
         hub_names: the Hub's module for each module of the head, by its name below the head; "" is the head itself.
         pooled: whether a sequence head reads the pooler's output.
+        keeps_pooler: whether the Hub's class has a pooler that nothing reads, which its files must hold.
         summary: which state of a sequence a sequence head, or its pooler, reads.
         decoder: of a vocabulary head, the Hub's module that is tied to the word embeddings.
         read: how a sequence head computes its input from all states, if by none of the summaries (`summary` is then
@@ -78,6 +79,7 @@ class HeadPlan:
     build: Callable[[HeadShape], nn.Module]
     hub_names: Mapping[str, str] = field(default_factory=dict)
     pooled: bool = False
+    keeps_pooler: bool = False
     summary: Summary = "first"
     decoder: str | None = None
     read: Callable[[Tensor, PackedBatch], Tensor] | None = None

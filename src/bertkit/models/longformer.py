@@ -28,7 +28,7 @@ from bertkit.models.layers import FeedForward, PostNorm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.roberta import RobertaEmbeddings, RobertaLikeConfig
 from bertkit.models.weights import Names
-from bertkit.models.windows import GlobalTokens, attend_near, recorded
+from bertkit.models.windows import GlobalTokens, attend_near, keys_in_window, recorded
 
 _SELF = LAYER_NAMES["layers.{n}.attention.query"].removesuffix("query")
 
@@ -85,9 +85,8 @@ class LongformerAttention(SelfAttention):
         self.key_global = nn.Linear(width, width)
         self.value_global = nn.Linear(width, width)
 
-    @property
-    def window_side(self) -> int:
-        return self.each_side
+    def keys_seen(self, length: float) -> float:
+        return keys_in_window(length, self.each_side)
 
     def near(self, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens | None, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points: those of `project`, `hook_attn_scores` and `hook_pattern` as in `attend` (what they

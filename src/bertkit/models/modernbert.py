@@ -30,7 +30,7 @@ from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked
-from bertkit.models.windows import attend_near
+from bertkit.models.windows import attend_near, keys_in_window
 
 LayerType = Literal["full_attention", "sliding_attention"]
 _LAYER = "layers.{n}."
@@ -231,9 +231,8 @@ class ModernBertAttention(SelfAttention):
         self.each_side = config.local_attention // 2 if kind == "sliding_attention" else None
         self.output_dropout = Dropout(config.attention_probs_dropout_prob)
 
-    @property
-    def window_side(self) -> int | None:
-        return self.each_side
+    def keys_seen(self, length: float) -> float:
+        return length if self.each_side is None else keys_in_window(length, self.each_side)
 
     def turned(
         self,

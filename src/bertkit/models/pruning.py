@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import DataError, UsageError
 from bertkit.models.attention import SelfAttention
+from bertkit.models.bigbird import BigBirdAttention
 from bertkit.models.disentangled import KeysWithoutBias
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.gpt_bert import GptBertAttention
@@ -56,6 +57,8 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
         reason = "all layers read one table with a bias for every head"
     elif any(isinstance(layer, MosaicBertLayer) for layer in layers):
         reason = "a head's slope of distances follows from its number"
+    elif any(isinstance(attention, BigBirdAttention) and attention.is_sparse for attention in found):
+        reason = "the blocks that a head draws follow from its number"
     elif any(isinstance(attention, KeysWithoutBias) for attention in found):
         reason = "its files hold one matrix for equally many heads of queries, keys and values"
     elif any(isinstance(attention, GptBertAttention) for attention in found):
@@ -324,6 +327,11 @@ def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
     if moved and settings.get("scale_attn_by_inverse_layer_idx"):
         raise UsageError(
             "layers: this model divides scores by the layer's number (scale_attn_by_inverse_layer_idx), so its layers"
+            " cannot move; keep the first ones (method.layers=first)"
+        )
+    if moved and settings.get("attention_type") == "block_sparse":
+        raise UsageError(
+            f"layers: {list(kept)}; the blocks that a layer of BigBird draws follow from its number, so its layers"
             " cannot move; keep the first ones (method.layers=first)"
         )
     if config.model_type == "modernbert" and kept[0] != 0:

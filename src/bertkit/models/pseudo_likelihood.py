@@ -320,6 +320,12 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
     )
 
 
+def reads_causally(model: HeadedModel) -> bool:
+    """Whether an encoder was trained from left to right alone, as its config.json says."""
+    rule = SCORING_RULES.get(str(model.extras.get(SCORING_RULE)))
+    return rule is not None and rule.causal and model.encoder.config.causal_attention
+
+
 def score_texts(
     model: HeadedModel,
     tokenizer: Tokenizer,

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig, MegatronBertConfig
+from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.deberta import DebertaConfig
 from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distilbert import DistilBertConfig
@@ -28,6 +29,7 @@ from bertkit.models.xlnet import XlnetConfig
 AnyEncoderConfig = Annotated[
     AlbertConfig
     | BertConfig
+    | BigBirdConfig
     | CamembertConfig
     | DebertaConfig
     | DebertaV2Config

@@ -182,7 +182,6 @@ class RelativeAttention(nn.Module):
     products_per_pair: ClassVar[int] = 4
     """As in `SelfAttention`, and query with distance, of which there are twice as many as keys."""
     products_per_token: ClassVar[int] = 0
-    window_side: ClassVar[None] = None
 
     def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
         super().__init__()
@@ -198,6 +197,10 @@ class RelativeAttention(nn.Module):
         self.r_r_bias = nn.Parameter(torch.zeros(per_head))
         self.r_s_bias = nn.Parameter(torch.zeros(per_head))
         self.seg_embed = nn.Parameter(torch.zeros(2, *per_head))
+
+    def keys_seen(self, length: float) -> float:
+        """As in `SelfAttention`."""
+        return length
 
     def keys(self, known_TD: Tensor, pairs: Pairs, memory_BKD: Tensor | None, scope: Scope) -> Keys:
         """Keys and values.

@@ -81,6 +81,11 @@ def _globals_of(is_global_bS: Tensor, block: AttentionBlock) -> BlockGlobals:
     return BlockGlobals(is_global_bS, column_bG, real_bG)
 
 
+def keys_in_window(length: float, each_side: int) -> float:
+    """Keys whose scores are computed for a query: three chunks as long as one side, or all of a short sequence."""
+    return length if length <= 2 * each_side else 3.0 * each_side
+
+
 def recorded(scope: Scope) -> bool:
     """Whether scores or probabilities are recorded."""
     return scope.needs("hook_attn_scores") or scope.needs("hook_pattern") or scope.needs("hook_global_pattern")

@@ -21,6 +21,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.pseudo_likelihood import reads_causally
 from bertkit.models.recorder import Recorder, device_of, layer_points
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 
@@ -54,6 +55,8 @@ def layer_states(
 ) -> Iterator[WordStates]:
     """States of all words, batch by batch in the order of the sentences; one batch is in memory at a time.
 
+    An encoder that was trained from left to right alone reads that way here.
+
     Args:
         model: moved to the device and to evaluation mode.
         sentences: any number.
@@ -66,11 +69,14 @@ def layer_states(
     """
     model = model.to(device).eval()
     points = layer_points(model) if points is None else points
+    causal = reads_causally(model)
     for some in batches(sentences, max_batch_tokens):
         offsets = np.cumsum([0, *(each.ids_T.size for each in some)])
         spans_W2 = np.concatenate([each.spans_W2 + offset for each, offset in zip(some, offsets, strict=False)])
         spans = torch.from_numpy(spans_W2).to(device)
-        states = tuple(word_means(each, spans).float().cpu() for each in recorded(model, packed(some), points))
+        states = tuple(
+            word_means(each, spans).float().cpu() for each in recorded(model, packed(some, causal=causal), points)
+        )
         counts = [len(each.words) for each in some]
         word_W = np.concatenate([np.arange(count) for count in counts])
         yield WordStates(some, states, np.repeat(np.arange(len(some)), counts), word_W)

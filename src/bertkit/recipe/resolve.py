@@ -37,6 +37,7 @@ KINDS = {
     "pretrain": "bertkit.pretraining.recipe",
     "finetune": "bertkit.finetuning.recipe",
     "distill": "bertkit.distillation.recipe",
+    "study": "bertkit.study.settings",
 }
 """Commands that run recipes, and the module of each, whose `from_tree` makes the recipe of resolved settings; it brings
 torch along, and so is imported when the kind is known."""

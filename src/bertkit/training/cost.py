@@ -155,7 +155,7 @@ def _products(
     linear = sum(_map_weights(part) for part in model.encoder.executed_modules()) - on_positions
     products = linear * tokens
     for attention in attentions:
-        pairs = tokens * _keys_seen(attention, squared_lengths / tokens)
+        pairs = tokens * attention.keys_seen(squared_lengths / tokens)
         rows = attention.products_per_pair * pairs + attention.products_per_token * tokens
         products += rows * attention.query.out_features
     for head in model.head_names:
@@ -200,12 +200,6 @@ def _map_weights(module: nn.Module | None) -> int:
     linear = sum(part.in_features * part.out_features for part in parts if isinstance(part, nn.Linear))
     lstms = (named for part in parts if isinstance(part, nn.LSTM) for named in part.named_parameters(recurse=False))
     return linear + sum(weight.numel() for name, weight in lstms if name.startswith("weight"))
-
-
-def _keys_seen(attention: SelfAttention | RelativeAttention, mean_length: float) -> float:
-    """Keys of a query: in a window three chunks, each as long as one side, as in models/windows.py."""
-    side = attention.window_side
-    return mean_length if side is None or mean_length <= 2 * side else 3.0 * side
 
 
 def measured_peak_flops(device: torch.device, *, bf16: bool) -> float:

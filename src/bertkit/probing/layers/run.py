@@ -68,7 +68,7 @@ def probe_layers(request: ProbeRequest, settings: LayersSettings) -> ProbeResult
     test_paths = [existing(source, option="--test-data") for source in request.test_data]
     points = layer_points(subject.model)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
-    files = _read(paths, test_paths, settings, encoder)
+    files = read_files(paths, test_paths, settings, encoder)
     check_store(len(points), max(each.words() for each in files), width_of(subject.model, points), request.store_gb)
 
     def measure() -> Report:
@@ -81,9 +81,10 @@ def probe_layers(request: ProbeRequest, settings: LayersSettings) -> ProbeResult
     return run_probe(request, settings, [subject], measure, data=hashes_of(paths, test_paths))
 
 
-def _read(
+def read_files(
     paths: Sequence[Path], test_paths: Sequence[Path], settings: LayersSettings, encoder: TextEncoder
 ) -> list[AnnotatedFile]:
+    """The files with their tasks, the sentences for training and testing drawn by the settings' seed."""
     read = [read_labelled(path) for path in paths]
     tested = [read_labelled(path) for path in test_paths]
     available = [name for sentences in read for name in dict.fromkeys(n for each in sentences for n in each.targets)]

@@ -1,0 +1,137 @@
+"""`bertkit study`: a study file and text in, a comparison of its arms out.
+
+Nothing here follows a paper. Sibling pretrain.py makes one run.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertkit.cli.console import console, duration, result
+from bertkit.cli.options import (
+    Common,
+    Data,
+    MaxMinutes,
+    Resume,
+    RunDir,
+    SetOption,
+    keep_log,
+    option,
+    runs_root,
+    set_overrides,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+StudyFile = Annotated[
+    str, typer.Argument(metavar="FILE", help="A study: a YAML file of kind study, or the name of a shipped one.")
+]
+
+
+@dataclass(frozen=True)
+class StudyOptions(Common):
+    """Of a study; its runs take the rest from their recipe."""
+
+    settings: SetOption = None
+    plan: Annotated[bool, option("--plan", help="Print what would run and what it costs, and stop.", metavar="")] = (
+        False
+    )
+    run_dir: RunDir = None
+    max_minutes: MaxMinutes = None
+
+
+def study(
+    file: StudyFile = "",
+    data: Data = None,
+    resume: Resume = None,
+    data_dir: Annotated[
+        str | None,
+        option(
+            "--data-dir",
+            metavar="DIR",
+            help="Folder where relative paths of the measures start (default: the working directory).",
+        ),
+    ] = None,
+    arms: Annotated[
+        list[str] | None, option("--arms", metavar="ARM,ARM", help="Compare these arms alone. Repeatable.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time, each in a process; they share the cores.")
+    ] = 1,
+    *,
+    common: StudyOptions,
+) -> None:
+    """Compare objectives or settings fairly: equal budgets, rates chosen for each arm, fresh seeds, and verdicts.
+
+    Examples:
+    `bertkit study objectives --data my.txt --data-dir DATA --plan`
+    `bertkit study mine.yaml --set budget.flops=1e12 --arms masked_lm,causal_lm`
+    `bertkit study --resume`
+    """
+    from bertkit.study.plan import study_plan
+    from bertkit.study.planned import PlannedStudy
+    from bertkit.study.run import StudyArguments, run_study
+
+    arguments = StudyArguments(
+        recipe=file or None,
+        overrides=set_overrides(common.settings),
+        resume=resume,
+        runs_root=runs_root(),
+        run_dir=common.run_dir,
+        offline=common.offline,
+        max_minutes=common.max_minutes,
+        command=sys.argv,
+        sources=data or (),
+        data_dir=data_dir,
+        arms=[name.strip() for each in arms or () for name in each.split(",") if name.strip()],
+        jobs=jobs,
+    )
+    if common.plan:
+        planned = PlannedStudy(arguments.requested(), arguments.cache, arguments.offline)
+        planned.check()
+        _print_plan(study_plan(planned), as_json=common.as_json)
+        return
+    finished = run_study(arguments, progress=console.progress, begun=keep_log)
+    _print_results(finished.results)
+    console.info(f"tables are in {finished.run.path / 'report.md'}, figures in {finished.run.path / 'figures'}")
+    document = {"run": str(finished.run.path), "status": "done", "results": finished.results}
+    result(document if common.as_json else finished.run.path, as_json=common.as_json)
+
+
+def _print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        result(plan, as_json=True)
+        return
+    rows = [
+        (arm, own["candidates"], own["runs"] - own["candidates"], own["steps_per_run"], f"{own['flops']:.3g}")
+        for arm, own in plan["arms"].items()
+    ]
+    console.table(("arm", "candidates", "scored runs", "steps of one", "FLOPs of all"), rows)
+    for name, value in {
+        "study": f"{plan['recipe']} ({plan['what_hash'][:8]})",
+        "runs": f"{plan['runs']:,}",
+        "steps": f"about {plan['steps']:,}",
+        "FLOPs": f"{plan['flops']:.3g}",
+        "time here": f"{duration(plan['seconds'])}, and what the measures take",
+    }.items():
+        result(f"{name:<12}{value}")
+
+
+def _print_results(results: Mapping[str, Any]) -> None:
+    """Scores over seeds, and the verdicts."""
+    names = list(results["measures"])
+    rows = [
+        (
+            arm,
+            *("-" if own[name] is None else f"{own[name]['mean']:.4f} ± {own[name]['std'] or 0:.4f}" for name in names),
+        )
+        for arm, own in results["scores"].items()
+    ]
+    console.table(("arm", *(results["measures"][name]["title"] for name in names)), rows)
+    for claim in results["claims"]:
+        console.line(f"{claim['verdict']}: {claim['claim']} ({claim['source']})")

@@ -1,0 +1,177 @@
+"""What is refused before a study's first step: arms that do not differ, settings that change nothing, missing data.
+
+Own design; the schema (settings.py) refuses what it can see alone. All errors in the arms are found by loading every
+recipe that may be run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError, DataError, UsageError
+from bertkit.evaluation.blimp import chosen_paradigms
+from bertkit.evaluation.settings import BlimpSettings
+from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.recipe import files_of
+from bertkit.models.pseudo_likelihood import SCORING_RULES
+from bertkit.objectives.base import CompanionObjective
+from bertkit.objectives.forward import scoring_rule
+from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.stages import stages_of
+from bertkit.probing.layers.data import check_tasks, read_labelled
+from bertkit.probing.sentence_sources import existing
+from bertkit.recipe.hashing import deciding_half
+from bertkit.recipe.resolve import Override
+from bertkit.study.measure_settings import (
+    BlimpMeasure,
+    FinetuneMeasure,
+    HeldOutMeasure,
+    LayersMeasure,
+    Measure,
+    MlmMeasure,
+)
+from bertkit.study.pieces import shown_setting
+from bertkit.study.settings import Study
+from bertkit.tasks.readers import load_split
+from bertkit.text.sources import open_corpus
+
+_HEADS = {rule.head for rule in SCORING_RULES.values()}
+"""Those that give a text a probability."""
+
+
+def check_recipes(study: Study, recipes: dict[str, list[tuple[dict[str, Any], Recipe]]]) -> None:
+    """Refuse arms or candidates that are the same.
+
+    Args:
+        study: resolved.
+        recipes: each arm's settings with the recipe that they make, all of one seed.
+
+    Raises:
+        UsageError: with the names of what is the same.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for arm, own in recipes.items():
+        for setting, recipe in own:
+            key = json.dumps(deciding_half(recipe), sort_keys=True)
+            if key not in seen:
+                seen[key] = (arm, shown_setting(setting).rstrip(", "))
+                continue
+            other, shown = seen[key]
+            if other == arm:
+                raise UsageError(
+                    f"arms.{arm}: the candidates {shown!r} and {shown_setting(setting).rstrip(', ')!r} are the same"
+                    " run; a key of the grid changes nothing, or a setting of the arm replaces it"
+                )
+            raise UsageError(
+                f"arms.{arm} does not differ from arms.{other}: their runs would be the same; change its `set`, or"
+                " leave it out"
+            )
+
+
+def check_asked(study: Study, recipes: dict[str, Recipe]) -> None:
+    """Refuse a choice or a claim by a measure that an arm cannot be asked.
+
+    Args:
+        study: resolved.
+        recipes: one of each arm.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    wanted = (
+        [] if study.choose is None else [("choose.by", name, arm) for name in study.choose.names for arm in recipes]
+    )
+    for number, claim in enumerate(study.claims):
+        sides = (claim.arm, claim.against or study.against)
+        wanted += [(f"claims.{number}", name, arm) for name in claim.names for arm in sides]
+    for place, name, arm in wanted:
+        reason = unasked(study.measure(name), recipes[arm])
+        if reason is not None:
+            raise UsageError(f"{place}: measures.{name} cannot be asked of arm {arm}: {reason}; take another measure")
+
+
+def unasked(measure: Measure, recipe: Recipe) -> str | None:
+    """Why a run of this recipe cannot be asked a measure; None where it can."""
+    objectives = stages_of(recipe)[-1].recipe.objectives
+    if isinstance(measure, MlmMeasure):
+        rule = SCORING_RULES.get(str(scoring_rule(objectives)))
+        if not any(each.fills_masks for each in objectives) or (rule is not None and rule.shifted):
+            return "it does not learn to predict a masked token from its own state"
+    if isinstance(measure, BlimpMeasure) and not _HEADS & {head for each in objectives for head in each.heads}:
+        return "it learns no language model"
+    if isinstance(measure, HeldOutMeasure):
+        terms = {each.term for each in objectives}
+        known = [metric for metric in measure.metrics if metric.partition("/")[2] in terms | {""}]
+        if not known:
+            return f"its objectives are {', '.join(sorted(terms))}, and {' and '.join(measure.metrics)} of others"
+    return None
+
+
+def speaker(recipe: Recipe) -> str | None:
+    """The companion that holds a run's masked LM, such as the generator of replaced tokens; None: the model itself."""
+    objectives = stages_of(recipe)[-1].recipe.objectives
+    companions = {each.companion for each in objectives if isinstance(each, CompanionObjective)}
+    learners = [each.learnt_by for each in objectives if each.fills_masks]
+    return next((name for name in learners if name in companions), None)
+
+
+def check_measures(study: Study, *, offline: bool) -> None:
+    """Read the data of every measure.
+
+    Raises:
+        UsageError, DataError: after the measure's name.
+    """
+    for name, measure in study.measures.items():
+        try:
+            _check(measure, offline=offline)
+        except BertkitError as error:
+            raise type(error)(f"measures.{name}: {error}") from error
+
+
+def _check(measure: Measure, *, offline: bool) -> None:
+    if isinstance(measure, MlmMeasure):
+        open_corpus(measure.data, offline=offline)
+    elif isinstance(measure, BlimpMeasure):
+        chosen_paradigms(Path(measure.directory), BlimpSettings(pairs=measure.pairs, only=measure.only))
+    elif isinstance(measure, LayersMeasure):
+        files = [existing(file) for file in (measure.data, measure.test_data) if file is not None]
+        for file in files:
+            check_tasks([measure.task], list(dict.fromkeys(n for each in read_labelled(file) for n in each.targets)))
+    elif isinstance(measure, FinetuneMeasure):
+        _check_task(measure, offline=offline)
+
+
+def finetune_arguments(measure: FinetuneMeasure, model: str, **more: Any) -> FinetuneArguments:
+    """The command line of a fine-tuning measure.
+
+    Args:
+        measure: its settings.
+        model: that is fine-tuned.
+        more: further arguments.
+    """
+    overrides = [Override(key, value, f"set.{key}") for key, value in measure.set.items()]
+    return FinetuneArguments(
+        task=measure.task,
+        model=model,
+        data_dir=measure.directory,
+        overrides=[*overrides, *more.pop("overrides", [])],
+        **more,
+    )
+
+
+def _check_task(measure: FinetuneMeasure, *, offline: bool) -> None:
+    recipe = finetune_arguments(measure, "a model").requested()
+    spec, task = recipe.specs[0], recipe.task
+    if measure.metric is not None and measure.metric not in spec.metrics:
+        raise UsageError(f"metric: {spec.name} has no metric {measure.metric!r}; there are: {', '.join(spec.metrics)}")
+    if isinstance(task, OwnTask):
+        missing: Sequence[str] = [file for file in files_of(task).values() if not Path(file).exists()]
+        if missing:
+            raise DataError(f"{missing[0]}: no such file")
+        return
+    for split in ("train", "dev"):
+        load_split(spec, split, measure.directory, offline=offline)

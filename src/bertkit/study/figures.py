@@ -1,0 +1,120 @@
+"""Figures of a study: the scores of every arm with every seed, and the score of every candidate by what was chosen.
+
+Own design, in the style of evaluation/figures.py. Each figure has the CSV that drew it beside it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.evaluation.figures import DASHES, MARKERS, SHADES, new_figure, plain, save
+from bertkit.study.settings import Study
+
+SCORES, CHOICE = "scores", "choice"
+_PANEL, _LINE = 2.9, 0.36
+"""Inches of a panel, and of an arm in it."""
+_LOGARITHMIC = 4
+"""Ratio of the values of a key from which its axis is logarithmic."""
+
+
+def draw_figures(directory: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
+    """Write the figures and their tables; returns the paths of the images."""
+    directory.mkdir(parents=True, exist_ok=True)
+    drawn = _draw_scores(directory / SCORES, study, results)
+    if study.choose is not None:
+        drawn += _draw_choice(directory / CHOICE, study, results)
+    return drawn
+
+
+def factor(higher: bool) -> float:
+    """Accuracies and correlations are shown in percent, losses as they are."""
+    return 100.0 if higher else 1.0
+
+
+def _draw_scores(stem: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
+    """One panel a measure, one line an arm."""
+    names = [name for name in study.measures if any(own[name] for own in results["scores"].values())]
+    columns = ["arm", "seed", "steps", "tokens", *study.measures]
+    rows = [{**run, **run["scores"]} for run in results["runs"]]
+    _write(stem, columns, [[row.get(column) for column in columns] for row in rows])
+    if not names:
+        return []
+    arms = list(study.arms)[::-1]
+    title = f"{study.title or study.name}: every seed, mean and standard deviation"
+    height = _LINE * len(arms) + 1.3
+    figure, axes = new_figure(title, panels=len(names), width=_PANEL * len(names) + 1.2, height=height)
+    panels = [axes] if len(names) == 1 else list(axes)
+    for number, (panel, name) in enumerate(zip(panels, names, strict=True)):
+        about = results["measures"][name]
+        scale = factor(about["higher_is_better"])
+        for line, arm in enumerate(arms):
+            summary = results["scores"][arm][name]
+            if summary is None:
+                continue
+            seeds = [scale * score for score in summary["seeds"] if score is not None]
+            panel.plot(seeds, [line] * len(seeds), "o", color="0.55", markersize=4)
+            spread = scale * (summary["std"] or 0.0)
+            panel.errorbar(scale * summary["mean"], line, xerr=spread, fmt="|", markersize=11, color="black", capsize=3)
+        panel.set_yticks(range(len(arms)), [arm.replace("_", " ") for arm in arms] if number == 0 else [""] * len(arms))
+        panel.set_ylim(-0.6, len(arms) - 0.4)
+        panel.locator_params(axis="x", nbins=5)
+        plain(panel, x=about["title"] + (" (x 100)" if scale > 1 else ""), y="")
+    return save(figure, stem)
+
+
+def _draw_choice(stem: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
+    """One panel a key of the common grid, one line an arm: the best candidate with each value."""
+    assert study.choose is not None
+    keys = list(study.choose.grid)
+    rows = [
+        [arm, *(candidate["setting"].get(key) for key in keys), candidate["setting"], candidate["score"]]
+        for arm, own in results["choice"].items()
+        for candidate in own["candidates"]
+    ]
+    _write(stem, ["arm", *keys, "setting", "score"], rows)
+    higher = study.measure(study.choose.names[0]).higher
+    best, scale = (max, 100.0) if higher else (min, 1.0)
+    title = f"{study.title or study.name}: candidates at {study.choose.budget_share:g} of the budget"
+    figure, axes = new_figure(title, panels=len(keys), width=max(6.4, 4.6 * len(keys)), height=4.6)
+    panels = [axes] if len(keys) == 1 else list(axes)
+    for panel, key in zip(panels, keys, strict=True):
+        values = study.choose.grid[key]
+        numeric = all(isinstance(value, int | float) for value in values)
+        for number, (arm, own) in enumerate(results["choice"].items()):
+            found = [
+                best(scores) if (scores := _with(own["candidates"], key, value)) else float("nan") for value in values
+            ]
+            places = sorted(range(len(values)), key=lambda place: values[place]) if numeric else range(len(values))
+            panel.plot(
+                [values[place] if numeric else place for place in places],
+                [scale * found[place] for place in places],
+                label=arm.replace("_", " "),
+                color=SHADES[number % len(SHADES)],
+                linestyle=DASHES[number % len(DASHES)],
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=4,
+            )
+        if numeric and min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC:
+            panel.set_xscale("log")
+            panel.minorticks_off()
+        panel.set_xticks(values if numeric else range(len(values)), [f"{value}" for value in values])
+        by = " and ".join(study.measure(name).title or name for name in study.choose.names)
+        mean = "mean of " if len(study.choose.names) > 1 else ""
+        plain(panel, x=key, y=f"{mean}{by}" + (" (x 100)" if higher else ""))
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside right center")
+    return save(figure, stem)
+
+
+def _with(candidates: Sequence[Mapping[str, Any]], key: str, value: Any) -> list[float]:
+    """Scores of the candidates that have this value."""
+    return [each["score"] for each in candidates if each["setting"].get(key) == value and each["score"] is not None]
+
+
+def _write(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    with stem.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)

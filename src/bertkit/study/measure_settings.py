@@ -1,0 +1,144 @@
+"""Measures of a study: what is asked of each finished run, with the settings of that question.
+
+Own design; each kind calls the command of its name. A relative path starts from the study's folder of data
+(`--data-dir`). Sibling measuring.py computes them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from bertkit.settings import Settings
+
+_LOWER_IS_BETTER = ("loss", "perplexity", "error")
+"""Words in the names of metrics that count errors."""
+_NOT_FILES = ("hub:", "builtin:")
+
+
+class Measure(Settings, ABC):
+    """One question to every run; its answer is one number."""
+
+    title: str | None = Field(None, description="Label in tables and figures (default: the measure's name).")
+    higher_is_better: bool | None = Field(
+        None,
+        description="Whether a greater score is better (default: unless the metric is a loss, perplexity or error).",
+    )
+
+    path_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that name files, folders or other sources."""
+
+    @property
+    def metric_name(self) -> str:
+        """The name of what is computed."""
+        return "accuracy"
+
+    @property
+    def higher(self) -> bool:
+        """Whether a greater score is better."""
+        if self.higher_is_better is not None:
+            return self.higher_is_better
+        return not any(word in self.metric_name for word in _LOWER_IS_BETTER)
+
+    def located(self, folder: Path) -> Self:
+        """The measure with full paths.
+
+        Args:
+            folder: where relative paths start.
+        """
+
+        def full(value: Any) -> Any:
+            if isinstance(value, list):
+                return [full(each) for each in value]
+            if value is None or value.startswith(_NOT_FILES):
+                return value
+            return str((folder / Path(value).expanduser()).absolute())
+
+        return self.model_copy(update={name: full(getattr(self, name)) for name in self.path_fields})
+
+
+class HeldOutMeasure(Measure):
+    """A metric of the run's own results on its held-out text, under its own objective."""
+
+    kind: Literal["held-out"]
+    metric: str | list[str] = Field(
+        "loss", description="A key of `held_out` in a run's results.json; of several the first that a run has."
+    )
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics in the order in which they are looked for."""
+        return [self.metric] if isinstance(self.metric, str) else self.metric
+
+    @property
+    def metric_name(self) -> str:
+        return self.metrics[0]
+
+
+class MlmMeasure(Measure):
+    """Masked tokens of a text, the same windows and masks for every run (`bertkit eval mlm`)."""
+
+    kind: Literal["mlm"]
+    data: list[str] = Field(min_length=1, description="Text that no run learns from: files, globs, hub:ORG/NAME.")
+    metric: Literal["accuracy", "perplexity"] = Field("accuracy", description="What is reported.")
+    sequences: int = Field(1024, ge=1, description="Windows that are masked.")
+    sequence_length: int | None = Field(
+        None, ge=10, description="Tokens of a window (default: 128, or as many as the model reads)."
+    )
+    rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
+
+    path_fields: ClassVar[tuple[str, ...]] = ("data",)
+
+    @property
+    def metric_name(self) -> str:
+        return self.metric
+
+
+class BlimpMeasure(Measure):
+    """Share of minimal pairs whose grammatical sentence is preferred (`bertkit eval blimp`)."""
+
+    kind: Literal["blimp"]
+    directory: str = Field(description="BLiMP's folder, or any folder or file of minimal pairs.")
+    pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random (default: all).")
+    only: list[str] = Field(default_factory=list, description="Paradigms, fields or phenomena (default: all).")
+
+    path_fields: ClassVar[tuple[str, ...]] = ("directory",)
+
+
+class LayersMeasure(Measure):
+    """The score of a linear probe of the best layer, the embeddings not counted (`bertkit probe layers`)."""
+
+    kind: Literal["layers"]
+    data: str = Field(description="Annotated sentences to train probes on, such as a treebank (.conllu).")
+    test_data: str | None = Field(None, description="Those that scores are computed on (default: a fifth of `data`).")
+    task: str = Field("pos", description="Task of the annotated file, as of `bertkit probe layers --task`.")
+    sentences: int = Field(1000, ge=10, description="Sentences drawn for training.")
+    test_sentences: int = Field(500, ge=1, description="Sentences drawn for testing.")
+
+    path_fields: ClassVar[tuple[str, ...]] = ("data", "test_data")
+
+
+class FinetuneMeasure(Measure):
+    """A task's score on dev after fine-tuning with the run's seed (`bertkit finetune`)."""
+
+    kind: Literal["finetune"]
+    task: str = Field(description="A published task, or a task YAML.")
+    directory: str | None = Field(None, description="Folder with the task's files (default: the Hub's copy).")
+    metric: str | None = Field(None, description="Of the task's metrics (default: its primary one).")
+    set: dict[str, Any] = Field(
+        default_factory=dict, description="Settings by dotted key: {optimisation.epochs: 2, lr: 2e-4}."
+    )
+
+    path_fields: ClassVar[tuple[str, ...]] = ("directory",)
+
+    @property
+    def metric_name(self) -> str:
+        return self.metric or "score"
+
+
+AnyMeasure = Annotated[
+    HeldOutMeasure | MlmMeasure | BlimpMeasure | LayersMeasure | FinetuneMeasure, Field(discriminator="kind")
+]

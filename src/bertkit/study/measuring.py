@@ -1,0 +1,182 @@
+"""The answer of one finished run to one measure: a number, by the commands `eval`, `probe` and `finetune`.
+
+Own design. Each measurement is a run directory of its own, below the piece's; one that is done is not repeated, one
+that was broken off begins anew, and fine-tuning resumes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertkit.evaluation.blimp import evaluate_blimp
+from bertkit.evaluation.mlm import evaluate_mlm
+from bertkit.evaluation.run import EvalArguments
+from bertkit.evaluation.settings import BlimpSettings, MlmSettings
+from bertkit.files import read_json, write_json
+from bertkit.finetuning.run import finetune
+from bertkit.pretraining.recipe import Recipe
+from bertkit.probing.layers import LayersSettings
+from bertkit.probing.layers.scores import layer_scores
+from bertkit.probing.run import ProbeRequest
+from bertkit.progress import Progress
+from bertkit.recipe.resolve import Override
+from bertkit.run.directory import RECORD, RESULTS, RunDirectory
+from bertkit.study.check import finetune_arguments, speaker, unasked
+from bertkit.study.measure_settings import (
+    BlimpMeasure,
+    FinetuneMeasure,
+    HeldOutMeasure,
+    LayersMeasure,
+    Measure,
+    MlmMeasure,
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of a run to a measure.
+
+    Attributes:
+        score: None where the run cannot be asked.
+        reason: why it cannot.
+        of: the companion that was asked in place of the model.
+        more: further figures.
+    """
+
+    score: float | None
+    reason: str | None = None
+    of: str | None = None
+    more: dict[str, Any] | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As JSON data, without what is None."""
+        found = {"score": self.score, "reason": self.reason, "of": self.of, "more": self.more}
+        return {key: value for key, value in found.items() if value is not None or key == "score"}
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How measures are computed.
+
+    Attributes:
+        directory: of the piece's measurements.
+        command: for the record.
+        progress: the display.
+        offline: use no network.
+        deadline_minutes: time left for a fine-tuning; None: no limit.
+    """
+
+    directory: Path
+    command: Sequence[str]
+    progress: Progress
+    offline: bool
+    minutes_left: Callable[[], float | None] = lambda: None
+
+    def ask(self, name: str, measure: Measure, run: RunDirectory, recipe: Recipe) -> Answer:
+        """The answer of a finished pretraining run.
+
+        Args:
+            name: of the measure.
+            measure: its settings.
+            run: with its model.
+            recipe: of the run.
+
+        Raises:
+            UsageError, DataError: the data of the measure are at fault.
+            StoppedError: a signal stopped the fine-tuning.
+        """
+        reason = unasked(measure, recipe)
+        if reason is not None:
+            return Answer(None, reason)
+        place = self.directory / name
+        if isinstance(measure, HeldOutMeasure):
+            return _held_out(measure, run)
+        if isinstance(measure, FinetuneMeasure):
+            return self._finetuned(measure, run, recipe, place)
+        if isinstance(measure, LayersMeasure):
+            return self._layers(measure, run, recipe, place)
+        of = speaker(recipe)
+        model = run.path if of is None else run.path / of
+        arguments = EvalArguments(
+            str(model), device=recipe.engine.device, run_dir=place, offline=self.offline, command=self.command
+        )
+        if isinstance(measure, MlmMeasure):
+            mlm = MlmSettings(
+                sequences=measure.sequences,
+                sequence_length=measure.sequence_length,
+                rate=measure.rate,
+                pseudo_sequences=0,
+            )
+            data, metric = measure.data, measure.metric
+            results = _once(place, lambda: evaluate_mlm(arguments, data, mlm, progress=self.progress))
+            return Answer(results["tasks"]["mlm"][metric]["mean"], of=of)
+        assert isinstance(measure, BlimpMeasure)
+        blimp = BlimpSettings(pairs=measure.pairs, only=measure.only)
+        pairs = Path(measure.directory)
+        results = _once(place, lambda: evaluate_blimp(arguments, pairs, blimp, progress=self.progress))
+        return Answer(results["average"], of=of)
+
+    def _layers(self, measure: LayersMeasure, run: RunDirectory, recipe: Recipe, place: Path) -> Answer:
+        """The best layer's score; the embeddings, layer 0, are left out."""
+        settings = LayersSettings(
+            tasks=[measure.task], sentences=measure.sentences, test_sentences=measure.test_sentences
+        )
+        request = ProbeRequest(
+            models=[str(run.path)],
+            data=[measure.data],
+            test_data=[] if measure.test_data is None else [measure.test_data],
+            device=recipe.engine.device,
+            run_dir=place,
+            offline=self.offline,
+            command=self.command,
+            progress=self.progress,
+        )
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / RESULTS
+        if not file.is_file():
+            ((_, scores),) = layer_scores(request, settings).items()
+            write_json(file, {"score": scores})
+        scores = read_json(file)["score"]
+        best = max(range(1, len(scores)), key=scores.__getitem__)
+        return Answer(scores[best], more={"layer": best})
+
+    def _finetuned(self, measure: FinetuneMeasure, run: RunDirectory, recipe: Recipe, place: Path) -> Answer:
+        common: dict[str, Any] = {"command": self.command, "offline": self.offline, "max_minutes": self.minutes_left()}
+        if (place / RECORD).is_file():
+            arguments = finetune_arguments(measure, str(run.path), **common)
+            arguments = type(arguments)(resume=str(place), **common)
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+            device = Override("engine.device", recipe.engine.device, "the study")
+            arguments = finetune_arguments(
+                measure, str(run.path), overrides=[device], seeds=[recipe.seed], run_dir=place, **common
+            )
+        results = finetune(arguments, progress=self.progress).results
+        ((_, scores),) = results["tasks"].items()
+        metric = measure.metric or results["primary"]
+        score = scores[metric]["mean"]
+        reason = "its score is undefined, as where every prediction is the same" if score is None else None
+        return Answer(score, reason, more={"metric": metric})
+
+
+def _held_out(measure: HeldOutMeasure, run: RunDirectory) -> Answer:
+    assert run.results is not None
+    held_out = run.results["held_out"]
+    found = next((metric for metric in measure.metrics if held_out.get(metric) is not None), None)
+    if found is None:
+        return Answer(None, f"the run has no {' or '.join(measure.metrics)}")
+    return Answer(held_out[found], more={"metric": found})
+
+
+def _once(place: Path, evaluate: Callable[[], Any]) -> dict[str, Any]:
+    """The results of an evaluation, which is not repeated."""
+    done = (place / RECORD).is_file() and read_json(place / RECORD)["status"] == "done"
+    if not done or not (place / RESULTS).is_file():
+        shutil.rmtree(place, ignore_errors=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        evaluate()
+    return read_json(place / RESULTS)

@@ -1,0 +1,119 @@
+"""The runs that a study is made of: candidates of each arm's settings, then each arm at its choice for every seed.
+
+Own design. A piece is an ordinary pretraining run, whose recipe is the study's with the arm's settings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import UsageError
+from bertkit.pretraining.arguments import PretrainArguments
+from bertkit.pretraining.recipe import Recipe
+from bertkit.recipe.resolve import Override
+from bertkit.study.settings import Study
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One run of a study.
+
+    Attributes:
+        arm: its name.
+        setting: value of each key that is chosen.
+        seed: of the run.
+        share: of the budget.
+        candidate: its number among the arm's candidates; None for a scored run.
+    """
+
+    arm: str
+    setting: Mapping[str, Any]
+    seed: int
+    share: float = 1.0
+    candidate: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its directories."""
+        return f"{self.arm}-seed={self.seed}" if self.candidate is None else f"{self.arm}-candidate={self.candidate}"
+
+    @property
+    def shown(self) -> str:
+        """For people."""
+        return f"{self.arm}, {shown_setting(self.setting)}seed {self.seed}"
+
+
+def shown_setting(setting: Mapping[str, Any]) -> str:
+    """`peak 0.0015, ` for each key of a setting."""
+    return "".join(f"{short_key(key)} {value}, " for key, value in setting.items())
+
+
+def short_key(key: str) -> str:
+    """The last word of a dotted key."""
+    return key.rpartition(".")[2]
+
+
+def settings_of(study: Study, arm: str) -> list[dict[str, Any]]:
+    """The settings that an arm's are chosen among; one without keys where nothing is chosen."""
+    grid = {**({} if study.choose is None else study.choose.grid), **study.arms[arm].grid}
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def candidates_of(study: Study, arm: str) -> list[Piece]:
+    """A short run for each setting of an arm; none where nothing is chosen."""
+    if study.choose is None:
+        return []
+    return [
+        Piece(arm, setting, study.choose.seed, study.choose.budget_share, number)
+        for number, setting in enumerate(settings_of(study, arm), start=1)
+    ]
+
+
+def scored_of(study: Study, arm: str, setting: Mapping[str, Any]) -> list[Piece]:
+    """A whole run for each seed."""
+    return [Piece(arm, setting, seed) for seed in study.seeds]
+
+
+def piece_arguments(
+    study: Study, piece: Piece, steps: int | None, *, cache: Path, offline: bool, more: Sequence[Override] = ()
+) -> PretrainArguments:
+    """The command line of a piece.
+
+    Args:
+        study: resolved.
+        piece: one of its runs.
+        steps: of the run; None for the recipe's own.
+        cache: the cache's root.
+        offline: use no network.
+        more: overrides beside.
+    """
+    arm = study.arms[piece.arm]
+    overrides = [
+        *(Override(key, value, f"set.{key}") for key, value in study.set.items()),
+        *(Override(key, value, f"arms.{piece.arm}.set.{key}") for key, value in arm.set.items()),
+        *(Override(key, value, f"a grid of arms.{piece.arm}") for key, value in piece.setting.items()),
+        Override("seed", piece.seed, "seeds"),
+        Override("name", re.sub(r"[^\w.+-]", "-", f"{study.name}-{piece.name}"), "the study"),
+        *more,
+    ]
+    if steps is not None:
+        overrides.append(Override("optimisation.steps", steps, "budget"))
+    return PretrainArguments(study.recipe, overrides, cache=cache, offline=offline)
+
+
+def piece_recipe(arguments: PretrainArguments, arm: str) -> Recipe:
+    """The recipe of a piece.
+
+    Raises:
+        UsageError: errors in it, all of them at once, after the arm's name.
+        DataError: its initial model is missing.
+    """
+    try:
+        return arguments.requested()
+    except UsageError as error:
+        raise UsageError(f"arms.{arm}: {error}") from error

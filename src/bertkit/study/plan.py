@@ -1,0 +1,40 @@
+"""The cost of a study before it starts: the document of `--plan`.
+
+Steps and FLOPs are estimates by pretraining/plan.py, which takes sequences at their full length; the study itself
+measures the cost of a step on its text (budget.py). Measuring the runs is not counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bertkit.pretraining.plan import pretraining_plan
+from bertkit.recipe.hashing import what_hash
+from bertkit.study.budget import StepCost
+from bertkit.study.planned import PlannedStudy
+
+
+def study_plan(planned: PlannedStudy) -> dict[str, Any]:
+    """Runs, steps, tokens, FLOPs and time of the whole study, and each arm's share of them."""
+    study, arms = planned.study, {}
+    for arm, own in planned.recipes.items():
+        plans = {str(setting): pretraining_plan(recipe) for setting, recipe in own}
+        costs = {
+            key: StepCost(plan["flops"] / plan["steps"], plan["tokens"] / plan["steps"]) for key, plan in plans.items()
+        }
+        pieces = [piece for piece in planned.pieces() if piece.arm == arm]
+        steps = [(costs[str(dict(piece.setting))], piece) for piece in pieces]
+        counted = [(cost, cost.steps(study.budget, piece.share)) for cost, piece in steps]
+        first = next(iter(plans.values()))
+        arms[arm] = {
+            "candidates": sum(piece.candidate is not None for piece in pieces),
+            "runs": len(pieces),
+            "steps_per_run": counted[-1][1],
+            "steps": sum(number for _, number in counted),
+            "tokens": int(sum(cost.tokens * number for cost, number in counted)),
+            "flops": sum(cost.flops * number for cost, number in counted),
+            "parameters": first["parameters"],
+            "seconds": sum(cost.flops * number for cost, number in counted) * first["seconds"] / first["flops"],
+        }
+    totals = {key: sum(own[key] for own in arms.values()) for key in ("runs", "steps", "tokens", "flops", "seconds")}
+    return {"recipe": study.name, "what_hash": what_hash(study), **totals, "arms": arms}

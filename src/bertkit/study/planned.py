@@ -1,0 +1,119 @@
+"""A study whose recipes are all loaded and checked: its pieces, their steps, and what its inputs' hashes are.
+
+Own design. Sibling work.py carries the pieces out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.run import open_shards
+from bertkit.progress import Progress
+from bertkit.recipe.hashing import what_hash
+from bertkit.study.budget import StepCost, cost_key, step_cost
+from bertkit.study.check import check_asked, check_measures, check_recipes
+from bertkit.study.pieces import Piece, candidates_of, piece_arguments, piece_recipe, scored_of, settings_of
+from bertkit.study.settings import Study
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study whose every recipe is loaded and checked.
+
+    Attributes:
+        study: resolved.
+        cache: the cache's root.
+        offline: use no network.
+    """
+
+    study: Study
+    cache: Path
+    offline: bool
+
+    @cached_property
+    def recipes(self) -> dict[str, list[tuple[dict[str, Any], Recipe]]]:
+        """Each arm's settings with the recipe that they make, at the recipe's own steps and the first seed."""
+        return {
+            arm: [(setting, self.recipe(Piece(arm, setting, self.study.seeds[0]), None)) for setting in settings]
+            for arm in self.study.arms
+            for settings in [settings_of(self.study, arm)]
+        }
+
+    def recipe(self, piece: Piece, steps: int | None) -> Recipe:
+        """Of a piece."""
+        return piece_recipe(
+            piece_arguments(self.study, piece, steps, cache=self.cache, offline=self.offline), piece.arm
+        )
+
+    def check(self) -> None:
+        """Refuse what the first step would be too late for.
+
+        Raises:
+            UsageError, DataError: see check.py.
+        """
+        check_recipes(self.study, self.recipes)
+        check_asked(self.study, {arm: own[0][1] for arm, own in self.recipes.items()})
+        check_measures(self.study, offline=self.offline)
+
+    def pieces(self, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> list[Piece]:
+        """All runs; the scored ones are of the chosen settings, or of an arm's first where nothing is chosen yet.
+
+        Args:
+            chosen: each arm's settings, of arms that have a choice.
+        """
+        arms = list(self.study.arms)
+        settings = {arm: own[0][0] for arm, own in self.recipes.items()} if chosen is None else chosen
+        candidates = [piece for arm in arms for piece in candidates_of(self.study, arm)]
+        # Seed by seed, so that a study that is broken off has something of every arm.
+        scored = [
+            scored_of(self.study, arm, settings[arm])[n]
+            for n in range(len(self.study.seeds))
+            for arm in arms
+            if arm in settings
+        ]
+        return [*candidates, *scored]
+
+    def fingerprints(self, progress: Progress) -> dict[str, str | None]:
+        """Of the text of all arms, and of all recipes that may be run."""
+        recipes = [recipe for own in self.recipes.values() for _, recipe in own]
+        corpora: dict[str, str] = {}
+        for recipe in recipes:
+            key = _text_key(recipe)
+            if key not in corpora:
+                shards = open_shards(recipe, cache=self.cache, offline=self.offline, progress=progress)
+                corpora[key] = shards.fingerprint
+        return {"data": _joint(corpora.values()), "recipe": _joint(map(what_hash, recipes))}
+
+    def costs(self, known: Mapping[str, Any], progress: Progress) -> dict[str, dict[str, float]]:
+        """The cost of a step of every recipe, by its `cost_key`, measured where it is not known."""
+        found = dict(known)
+        recipes = {cost_key(recipe): recipe for own in self.recipes.values() for _, recipe in own}
+        with progress("cost of a step", len(recipes), "settings") as meter:
+            for done, (key, recipe) in enumerate(recipes.items(), start=1):
+                if key not in found:
+                    shards = open_shards(recipe, cache=self.cache, offline=self.offline, progress=progress)
+                    found[key] = vars(step_cost(recipe, shards, cache=self.cache))
+                meter.update(done)
+        return found
+
+    def steps(self, piece: Piece, costs: Mapping[str, Any]) -> int:
+        """Updates of a piece."""
+        recipe = next(recipe for setting, recipe in self.recipes[piece.arm] if setting == dict(piece.setting))
+        return StepCost(**costs[cost_key(recipe)]).steps(self.study.budget, piece.share)
+
+
+def _text_key(recipe: Recipe) -> str:
+    """Of the recipes with the same shards."""
+    data = recipe.data.model_dump(mode="json", include={"sources", "languages", "reading", "language_smoothing"})
+    return json.dumps([data, recipe.tokenizer.model_dump(mode="json")], sort_keys=True)
+
+
+def _joint(hashes: Iterable[str]) -> str:
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -1,0 +1,142 @@
+"""A study's results as Markdown: what was chosen, scores over seeds, differences, and a verdict for each claim.
+
+Own design. Accuracies and correlations are in percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertkit.study.figures import factor
+from bertkit.study.pieces import short_key, shown_setting
+from bertkit.study.settings import Study
+
+NONE = "–"
+
+
+def report(study: Study, results: Mapping[str, Any], images: Sequence[str]) -> str:
+    """The text of report.md.
+
+    Args:
+        study: resolved.
+        results: of `study_results`.
+        images: names of the figures' files.
+    """
+    parts = [f"# {study.title or study.name}", _setup(study, results)]
+    if study.choose is not None:
+        parts += ["## What was chosen", _choice(study, results)]
+    parts += ["## Scores", _scores(study, results), _missing(results), "## Differences", _differences(study, results)]
+    if results["claims"]:
+        parts += ["## Claims", _claims(study, results)]
+    parts += [f"![{name}](figures/{name})" for name in images if name.endswith(".png")]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(f"{cell}".replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _setup(study: Study, results: Mapping[str, Any]) -> str:
+    ((unit, amount),) = results["budget"].items()
+    text = (
+        f"Recipe `{study.recipe}`, {amount:.3g} {'training FLOPs' if unit == 'flops' else unit} for each run, seeds"
+        f" {', '.join(map(str, study.seeds))}."
+    )
+    if study.choose is None:
+        return text
+    counts = {arm: len(own["candidates"]) for arm, own in results["choice"].items()}
+    usual = min(counts.values())
+    more = [f"{arm} {count}" for arm, count in counts.items() if count != usual]
+    return (
+        f"{text} Each arm's settings were chosen by {' and '.join(study.choose.names)} among {usual} candidates"
+        + (f" ({', '.join(more)}, by its further keys)" if more else "")
+        + f", at {study.choose.budget_share:g} of the budget on seed {study.choose.seed}."
+    )
+
+
+def _choice(study: Study, results: Mapping[str, Any]) -> str:
+    assert study.choose is not None
+    scale = factor(study.measure(study.choose.names[0]).higher)
+    rows = []
+    for arm, own in results["choice"].items():
+        tried = "; ".join(
+            f"{shown_setting(each['setting']).rstrip(', ')}: {_number(each['score'], scale)}"
+            for each in own["candidates"]
+        )
+        chosen = "none has a score" if own["setting"] is None else shown_setting(own["setting"]).rstrip(", ")
+        edge = f" (at the edge: {', '.join(map(short_key, own['at_edge']))})" if own["at_edge"] else ""
+        rows.append([arm, f"{chosen}{edge}", tried])
+    return table(["arm", "chosen", "score of each candidate"], rows)
+
+
+def _scores(study: Study, results: Mapping[str, Any]) -> str:
+    rows = []
+    for arm, own in results["scores"].items():
+        runs = [run for run in results["runs"] if run["arm"] == arm]
+        steps = f"{runs[0]['steps']:,}" if runs else NONE
+        read = [run["tokens"] for run in runs if run["tokens"]]
+        tokens = f"{sum(read) / len(read) / 1e6:.2f} M" if read else NONE
+        cells = [_summary(own[name], factor(measure.higher)) for name, measure in study.measures.items()]
+        rows.append([arm, sum(run["tokens"] is not None for run in runs), steps, tokens, *cells])
+    titles = [measure["title"] for measure in results["measures"].values()]
+    return table(["arm", "seeds", "steps", "tokens", *titles], rows)
+
+
+def _missing(results: Mapping[str, Any]) -> str:
+    """Why a field is empty, or who was asked in the model's place, once for each arm and reason."""
+    notes: dict[str, None] = {}
+    for run in results["runs"]:
+        if run["diverged"]:
+            notes[f"{run['arm']}, seed {run['seed']}: {run['diverged']}"] = None
+        for name, answer in run["answers"].items():
+            if answer["score"] is None:
+                notes[f"{run['arm']}, {name}: {answer.get('reason')}"] = None
+            elif "of" in answer:
+                notes[f"{run['arm']}, {name}: asked of its {answer['of']}"] = None
+    return "\n".join(f"- {note}" for note in notes)
+
+
+def _differences(study: Study, results: Mapping[str, Any]) -> str:
+    rows = [
+        [arm, *(_interval(own[name], factor(measure.higher)) for name, measure in study.measures.items())]
+        for arm, own in results["differences"].items()
+    ]
+    titles = [measure["title"] for measure in results["measures"].values()]
+    text = (
+        f"Arm less {results['baseline']}, paired by seed, with the 95% t interval of the mean. Each interval is that of"
+        " one comparison; among many, one in twenty misses by chance."
+    )
+    return f"{text}\n\n{table(['arm', *titles], rows)}"
+
+
+def _claims(study: Study, results: Mapping[str, Any]) -> str:
+    rows = []
+    for claim in results["claims"]:
+        names = [claim["measure"]] if isinstance(claim["measure"], str) else claim["measure"]
+        scale = factor(study.measure(names[0]).higher)
+        found = _interval(claim["difference"], scale)
+        margin = f" (margin {scale * claim['margin']:g})" if claim["margin"] else ""
+        compared = f"{claim['arm']} {claim['expects']} than {claim['against']} in {' and '.join(names)}{margin}"
+        rows.append([f"{claim['claim']} ({claim['source']})", compared, found, f"**{claim['verdict']}**"])
+    return table(["claim", "asked here", "difference", "verdict"], rows)
+
+
+def _number(value: float | None, scale: float) -> str:
+    return NONE if value is None else f"{scale * value:.{1 if scale > 1 else 3}f}"
+
+
+def _summary(summary: Mapping[str, Any] | None, scale: float) -> str:
+    if summary is None:
+        return NONE
+    spread = f" ± {_number(summary['std'], scale)}" if summary["std"] is not None else ""
+    return f"{_number(summary['mean'], scale)}{spread}"
+
+
+def _interval(found: Mapping[str, Any], scale: float) -> str:
+    if found["mean"] is None:
+        return NONE
+    mean, low, high = (f"{scale * found[key]:+.{1 if scale > 1 else 3}f}" for key in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"

@@ -1,0 +1,170 @@
+"""What a study found, from the scores of its runs: each arm's choice, spreads over seeds, differences and verdicts.
+
+Differences are paired by seed, and their interval is Student's t (Student 1908, Biometrika 6): mean +- t(97.5%, n - 1)
+s / sqrt(n) over n seeds. It speaks of one comparison: of twenty claims that are true of no arm one is decided wrongly
+on average. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from bertkit.metrics.statistics import mean_interval, summarise
+from bertkit.study.pieces import shown_setting
+from bertkit.study.settings import Claim, Study
+
+Document = Mapping[str, Any]
+"""What is known of a finished run: `scores.json`, with the key `run`."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An arm's choice.
+
+    Attributes:
+        setting: of the best candidate; None where none has a score.
+        candidates: each with its setting, steps, scores and the score that decides.
+        at_edge: keys whose chosen value is the first or the last of its list, so that the best may lie outside.
+    """
+
+    setting: Mapping[str, Any] | None
+    candidates: Sequence[Mapping[str, Any]] = field(default=())
+    at_edge: Sequence[str] = field(default=())
+
+    @property
+    def shown(self) -> str:
+        """For people."""
+        return shown_setting(self.setting or {}).rstrip(", ")
+
+
+def score_of(document: Document, names: Sequence[str]) -> float | None:
+    """The mean of a run's scores of these measures; None where one is missing."""
+    scores = [document["answers"].get(name, {}).get("score") for name in names]
+    return None if None in scores else fmean(scores)
+
+
+def choose(study: Study, arm: str, documents: Sequence[Document]) -> Chosen:
+    """The best of an arm's candidates, the first of equal ones.
+
+    Args:
+        study: resolved.
+        arm: its name.
+        documents: of its candidates; none where nothing is chosen.
+    """
+    if study.choose is None:
+        return Chosen({})
+    names = study.choose.names
+    sign = 1.0 if study.measure(names[0]).higher else -1.0
+    known = [(document, score) for document in documents if (score := score_of(document, names)) is not None]
+    best = max(known, key=lambda each: sign * each[1], default=None)
+    setting = None if best is None else best[0]["setting"]
+    grid = {**study.choose.grid, **study.arms[arm].grid}
+    candidates = [
+        {
+            "setting": document["setting"],
+            "steps": document["steps"],
+            "score": score_of(document, names),
+            "scores": _scores(document),
+            **({"diverged": document["diverged"]} if document["diverged"] else {}),
+        }
+        for document in documents
+    ]
+    ordered = {key for key, values in grid.items() if all(isinstance(value, int | float) for value in values)}
+    at_edge = [key for key in grid if key in ordered and setting and setting[key] in (min(grid[key]), max(grid[key]))]
+    # Of two values each is at the edge, which says nothing.
+    return Chosen(setting, candidates, [key for key in at_edge if len(grid[key]) > 2])
+
+
+def study_results(study: Study, chosen: Mapping[str, Chosen], documents: Sequence[Document]) -> dict[str, Any]:
+    """The contents of results.json.
+
+    Args:
+        study: resolved.
+        chosen: each arm's choice.
+        documents: of the scored runs.
+    """
+    by_arm = {arm: [each for each in documents if each["arm"] == arm] for arm in study.arms}
+    return {
+        "study": study.name,
+        "title": study.title,
+        "recipe": study.recipe,
+        "budget": {study.budget.unit: study.budget.amount},
+        "baseline": study.against,
+        "seeds": list(study.seeds),
+        "measures": {
+            name: {"title": measure.title or name, "kind": measure.kind, "higher_is_better": measure.higher}
+            for name, measure in study.measures.items()
+        },
+        "choice": {arm: _choice(study, own) for arm, own in chosen.items()},
+        "scores": {arm: {name: _summary(own, name) for name in study.measures} for arm, own in by_arm.items()},
+        "differences": {
+            arm: {name: difference(own, by_arm[study.against], [name]) for name in study.measures}
+            for arm, own in by_arm.items()
+            if arm != study.against
+        },
+        "claims": [_decided(study, claim, by_arm) for claim in study.claims],
+        "runs": [
+            {
+                **{key: document[key] for key in ("arm", "seed", "setting", "steps", "tokens", "run", "diverged")},
+                "scores": _scores(document),
+                "answers": document["answers"],
+            }
+            for document in documents
+        ],
+    }
+
+
+def difference(arm: Sequence[Document], against: Sequence[Document], names: Sequence[str]) -> dict[str, Any]:
+    """The paired difference of two arms' scores over the seeds that both have, with its 95% interval.
+
+    `mean`, `low` and `high` are None where fewer than two seeds have both scores.
+    """
+    others = {document["seed"]: score_of(document, names) for document in against}
+    pairs = {document["seed"]: (score_of(document, names), others.get(document["seed"])) for document in arm}
+    found = {seed: a - b for seed, (a, b) in pairs.items() if a is not None and b is not None}
+    mean, low, high = mean_interval(list(found.values())) if len(found) > 1 else (None, None, None)
+    return {"mean": mean, "low": low, "high": high, "n": len(found), "seeds": list(found.values())}
+
+
+def verdict(expects: str, margin: float, low: float, high: float) -> str:
+    """What an interval of the difference says of a claim: confirmed, contradicted or undecided.
+
+    Confirmed where all of it lies on the claim's side of the margin, contradicted where none of it does.
+    """
+    if expects == "lower":
+        low, high = -high, -low
+    if low > -margin:
+        return "confirmed"
+    return "contradicted" if high < -margin else "undecided"
+
+
+def _decided(study: Study, claim: Claim, by_arm: Mapping[str, Sequence[Document]]) -> dict[str, Any]:
+    against = claim.against or study.against
+    found = difference(by_arm[claim.arm], by_arm[against], claim.names)
+    decided = (
+        "undecided" if found["mean"] is None else verdict(claim.expects, claim.margin, found["low"], found["high"])
+    )
+    missing = {"reason": "fewer than two seeds have both scores"} if found["mean"] is None else {}
+    return claim.model_dump(mode="json") | {"against": against, "difference": found, "verdict": decided} | missing
+
+
+def _choice(study: Study, chosen: Chosen) -> dict[str, Any]:
+    return {
+        "setting": None if chosen.setting is None else dict(chosen.setting),
+        "by": [] if study.choose is None else study.choose.names,
+        "candidates": list(chosen.candidates),
+        "at_edge": list(chosen.at_edge),
+    }
+
+
+def _scores(document: Document) -> dict[str, float | None]:
+    return {name: answer["score"] for name, answer in document["answers"].items()}
+
+
+def _summary(documents: Sequence[Document], name: str) -> dict[str, Any] | None:
+    """One measure over the seeds; None where no run has it."""
+    scores = {document["seed"]: score_of(document, [name]) for document in documents}
+    return None if all(score is None for score in scores.values()) else summarise(scores)

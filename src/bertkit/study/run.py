@@ -1,0 +1,145 @@
+"""Run `bertkit study`: choose each arm's settings, score it on fresh seeds, and write results, report and figures.
+
+Own design (contract: the run directory). A study is a run directory:
+
+    RUN/recipe.yaml          the study, resolved
+    RUN/costs.json           measured cost of a step of each arm's settings
+    RUN/runs/PIECE/          a pretraining run each
+    RUN/measured/PIECE/      its measurements, a run directory each, and scores.json
+    RUN/results.json, report.md, figures/
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bertkit.errors import StoppedError, UsageError
+from bertkit.files import read_json, write_json, write_text
+from bertkit.pretraining.arguments import source_overrides
+from bertkit.progress import Progress
+from bertkit.recipe.find import find_recipe, shipped_directory
+from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.study.figures import draw_figures
+from bertkit.study.piece_run import Workplace
+from bertkit.study.planned import PlannedStudy
+from bertkit.study.report import report
+from bertkit.study.settings import KIND, Study, changed_study, load_study
+from bertkit.study.work import StudyWork
+from bertkit.training.run import (
+    Begun,
+    FinishedRun,
+    RunArguments,
+    deadline_after,
+    identity_of,
+    require_unchanged,
+    resumed_recipe,
+    run_of,
+)
+
+COSTS = "costs.json"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StudyArguments(RunArguments[Study]):
+    """The command line of a study.
+
+    Attributes:
+        sources: text to pretrain on, in place of the study's; empty for its own.
+        data_dir: where relative paths of measures start; None: the working directory.
+        arms: those to compare; empty for all.
+        jobs: runs at a time.
+    """
+
+    sources: Sequence[str] = ()
+    data_dir: str | None = None
+    arms: Sequence[str] = ()
+    jobs: int = 1
+
+    kind: ClassVar[str] = KIND
+
+    def requested(self) -> Study:
+        if self.recipe is None:
+            raise UsageError("give a study FILE, such as `objectives`, which ships, or --resume RUN")
+        study = load_study(self.recipe, self.overrides, arms=self.arms)
+        return located(study, self.sources, Path(self.data_dir or ".").expanduser())
+
+    def recorded(self, run: RunDirectory) -> Study:
+        return load_study(str(run.path / RECIPE))
+
+    def changed(self, recorded: Study) -> Study:
+        return changed_study(recorded, self.overrides)
+
+
+def located(study: Study, sources: Sequence[str], folder: Path) -> Study:
+    """The study with full paths, so that its record can be carried out from anywhere."""
+    base = find_recipe(study.recipe)
+    recipe = base.stem if base.parent == shipped_directory() else str(base.absolute())
+    common = study.set | {override.key: override.value for override in source_overrides(sources)}
+    measures = {name: measure.located(folder) for name, measure in study.measures.items()}
+    return study.model_copy(update={"recipe": recipe, "set": common, "measures": measures})
+
+
+def run_study(arguments: StudyArguments, *, progress: Progress, begun: Begun = lambda run: None) -> FinishedRun:
+    """Start or resume a study and carry it out to its end.
+
+    Args:
+        arguments: of the command line.
+        progress: the display.
+        begun: called with each run's directory before its work starts.
+
+    Raises:
+        UsageError, DataError: the study or its data are at fault.
+        StoppedError: a signal or the time limit came first.
+    """
+    run = None if arguments.resume is None else run_of(arguments)
+    study = arguments.requested() if run is None else resumed_recipe(arguments, run)
+    if run is not None and run.status == "done" and run.results is not None:
+        log.info("%s is done already", run.path)
+        return FinishedRun(run, run.results, (run,))
+    planned = PlannedStudy(study, arguments.cache, arguments.offline)
+    planned.check()
+    fingerprints = planned.fingerprints(progress)
+    known = {} if run is None or not (run.path / COSTS).is_file() else read_json(run.path / COSTS)
+    costs = planned.costs(known, progress)
+    for piece in planned.pieces():
+        planned.recipe(piece, planned.steps(piece, costs))
+    if run is None:
+        identity = identity_of(arguments, study, fingerprints)
+        run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
+    require_unchanged(run, fingerprints)
+    workplace = Workplace(
+        study,
+        run.path,
+        arguments.cache,
+        arguments.command,
+        arguments.offline,
+        deadline_after(arguments.max_minutes),
+    )
+    log.info("run directory %s", run.path)
+    begun(run)
+    started = time.monotonic()
+    with run.recording(arguments.command):
+        run.write_environment()
+        write_json(run.path / COSTS, costs)
+        try:
+            results = StudyWork(planned, workplace, costs, progress, begun, arguments.jobs).results()
+            write_report(run.path, study, results)
+        except KeyboardInterrupt as interrupt:
+            raise StoppedError("interrupted", f"go on with `bertkit study --resume {run.path}`") from interrupt
+        run.write_results(results)
+        totals = {key: sum(each[key] or 0 for each in results["runs"]) for key in ("steps", "tokens")}
+        run.update(seconds=round(time.monotonic() - started, 1), **totals)
+    return FinishedRun(run, results, (run,))
+
+
+def write_report(directory: Path, study: Study, results: Mapping[str, Any]) -> None:
+    """The results for people: report.md, and figures."""
+    drawn = draw_figures(directory / "figures", study, results)
+    write_text(directory / "report.md", report(study, results, [path.name for path in drawn]))

@@ -1,0 +1,346 @@
+"""The schema of a study file, a YAML of kind `study`: arms, budget, how settings are chosen, seeds, measures, claims.
+
+Own design. Every arm gets the same budget of training FLOPs (or tokens, or steps), its settings are chosen among
+equally many candidates on a seed of their own, and fresh seeds are scored. A claim is decided by the paired
+differences over these seeds (results.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from bertkit.errors import UsageError
+from bertkit.recipe.errors import validate
+from bertkit.recipe.header import RecipeHeader
+from bertkit.recipe.resolve import Override, kind_of, require_kind, resolve_recipe, with_values
+from bertkit.recipe.tree import Located
+from bertkit.settings import Settings
+from bertkit.study.measure_settings import AnyMeasure, Measure
+
+KIND: Final = "study"
+OWN_KEYS = {
+    "seed": "seeds and choose.seed",
+    "optimisation.steps": "budget",
+    "name": "the arms' names",
+    "kind": "the recipe",
+}
+"""Keys of a recipe that the study sets itself, and from what."""
+_DOTTED = re.compile(r"(set|choose\.grid|arms\.[^.]+\.(?:set|grid)|measures\.[^.]+\.set)\.(.+)")
+"""Mappings whose keys are dotted keys of a recipe."""
+
+Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
+Names = str | list[str]
+"""One measure, or several, whose mean is meant."""
+
+
+class Budget(Settings):
+    """What each run may cost: one of the three."""
+
+    flops: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Training FLOPs of a run; what costs more a step takes fewer steps."
+    )
+    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Tokens that a run reads.")
+    steps: Annotated[int, Field(ge=1)] | None = Field(None, description="Updates of a run.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of flops, tokens and steps, and null for the others; found {given or 'none'}")
+        return self
+
+    @property
+    def unit(self) -> str:
+        """What is counted."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    @property
+    def amount(self) -> float:
+        """How much of it."""
+        return float(getattr(self, self.unit))
+
+
+class Arm(Settings):
+    """One of the things that are compared: the recipe with these settings."""
+
+    set: dict[str, Any] = Field(default_factory=dict, description="Settings by dotted key, after the study's own.")
+    grid: Grid = Field(
+        default_factory=dict,
+        description="Further keys to choose, in all combinations with those of choose.grid. Such an arm has more"
+        " candidates than the others, which the results say.",
+    )
+
+
+class Choice(Settings):
+    """How an arm's settings are chosen: by one short run of each candidate."""
+
+    grid: Grid = Field(description="Values to try, by dotted key, the same for every arm.")
+    by: Names = Field(description="The measure that decides, or several, whose mean decides.")
+    budget_share: float = Field(0.25, gt=0, le=1, description="Share of the budget that a candidate gets.")
+    seed: int = Field(100, ge=0, lt=2**32, description="Of the candidates; none of the study's seeds.")
+
+    @property
+    def names(self) -> list[str]:
+        """The measures that decide."""
+        return names_of(self.by)
+
+
+class Claim(Settings):
+    """A sentence of a paper, as a difference between two arms that the study can decide."""
+
+    claim: str = Field(description="What the paper says, in one sentence.")
+    source: str = Field(description="Authors, year, and where in the paper.")
+    arm: str = Field(description="The arm that the claim is about.")
+    against: str | None = Field(None, description="The arm that it is compared with (default: the baseline).")
+    measure: Names = Field(description="The measure that decides, or several, whose mean decides.")
+    expects: Literal["higher", "lower"] = Field(
+        "higher", description="Whether the claim expects the arm's score to be higher, or lower, than the other's."
+    )
+    margin: float = Field(
+        0.0, ge=0, description="A difference the other way that the claim allows, as where it says `no worse`."
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """The measures that decide."""
+        return names_of(self.measure)
+
+
+class StudyEngine(Settings):
+    """What does not change the results."""
+
+    keep: Literal["scores", "models", "checkpoints"] = Field(
+        "models",
+        description="What stays of a measured run on disk beside its record: scores alone; the models of the scored"
+        " seeds; or all models and checkpoints.",
+    )
+
+
+class Study(RecipeHeader):
+    """A comparison, complete: carrying it out twice gives the same results."""
+
+    kind: Literal["study"] = Field(KIND, description="What the file is run by: `bertkit study`.")
+    recipe: str = Field(description="The pretraining recipe that all arms start from.")
+    set: dict[str, Any] = Field(default_factory=dict, description="Settings of all arms, by dotted key.")
+    budget: Budget = Field(description="What each run may cost.")
+    arms: dict[str, Arm] = Field(description="What is compared, by name.")
+    choose: Choice | None = Field(None, description="How each arm's settings are chosen (default: they are not).")
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(description="A scored run of each arm for each seed.")
+    measures: dict[str, AnyMeasure] = Field(min_length=1, description="What is asked of each finished run, by name.")
+    baseline: str | None = Field(None, description="The arm that the others are compared with (default: the first).")
+    claims: list[Claim] = Field(default_factory=list, description="Sentences of papers to decide.")
+    engine: StudyEngine = Field(default_factory=StudyEngine, description="What does not change the results.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"seed"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, data: Any) -> Any:
+        """`--set measures.NAME=null` removes an entry, and the claims that need it."""
+        if not isinstance(data, Mapping):
+            return data
+        entries = {key: data[key] for key in ("arms", "measures") if isinstance(data.get(key), Mapping)}
+        removed = {key: {name for name, entry in own.items() if entry is None} for key, own in entries.items()}
+        if not any(removed.values()):
+            return data
+        kept = {key: {name: entry for name, entry in own.items() if entry is not None} for key, own in entries.items()}
+        claims = data.get("claims")
+        if isinstance(claims, list):
+            kept["claims"] = [each for each in claims if not _needs(each, data.get("baseline"), removed)]  # type: ignore[assignment]  # a list among mappings
+        return {**data, **kept}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        errors = [*self._seed_errors(), *self._grid_errors(), *self._name_errors()]
+        if errors:
+            raise ValueError("; ".join(errors))
+        return self
+
+    @property
+    def against(self) -> str:
+        """The baseline's name."""
+        return self.baseline or next(iter(self.arms))
+
+    def _seed_errors(self) -> Iterable[str]:
+        if self.seed:
+            yield "seed has no effect in a study; write seeds, and choose.seed for the choice"
+        repeated = [seed for seed, times in Counter(self.seeds).items() if times > 1]
+        if repeated:
+            yield f"seeds names {repeated[0]} twice; every run needs a seed of its own"
+        if len(self.seeds) < 2:
+            yield "seeds has fewer than two, which gives no interval; add fresh seeds"
+        if self.choose is not None and self.choose.seed in self.seeds:
+            yield (
+                f"seeds contains {self.choose.seed}, the seed that the settings are chosen on (choose.seed); what was"
+                " chosen would be scored on its own choice: take another"
+            )
+
+    def _grid_errors(self) -> Iterable[str]:
+        if len(self.arms) < 2:
+            yield "arms has fewer than two; there is nothing to compare"
+        for name in self.arms:
+            if not re.fullmatch(r"[\w.+-]+", name):
+                yield f"arms: the name {name!r} has other signs than letters, digits and _ . + -"
+        places = {"set": self.set, **{f"arms.{name}.set": arm.set for name, arm in self.arms.items()}}
+        grids = {f"arms.{name}.grid": arm.grid for name, arm in self.arms.items()}
+        common = {} if self.choose is None else self.choose.grid
+        if self.choose is not None:
+            grids["choose.grid"] = common
+            if not common:
+                yield "choose.grid is empty; name a key and the values to try, or leave choose out"
+        for place, keys in (places | grids).items():
+            for key in keys:
+                if key in OWN_KEYS:
+                    yield f"{place}.{key} is set by the study, from {OWN_KEYS[key]}; leave it out"
+        for place, grid in grids.items():
+            if grid and self.choose is None:
+                yield f"{place}: nothing chooses among these; add `choose`"
+            for key, values in grid.items():
+                if len(values) < 2:
+                    yield f"{place}.{key} has one value, so there is nothing to choose; add others, or move it to `set`"
+                elif any(value in values[:place_] for place_, value in enumerate(values)):
+                    yield f"{place}.{key} names a value twice"
+        for name, arm in self.arms.items():
+            for key in common.keys() & arm.grid.keys():
+                yield f"arms.{name}.grid.{key} is a key of choose.grid, too; every arm has the same values of those"
+
+    def _name_errors(self) -> Iterable[str]:
+        if self.baseline is not None:
+            yield from _unknown("baseline", [self.baseline], self.arms, "arm")
+        if self.choose is not None:
+            yield from _unknown("choose.by", self.choose.names, self.measures, "measure")
+            yield from self._direction_errors("choose.by", self.choose.names)
+        for number, claim in enumerate(self.claims):
+            at, against = f"claims.{number}", claim.against or self.against
+            yield from _unknown(f"{at}.arm", [claim.arm], self.arms, "arm")
+            yield from _unknown(f"{at}.measure", claim.names, self.measures, "measure")
+            yield from self._direction_errors(f"{at}.measure", claim.names)
+            if claim.against is not None:
+                yield from _unknown(f"{at}.against", [claim.against], self.arms, "arm")
+            if claim.arm == against:
+                yield f"{at}: {claim.arm} is compared with itself; name another arm in `against`"
+
+    def _direction_errors(self, place: str, names: Sequence[str]) -> Iterable[str]:
+        known = [self.measures[name] for name in names if name in self.measures]
+        if len({measure.higher for measure in known}) > 1:
+            yield f"{place}: the mean of {', '.join(names)} says nothing: of one higher is better, of another lower"
+
+    def measure(self, name: str) -> Measure:
+        """The measure of that name."""
+        return self.measures[name]
+
+
+def _needs(claim: Any, baseline: Any, removed: Mapping[str, set[str]]) -> bool:
+    """Whether a claim, as it is written, names an arm or a measure that is removed."""
+    if not isinstance(claim, Mapping):
+        return False
+    arms = {claim.get("arm"), claim.get("against") or baseline}
+    measures = claim.get("measure")
+    named = set(measures) if isinstance(measures, list) else {measures}
+    return bool(arms & removed.get("arms", set()) or named & removed.get("measures", set()))
+
+
+def names_of(names: Names) -> list[str]:
+    """One name or several as a list."""
+    return [names] if isinstance(names, str) else names
+
+
+def _unknown(place: str, names: Sequence[str], known: Mapping[str, object], noun: str) -> Iterable[str]:
+    if not names:
+        yield f"{place} names no {noun}"
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+            yield f"{place}: no {noun} {name!r}; {hint}"
+
+
+def load_study(name: str, overrides: Sequence[Override] = (), *, arms: Sequence[str] = ()) -> Study:
+    """The study of that name or path, with overrides applied.
+
+    Args:
+        name: a file, or the name of a shipped study.
+        overrides: of its settings; below `set` and `grid` the rest of a key is one key of the recipe.
+        arms: those to keep, with the claims about them; empty for all.
+
+    Raises:
+        UsageError: no such file, one of another kind, or errors in it (all of them at once).
+    """
+    tree = _with_overrides(resolve_recipe(name), overrides)
+    require_kind(tree, name, KIND)
+    if kind_of(tree) != KIND:
+        raise UsageError(f"{name}: kind is {kind_of(tree)!r}; a study file has the line `kind: {KIND}`")
+    if arms:
+        tree = _with_arms(tree, arms)
+    return validate(tree, Study, what="the study")
+
+
+def from_tree(tree: Located) -> Study:
+    """The study of resolved settings.
+
+    Raises:
+        UsageError: errors in the settings, all of them at once.
+    """
+    return validate(tree, Study, what="the study")
+
+
+def changed_study(study: Study, overrides: Sequence[Override]) -> Study:
+    """A copy with overrides applied.
+
+    Raises:
+        UsageError: errors in the result, all of them at once.
+    """
+    return from_tree(_with_overrides(Located.of(study.model_dump(mode="json"), "the study"), overrides))
+
+
+def _with_overrides(tree: Located, overrides: Sequence[Override]) -> Located:
+    for override in overrides:
+        tree = with_values(tree, [_undotted(tree, override)])
+    return tree
+
+
+def _undotted(tree: Located, override: Override) -> Override:
+    """`set.model.hidden_size=64` as an override of `set`, whose keys are dotted themselves."""
+    found = _DOTTED.fullmatch(override.key)
+    if found is None:
+        return override
+    place: Located | None = tree
+    for part in found[1].split("."):
+        place = None if place is None else place.child(part)
+    given = place.value if place is not None and isinstance(place.value, dict) else {}
+    return Override(found[1], {**given, found[2]: Located.of(override.value, override.place)}, override.place)
+
+
+def _with_arms(tree: Located, names: Sequence[str]) -> Located:
+    """Only these arms, and the claims between them."""
+    arms = tree.child("arms")
+    known = arms.value if arms is not None and isinstance(arms.value, dict) else {}
+    errors = list(_unknown("--arms", names, known, "arm"))
+    if errors:
+        raise UsageError("; ".join(errors))
+    assert arms is not None
+    assert isinstance(tree.value, dict)
+    kept = {name: arm for name, arm in known.items() if name in names}
+    baseline, claims = tree.child("baseline"), tree.child("claims")
+    against = next(iter(known)) if baseline is None or baseline.value is None else baseline.plain()
+    value = {**tree.value, "arms": Located(kept, arms.place)}
+    if against not in kept:
+        value["baseline"] = Located(next(iter(kept)), arms.place)
+    if claims is not None and isinstance(claims.value, list):
+        some = [each for each in claims.value if _arms_of(each, against) <= kept.keys()]
+        value["claims"] = Located(some, claims.place)
+        for each in some:
+            if isinstance(each.value, dict) and each.child("against") is None:
+                each.value["against"] = Located(against, each.place)
+    return Located(value, tree.place)
+
+
+def _arms_of(claim: Located, baseline: str) -> set[str]:
+    found = claim.plain()
+    return {str(found.get("arm")), found.get("against") or baseline} if isinstance(found, dict) else set()

@@ -1,0 +1,286 @@
+"""A study end to end: what is chosen and scored, and that it may be broken off anywhere without a trace."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from bertkit.errors import DataError, StoppedError, UsageError
+from bertkit.pretraining.plan import pretraining_plan
+from bertkit.progress import silent_progress
+from bertkit.run.directory import RunDirectory
+from bertkit.study import piece_run
+from bertkit.study.measuring import Answer, Asking
+from bertkit.study.planned import PlannedStudy
+from bertkit.study.run import StudyArguments, run_study
+from tests.study.tiny_study import PEAK, arguments, results, times_of, write_study
+from tests.training.stopping import stopping_at
+
+RUNS = 2 * (2 + 2)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the study, and its run `straight`, which was never broken off."""
+    directory = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        write_study(directory)
+        run_study(arguments(directory, "straight"), progress=silent_progress)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder of the study; figures take longer than all the rest, and only `straight` draws them."""
+    monkeypatch.chdir(home)
+    monkeypatch.setattr("bertkit.study.run.draw_figures", lambda *_: [])
+
+
+def test_every_arm_is_scored_at_its_best_candidate_on_fresh_seeds(home: Path) -> None:
+    found = results(home, "straight")
+    assert {arm: len(own["candidates"]) for arm, own in found["choice"].items()} == {"masked": 2, "causal": 2}
+    for arm, own in found["choice"].items():
+        best = min(own["candidates"], key=lambda candidate: candidate["score"])
+        assert own["setting"] == best["setting"]
+        assert [candidate["steps"] for candidate in own["candidates"]] == [3, 3]  # half of the budget
+        scored = [run for run in found["runs"] if run["arm"] == arm]
+        assert [(run["seed"], run["steps"], run["setting"]) for run in scored] == [
+            (seed, 6, best["setting"]) for seed in (0, 1)
+        ]
+        for run in scored:
+            directory = RunDirectory.open(home / "straight" / run["run"])
+            assert directory.results is not None
+            assert run["scores"]["held_out"] == directory.results["held_out"]["loss"]
+            assert f"peak: {best['setting'][PEAK]}" in directory.recipe_yaml
+        assert found["scores"][arm]["held_out"]["mean"] == fmean(run["scores"]["held_out"] for run in scored)
+
+
+def test_a_measure_that_an_arm_cannot_be_asked_is_left_empty_with_the_reason(home: Path) -> None:
+    found = results(home, "straight")
+    assert found["scores"]["causal"]["other"] is None
+    reasons = {run["answers"]["other"].get("reason") for run in found["runs"] if run["arm"] == "causal"}
+    assert reasons == {"it does not learn to predict a masked token from its own state"}
+    assert "causal, other: it does not learn" in (home / "straight" / "report.md").read_text()
+
+
+def test_the_disk_keeps_the_models_of_the_scored_seeds_and_no_checkpoint(home: Path) -> None:
+    runs = home / "straight" / "runs"
+    assert len(list(runs.iterdir())) == RUNS
+    assert not list(runs.glob("*/checkpoints"))
+    assert {path.parent.name for path in runs.glob("*/model")} == {
+        f"{arm}-seed={seed}" for arm in ("masked", "causal") for seed in (0, 1)
+    }
+
+
+def test_figures_have_the_table_that_drew_them(home: Path) -> None:
+    figures = home / "straight" / "figures"
+    assert {path.name for path in figures.iterdir()} == {
+        f"{name}.{suffix}" for name in ("scores", "choice") for suffix in ("svg", "png", "csv")
+    }
+    with (figures / "scores.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["held_out"]) for row in rows] == [
+        run["scores"]["held_out"] for run in results(home, "straight")["runs"]
+    ]
+    with (figures / "choice.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 4
+
+
+def test_stopped_again_and_again_within_its_runs_it_ends_with_the_same_results(home: Path) -> None:
+    """Each attempt makes two updates of a run of three or six."""
+    stops: list[str] = []
+    while not (home / "stopped" / "results.json").exists():
+        try:
+            with stopping_at(2):
+                run_study(arguments(home, "stopped", resume=bool(stops)), progress=silent_progress)
+        except StoppedError as stopped:
+            stops.append(str(stopped))
+            assert RunDirectory.open(home / "stopped").status == "stopped"
+    assert len(stops) > 3
+    assert all(f"go on with `bertkit study --resume {home / 'stopped'}`" in stop for stop in stops)
+    assert results(home, "stopped") == results(home, "straight")
+
+
+def test_killed_between_two_runs_it_does_not_repeat_what_is_finished(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carry_out = piece_run.Workplace.carry_out
+    done: list[str] = []
+
+    def until_the_fifth(self: piece_run.Workplace, piece: object, *rest: object, **more: object) -> None:
+        if len(done) == 5:
+            raise KeyboardInterrupt
+        carry_out(self, piece, *rest, **more)  # type: ignore[arg-type]  # passed on
+        done.append(piece.name)  # type: ignore[attr-defined]  # a Piece
+
+    monkeypatch.setattr(piece_run.Workplace, "carry_out", until_the_fifth)
+    with pytest.raises(StoppedError, match="interrupted; go on with"):
+        run_study(arguments(home, "between"), progress=silent_progress)
+    monkeypatch.undo()
+    records = [home / "between" / "runs" / name / "run.json" for name in done]
+    before = times_of(records)
+    run_study(arguments(home, "between", resume=True), progress=silent_progress)
+    assert times_of(records) == before
+    assert results(home, "between") == results(home, "straight")
+
+
+def test_broken_off_while_a_run_is_measured_it_ends_with_the_same_results(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Asking.ask
+
+    def interrupted(self: Asking, name: str, *rest: object) -> Answer:
+        answer = ask(self, name, *rest)  # type: ignore[arg-type]  # passed on
+        if name == "other":
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(Asking, "ask", interrupted)
+    with pytest.raises(StoppedError, match="interrupted"):
+        run_study(arguments(home, "measured"), progress=silent_progress)
+    monkeypatch.undo()
+    run_study(arguments(home, "measured", resume=True), progress=silent_progress)
+    assert results(home, "measured") == results(home, "straight")
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_command_ends_it_with_75_and_it_goes_on(home: Path) -> None:
+    environment = {**os.environ, "BERTKIT_CACHE": str(home / "cache")}
+    command = [sys.executable, "-m", "bertkit", "study"]
+    given = ["small.yaml", "--data", "text.txt", "--data-dir", ".", "--run-dir", "signalled"]
+    with subprocess.Popen([*command, *given], cwd=home, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        lines = home / "signalled" / "runs" / "masked-candidate=1" / "metrics.jsonl"
+        while not lines.exists() and process.poll() is None:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        _, story = process.communicate()
+    assert process.returncode == 75, story
+    assert "go on with `bertkit study --resume signalled`" in story
+    resumed = subprocess.run(
+        [*command, "--resume", "signalled"], cwd=home, env=environment, capture_output=True, text=True, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.strip() == "signalled"
+    assert results(home, "signalled") == results(home, "straight")
+
+
+@pytest.mark.slow
+def test_two_runs_at_a_time_give_the_same_results(home: Path) -> None:
+    sets = ["choose=null"]
+    run_study(arguments(home, "alone", *sets), progress=silent_progress)
+    run_study(arguments(home, "together", *sets, jobs=2), progress=silent_progress)
+    assert results(home, "together") == results(home, "alone")
+    assert {arm: own["candidates"] for arm, own in results(home, "alone")["choice"].items()} == {
+        "masked": [],
+        "causal": [],
+    }
+
+
+def test_an_error_in_a_process_is_the_commands(home: Path) -> None:
+    with stopping_at(1), pytest.raises(StoppedError):
+        run_study(arguments(home, "broken"), progress=silent_progress)
+    (home / "broken" / "runs" / "masked-candidate=1" / "run.json").write_text("{}")
+    with pytest.raises(DataError, match=r"run\.json: .*the file is damaged"):
+        run_study(arguments(home, "broken", resume=True, jobs=2), progress=silent_progress)
+
+
+def test_a_finished_study_is_not_carried_out_again(home: Path) -> None:
+    before = times_of([home / "straight" / "results.json"])
+    finished = run_study(arguments(home, "straight", resume=True), progress=silent_progress)
+    assert finished.results == results(home, "straight")
+    assert times_of([home / "straight" / "results.json"]) == before
+
+
+def test_another_study_or_another_text_is_no_resume(home: Path) -> None:
+    with stopping_at(1), pytest.raises(StoppedError):
+        run_study(arguments(home, "other"), progress=silent_progress)
+    with pytest.raises(UsageError, match=r"budget\.steps: the run has 6, now 7"):
+        run_study(arguments(home, "other", "budget.steps=7", resume=True), progress=silent_progress)
+    text = home / "text.txt"
+    before = text.read_text()
+    text.write_text(before + "\nThe cat reads a paper.\n")
+    with pytest.raises(DataError, match="the data has changed since the run began"):
+        run_study(arguments(home, "other", resume=True), progress=silent_progress)
+    text.write_text(before)
+
+
+def test_what_is_kept_is_no_part_of_what_is_compared(home: Path) -> None:
+    with stopping_at(1), pytest.raises(StoppedError):
+        run_study(arguments(home, "kept"), progress=silent_progress)
+    run_study(arguments(home, "kept", "engine.keep=scores", resume=True), progress=silent_progress)
+    assert not list((home / "kept" / "runs").glob("*/model"))
+    assert results(home, "kept") == results(home, "straight")
+
+
+def test_a_candidate_that_diverges_is_never_chosen(home: Path) -> None:
+    """Of the causal arm both do, so that it has no score; the study goes on without it."""
+    sets = [
+        "choose.grid.optimisation.schedule.peak=[1.0e-3, 2.0e-3]",
+        "arms.causal.set.optimisation.optimizer={name: adamw, clip_norm: null, weight_decay: 1.0e+38}",
+        "set.optimisation.max_nonfinite_steps=0",
+        "arms.third={set: {model.num_hidden_layers: 1}}",
+    ]
+    finished = run_study(arguments(home, "diverged", *sets), progress=silent_progress)
+    found = finished.results
+    assert found["choice"]["causal"]["setting"] is None
+    assert all("diverged" in candidate["diverged"] for candidate in found["choice"]["causal"]["candidates"])
+    assert {run["arm"] for run in found["runs"]} == {"masked", "third"}
+    assert found["claims"][0]["verdict"] == "undecided"
+    assert found["claims"][0]["reason"] == "fewer than two seeds have both scores"
+
+
+def test_steps_follow_from_the_budget_by_the_cost_model(home: Path) -> None:
+    """On text whose sequences are all full the measured cost of a step is that of `--plan`, which assumes it."""
+    sets = ["budget={flops: 3.0e+9, steps: null}", "set.data.layout={name: full-sentences}"]
+    planned = _planned(arguments(home, "unused", *sets, offline=True))
+    costs = planned.costs({}, silent_progress)
+    for arm, ((setting, recipe), *_) in planned.recipes.items():
+        (piece,) = [p for p in planned.pieces() if p.arm == arm and p.seed == 0]
+        plan = pretraining_plan(recipe, vocab_size=109)
+        expected = 3e9 / (plan["flops"] / plan["steps"])
+        assert piece.setting == setting
+        assert planned.steps(piece, costs) == pytest.approx(expected, rel=0.06)
+    causal, masked = (planned.steps(p, costs) for p in planned.pieces()[-2:][::-1])
+    assert causal < masked  # a prediction at every token
+
+
+def test_tokens_as_a_budget_give_arms_of_one_layout_equal_steps(home: Path) -> None:
+    planned = _planned(arguments(home, "unused", "budget={tokens: 3000, steps: null}"))
+    costs = planned.costs({}, silent_progress)
+    steps = {planned.steps(piece, costs) for piece in planned.pieces() if piece.candidate is None}
+    (one,) = steps
+    assert one * 9 * 20 == pytest.approx(3000, rel=0.3)
+
+
+def _planned(given: StudyArguments) -> PlannedStudy:
+    return PlannedStudy(given.requested(), given.cache, given.offline)
+
+
+def test_the_command_plans_and_shows_its_results(home: Path, bertkit) -> None:
+    planned = bertkit("study", "small.yaml", "--data", "text.txt", "--plan", "--json")
+    assert planned.code == 0, planned.stderr
+    assert '"runs": 8' in planned.stdout
+    done = bertkit("study", "--resume", home / "straight")
+    assert done.code == 0
+    assert "undecided: it is worse (a test)" in done.stderr or "ed: it is worse (a test)" in done.stderr
+
+
+def test_some_arms_alone_keep_the_claims_between_them(home: Path) -> None:
+    given = arguments(
+        home, "unused", "arms.third={set: {model.num_hidden_layers: 1}}", arms=["masked", "third"]
+    ).requested()
+    assert list(given.arms) == ["masked", "third"]
+    assert given.claims == []
+    given = arguments(
+        home, "unused", "arms.third={set: {model.num_hidden_layers: 1}}", arms=["third", "causal"]
+    ).requested()
+    assert given.against == "causal"

@@ -1,0 +1,148 @@
+"""What is wrong with a study is told before its first step, with the key and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit.errors import BertkitError, DataError, UsageError
+from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import load_any
+from bertkit.study.run import run_study
+from bertkit.study.settings import Study, load_study
+from tests.study.tiny_study import PEAK, STUDY, arguments, study, write_study
+
+CHOICE: dict[str, Any] = STUDY["choose"]
+CLAIM: dict[str, Any] = STUDY["claims"][0]
+ONE_LAYER = {"set": {"model.num_hidden_layers": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"seeds": [0, 9]}, UsageError, r"seeds contains 9, the seed that the settings are chosen on"),
+        ({"seeds": [0]}, UsageError, "seeds has fewer than two, which gives no interval"),
+        ({"seeds": [0, 1, 0]}, UsageError, "seeds names 0 twice"),
+        ({"seed": 3}, UsageError, "seed has no effect in a study; write seeds"),
+        ({"choose": CHOICE | {"grid": {PEAK: [1e-3]}}}, UsageError, rf"choose\.grid\.{PEAK} has one value"),
+        ({"choose": CHOICE | {"grid": {PEAK: [1e-3, 1e-3]}}}, UsageError, "names a value twice"),
+        ({"choose": CHOICE | {"grid": {}}}, UsageError, "choose.grid is empty"),
+        ({"choose": CHOICE | {"by": "held-out"}}, UsageError, "no measure 'held-out'; did you mean held_out"),
+        ({"choose": CHOICE | {"by": "other"}}, UsageError, r"choose\.by: measures\.other cannot be asked of arm"),
+        ({"choose": CHOICE | {"by": ["held_out", "other"]}}, UsageError, "of one higher is better, of another lower"),
+        ({"choose": None, "arms": {"third": {"grid": {PEAK: [1, 2]}}}}, UsageError, "nothing chooses among these"),
+        ({"arms": {"third": {"grid": {PEAK: [1e-4, 2e-4]}}}}, UsageError, "is a key of choose.grid, too"),
+        ({"arms": {"third": {"grid": {"model.num_hidden_layers": [1]}}}}, UsageError, "has one value"),
+        ({"arms": {"third": {"set": {"seed": 4}}}}, UsageError, r"arms\.third\.set\.seed is set by the study"),
+        ({"set": {"optimisation.steps": 4}}, UsageError, "set.optimisation.steps is set by the study, from budget"),
+        ({"arms": {"causal": None}, "claims": []}, UsageError, "arms has fewer than two"),
+        ({"arms": {"a/b": {}}}, UsageError, "the name 'a/b' has other signs"),
+        ({"baseline": "mask"}, UsageError, "baseline: no arm 'mask'; did you mean masked"),
+        ({"claims": [CLAIM | {"arm": "casual"}]}, UsageError, r"claims\.0\.arm: no arm 'casual'; did you mean causal"),
+        ({"claims": [CLAIM | {"against": "nsp"}]}, UsageError, r"claims\.0\.against: no arm 'nsp'; there are: masked"),
+        ({"claims": [CLAIM | {"measure": "blimp"}]}, UsageError, r"claims\.0\.measure: no measure 'blimp'"),
+        ({"claims": [CLAIM | {"measure": []}]}, UsageError, r"claims\.0\.measure names no measure"),
+        ({"claims": [CLAIM | {"arm": "masked"}]}, UsageError, r"claims\.0: masked is compared with itself"),
+        ({"claims": [CLAIM | {"measure": "other"}]}, UsageError, r"claims\.0: measures\.other cannot be asked of"),
+        ({"budget": {}}, UsageError, "give one of flops, tokens and steps"),
+        ({"budget": {"steps": 3, "flops": 1e9}}, UsageError, "give one of flops, tokens and steps"),
+        ({"measures": {"x": {"kind": "squad"}}}, UsageError, r"measures\.x\.kind: unknown kind .squad."),
+        ({"measures": {"x": {"kind": "mlm", "data": ["gone.txt"]}}}, DataError, r"measures\.x: .*gone\.txt"),
+        ({"measures": {"x": {"kind": "blimp", "directory": "gone"}}}, DataError, r"measures\.x: "),
+        ({"measures": {"x": {"kind": "layers", "data": "gone.conllu"}}}, DataError, r"measures\.x: .*gone\.conllu"),
+        ({"measures": {"x": {"kind": "finetune", "task": "rte", "directory": "gone"}}}, DataError, r"measures\.x: "),
+        ({"measures": {"x": {"kind": "finetune", "task": "sst3"}}}, UsageError, r"measures\.x: .*sst3"),
+        (
+            {"measures": {"x": {"kind": "finetune", "task": "rte", "metric": "f1"}}},
+            UsageError,
+            r"measures\.x: metric: rte has no metric 'f1'; there are: accuracy",
+        ),
+        (
+            {"measures": {"x": {"kind": "finetune", "task": "rte", "set": {"optimisation.epoch": 2}}}},
+            UsageError,
+            r"(?s)measures\.x: .*did you mean epochs",
+        ),
+        ({"arms": {"third": {"set": {"objective": ["masked_lm"]}}}}, UsageError, "arms.third does not differ from"),
+        (
+            {"choose": CHOICE | {"grid": {"engine.log_every_steps": [1, 2]}}},
+            UsageError,
+            r"arms\.masked: the candidates 'log_every_steps 1' and 'log_every_steps 2' are the same run",
+        ),
+        ({"arms": {"third": {"set": {"model.layers": 3}}}}, UsageError, r"(?s)arms\.third: .*layers: unknown key"),
+        ({"set": {"model.hidden_size": 25}}, UsageError, r"arms\.masked: "),
+        ({"recipe": "conll2003-features"}, UsageError, "is a recipe of kind finetune"),
+        ({"recipe": "tinny"}, UsageError, "'tinny': .*did you mean 'tiny'"),
+        ({"kind": "pretrain"}, UsageError, "run it with `bertkit pretrain"),
+        ({"choice": {}}, UsageError, "choice: unknown key; did you mean choose"),
+    ],
+)  # fmt: skip
+def test_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], error: type[BertkitError], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path, study(**changes))
+    with pytest.raises(error, match=message):
+        run_study(arguments(tmp_path, "run"), progress=silent_progress)
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_errors_of_a_study_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path, study(seeds=[9], baseline="none"))
+    with pytest.raises(UsageError, match=r"fewer than two.*contains 9.*baseline: no arm 'none'"):
+        load_study("small")
+
+
+def test_a_pretraining_command_sends_a_study_to_its_own(tmp_path: Path, bertkit, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path)
+    outcome = bertkit("pretrain", "small.yaml")
+    assert outcome.code == 2
+    assert "run it with `bertkit study small.yaml`" in outcome.stderr
+
+
+def test_settings_below_set_and_grid_have_dotted_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path)
+    sets = ["set.model.hidden_size=12", "arms.causal.set.model.num_hidden_layers=1", f"choose.grid.{PEAK}=[1, 2, 3]"]
+    found = arguments(tmp_path, "run", *sets).requested()
+    assert found.set["model.hidden_size"] == 12
+    assert found.set["data.sequence_length"] == 24
+    assert found.arms["causal"].set == {"objective": ["causal_lm"], "model.num_hidden_layers": 1}
+    assert found.choose is not None
+    assert found.choose.grid == {PEAK: [1, 2, 3]}
+
+
+def test_a_removed_measure_takes_its_claims_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    claims = [CLAIM, CLAIM | {"arm": "third", "measure": ["other"]}]
+    write_study(tmp_path, study(claims=claims, arms={"third": ONE_LAYER}))
+    found = arguments(tmp_path, "run", "measures.other=null").requested()
+    assert list(found.measures) == ["held_out"]
+    assert [claim.arm for claim in found.claims] == ["causal"]
+
+
+def test_the_record_of_a_study_runs_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path)
+    found = arguments(tmp_path, "run", sources=["text.txt"], data_dir=".").requested()
+    assert found.recipe == str(tmp_path / "tiny.yaml")
+    assert found.set["data.sources"] == [str(tmp_path / "text.txt")]
+    assert found.measure("other").data == [str(tmp_path / "other.txt")]  # type: ignore[attr-defined]  # an MlmMeasure
+
+
+def test_the_shipped_study_has_the_objectives_and_their_claims() -> None:
+    found = load_any("objectives")
+    assert isinstance(found, Study)
+    assert list(found.arms) == [
+        *("masked_lm", "whole_words", "spans", "next_sentence", "sentence_order", "word_order"),
+        *("replaced_token", "causal_lm", "masked_and_causal"),
+    ]
+    assert [arm for arm, own in found.arms.items() if own.grid] == ["replaced_token"]
+    assert found.choose is not None
+    assert [len(values) for values in found.choose.grid.values()] == [3]
+    papers = {claim.source.partition(",")[0] for claim in found.claims}
+    assert len(found.claims) == 10
+    assert len(papers) == 8
