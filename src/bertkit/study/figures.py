@@ -5,13 +5,13 @@ Own design, in the style of evaluation/figures.py. Each figure has the CSV that 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bertkit.evaluation.figures import DASHES, MARKERS, SHADES, new_figure, plain, save
 from bertkit.study.settings import Study
+from bertkit.tables import write_csv
 
 SCORES, CHOICE = "scores", "choice"
 _PANEL, _LINE = 2.9, 0.36
@@ -114,7 +114,4 @@ def _with(candidates: Sequence[Mapping[str, Any]], key: str, value: Any) -> list
 
 
 def _write(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    with stem.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
+    write_csv(stem.with_suffix(".csv"), columns, rows)
