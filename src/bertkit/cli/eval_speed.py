@@ -66,7 +66,7 @@ def speed(
         run_dir=run_dir,
         offline=common.offline,
         command=sys.argv,
-        begun=keep_log,
+        on_start=keep_log,
     )
     evaluated = evaluate_speed(
         request, settings, results=results or (), methods=methods or (), progress=console.progress

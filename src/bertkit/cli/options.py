@@ -235,7 +235,7 @@ class Measuring(Common):
             "fresh": self.fresh,
             "offline": self.offline,
             "command": sys.argv,
-            "begun": keep_log,
+            "on_start": keep_log,
         }
 
     def finish(self, run: RunDirectory, document: Mapping[str, Any]) -> None:
@@ -372,5 +372,5 @@ def set_overrides(texts: Sequence[str] | None) -> list[Override]:
 
 
 def keep_log(run: RunDirectory) -> None:
-    """Write the traceback of a bug in the run's log; what a request's `begun` is for."""
+    """Write the traceback of a bug in the run's log; for a request's `on_start`."""
     console.log_file = run.log_file

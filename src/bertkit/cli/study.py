@@ -96,7 +96,7 @@ def study(
         planned.check()
         _print_plan(study_plan(planned), as_json=common.as_json)
         return
-    finished = run_study(arguments, progress=console.progress, begun=keep_log)
+    finished = run_study(arguments, progress=console.progress, on_start=keep_log)
     _print_results(finished.results)
     console.info(f"tables are in {finished.run.path / 'report.md'}, figures in {finished.run.path / 'figures'}")
     document = {"run": str(finished.run.path), "status": "done", "results": finished.results}

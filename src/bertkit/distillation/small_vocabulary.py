@@ -213,7 +213,7 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
         for objective in stage.recipe.objectives:
             if isinstance(objective, MixedVocabulary):
                 rows = objective.expected_count(length) / length
-                for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+                for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
                     tokens = sequences * length
                     flops += (end - first) * step_flops(
                         teacher,

@@ -99,7 +99,7 @@ def evaluate_tasks(
     run, is_done = _run_directory(evaluation, planned, fingerprints)
     if is_done and run.results is not None:
         return Evaluated(run, {**run.results, "published": rows})
-    evaluation.arguments.begun(run)
+    evaluation.arguments.on_start(run)
     deadline = None if evaluation.max_minutes is None else time.monotonic() + 60 * evaluation.max_minutes
     with run.recording(evaluation.arguments.command):
         run.write_environment()

@@ -39,7 +39,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     """
     recipe = arguments.new_recipe()
     prepared = [arguments.prepare(each) for each in recipe.alone]
-    parts = [_Part.of(each) for each in prepared]
+    parts = [_TaskCost.of(each) for each in prepared]
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
@@ -102,7 +102,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TaskCost:
     """One task: its model without weights, the lengths of its sequences, and the cost of an epoch of its examples."""
 
     model: HeadedModel
@@ -126,7 +126,7 @@ class _Part:
         return float(min(engine.micro_batch_tokens, largest, self.tokens))
 
     @classmethod
-    def of(cls, prepared: Prepared) -> _Part:
+    def of(cls, prepared: Prepared) -> _TaskCost:
         _, contents = read_config(prepared.model_directory)
         with torch.device("meta"):
             model = HeadedModel(

@@ -110,7 +110,7 @@ class MosaicBertEmbeddings(nn.Module):
         return normed_TD
 
 
-class GatedFeedForward(nn.Module):
+class MosaicBertFeedForward(nn.Module):
     """activation(x A) * (x B), dropout, then a linear map; A and B lie in one matrix without bias."""
 
     def __init__(self, config: MosaicBertConfig) -> None:
@@ -135,7 +135,7 @@ class MosaicBertLayer(PostNorm):
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         super().__init__(
             SelfAttention(width, config.num_attention_heads, dropout_rate=rate),
-            GatedFeedForward(config),
+            MosaicBertFeedForward(config),
             width=width,
             norm_eps=config.layer_norm_eps,
             dropout_rate=0.0,

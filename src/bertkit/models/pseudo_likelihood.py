@@ -211,7 +211,7 @@ class Original(MaskedRule):
         return np.asarray(np.arange(word_RN.shape[1]) == token_R[:, None])
 
 
-class MaskedNextToken(Original):
+class MaskedNextTokenScoring(Original):
     """Charpentier and Samuel 2024: the token alone is masked, and predicted from the state before it.
 
     The BabyLM challenge's evaluation of GPT-BERT as a masked model; its other way is `encoder_left_to_right`.
@@ -285,7 +285,8 @@ class EncoderLeftToRight(LeftToRight):
 
 
 SCORING_RULES: dict[str, type[ScoringRule]] = {
-    rule.name: rule for rule in (Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight, MaskedNextToken)
+    rule.name: rule
+    for rule in (Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight, MaskedNextTokenScoring)
 }
 """The ways to score a text; the first one whose head the model has is the default, unless its config.json names one."""
 

@@ -64,7 +64,7 @@ def pretraining_plan(
     stretches: list[_Stretch] = []
     for stage in stages:
         length = stage.recipe.data.sequence_length
-        for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+        for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
             predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
             in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
             step = step_flops(

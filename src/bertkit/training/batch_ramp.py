@@ -70,7 +70,7 @@ class BatchSizes:
         number = self._number(step)
         return self._before[number] + (step - self._starts[number]) * self._sizes[number]
 
-    def pieces(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+    def ranges(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Stretches of updates of one size: (first update, update after the last, sequences of each)."""
         while first < end:
             number = self._number(first)

@@ -136,7 +136,7 @@ def _labels(plan_B: Plan) -> dict[str, Integers]:
     return {"next_sentence": not_next_B, "sentence_order": not_next_B, "sentence_structure": relation_B}
 
 
-class Chunk(Protocol):
+class PairLength(Protocol):
     """How much text a pair is made of."""
 
     def end(self, start_s1: list[int], segment: int) -> int:
@@ -161,7 +161,7 @@ class PairPlanner:
         self._chunks = 0
         self._drawn: list[list[float]] = []
 
-    def plan_document(self, document: int, chunk: Chunk) -> None:
+    def plan_document(self, document: int, chunk: PairLength) -> None:
         low, high = self.documents_N2[document].tolist()
         start_s1 = self.segment_start_S1[low : high + 1].tolist()
         count, segment = high - low, 0
