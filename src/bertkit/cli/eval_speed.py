@@ -30,8 +30,8 @@ Methods = Annotated[
     option(
         "--method",
         metavar="MODEL=METHOD",
-        help="Method whose published row stands beside a model: distilbert, tinybert, ... or none (default: that of its"
-        " run, else by family and size). Repeatable.",
+        help="Method whose published row is shown beside a model: distilbert, tinybert, ... or none (default: that of"
+        " its run, else by family and size). Repeatable.",
     ),
 ]
 

@@ -157,7 +157,7 @@ class Samples:
         return replace(self, targets={**self.targets, term: targets}, **changes)
 
     def split(self, max_tokens: int | None) -> Iterator[Samples]:
-        """Runs of whole sequences of at most `max_tokens` tokens each; a longer sequence stands alone."""
+        """Runs of whole sequences of at most `max_tokens` tokens each; a longer sequence is a run of its own."""
         if max_tokens is None or self.ids_T.size <= max_tokens:
             yield self
             return

@@ -1,7 +1,7 @@
 """Writing token shards as they fill, in constant memory; an interrupted run continues.
 
 No paper. A shard is closed at the end of the block that fills it; then, and only then, progress.json is updated. What
-lies beyond that point after a crash is cut off and written again. Sibling shards.py reads finished shards.
+was written beyond that point before a crash is cut off and written again. Sibling shards.py reads finished shards.
 
 Shapes: K segments of a block, T tokens of a block, V vocabulary, F fields with spans, C outcomes of a span.
 """
@@ -83,7 +83,7 @@ class ShardWriter:
         directory: of the shards.
         identity: of the corpus and all that determines the tokens.
         vocab_size: V.
-        shard_tokens: a shard is closed when it has so many tokens.
+        shard_tokens: a shard is closed when it has this many tokens.
         span_fields: names of the fields whose spans are marked, in a file beside each shard.
 
     Attributes:

@@ -68,7 +68,7 @@ def tokenize_block(tokenizer: Tokenizer, segments: str, parts: list[Part], span_
     spans = _marked(tokenizer, annotated, length_K, span_fields) if span_fields else None
     kept_K = length_K > 0
     documents = np.array(document_K, np.int64)[kept_K]
-    # Document 0 is the one that the last block ended in: it goes on here and does not begin.
+    # Document 0 is the one that the last block ended in: it continues here.
     begins_K = np.diff(documents, prepend=0) > 0
     opens = document > 0 and (not len(documents) or int(documents[-1]) != document)
     return TokenBlock(ids_T.astype(token_type(tokenizer.vocab_size)), length_K[kept_K], begins_K, opens, spans)

@@ -1,9 +1,9 @@
-"""An untrained BiLSTM: a vocabulary of its own, learnt from the task's texts, and weights drawn anew.
+"""An untrained BiLSTM: a vocabulary of its own, learnt from the task's texts, and randomly initialised weights.
 
 Tang et al. 2019, arXiv:1903.12136, section 4.2. All that is written is a model directory, which `bertkit finetune`,
 `distill`, `predict` and `eval` take like any other.
 
-Quirks: the paper's students know every word of the word2vec release; here the vocabulary is small, for its table would
+Quirks: the paper's students have every word of the word2vec release; here the vocabulary is small, for its table would
 be larger than all the rest.
 
 Shapes: V vocabulary, E width of the embeddings.

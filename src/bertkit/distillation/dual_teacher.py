@@ -3,9 +3,9 @@
 Zhao et al. 2019, arXiv:1909.11687v1, dual training: the teacher has a table of words for each vocabulary, of its own
 width, and an output layer for each, tied to its table; which of them predicts a token depends on the vocabulary that
 the token belongs to. Not found: what the two output layers share (here the dense layer and norm before the product with
-the words) and how the student's words are initialised (here drawn anew, by the rules of the teacher's family).
+the words) and how the student's words are initialised (here randomly, by the rules of the teacher's family).
 
-Ids of both vocabularies stand in one space: the teacher's own first, then the student's.
+Both vocabularies share one id space: the teacher's own first, then the student's.
 
 Shapes: T packed tokens, M predicted tokens, D the teacher's width, V the rows of its own table, W the student's words.
 """
@@ -32,7 +32,7 @@ _TABLE = "embeddings.word"
 
 
 class StudentWords(nn.Module):
-    """The student's words as the teacher knows them: an embedding of D and an output bias for each."""
+    """The student's words in the teacher: an embedding of D and an output bias for each."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()

@@ -191,7 +191,7 @@ class MixedVocabulary(TeacherObjective):
         taken_T = np.zeros(words.word_T.shape, dtype=np.bool_)
         inside_T = words.word_T >= 0
         taken_T[inside_T] = taken_W[words.word_T[inside_T]]
-        # A word that is cut anew stands where its first token stood; its other tokens make none.
+        # A retokenized word is at the place of its first old token; its other tokens add none.
         length_T = np.where(taken_T, 0, 1)
         length_T[start_U] = [len(each) for each in cut]
         origin_N = np.repeat(np.arange(length_T.size), length_T)

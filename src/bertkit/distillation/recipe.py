@@ -1,7 +1,7 @@
 """What a recipe of kind `distill` may hold: a recipe on text or on a task, with a teacher and a student.
 
 Hinton et al. 2015, arXiv:1503.02531. A recipe with an `objective` distils on text: it is a pretraining recipe in whose
-list terms of distillation stand beside the objectives (DistilBERT, Sanh et al. 2019, arXiv:1910.01108). Any other
+list terms of distillation among the objectives (DistilBERT, Sanh et al. 2019, arXiv:1910.01108). Any other
 distils on a task: it is a fine-tuning recipe with a list `distillation`, in which the labels are one term.
 
     kind: distill                                     kind: distill
@@ -103,8 +103,8 @@ class _Distillation(Settings):
 class CopiedParts(Settings):
     """Parts of the teacher that a student is initialised from; the others are drawn by the seed."""
 
-    embeddings: bool = Field(True, description="Take the teacher's embeddings, else draw them anew.")
-    head: bool = Field(True, description="Take the teacher's heads and pooler, else draw them anew.")
+    embeddings: bool = Field(True, description="Take the teacher's embeddings, else initialise them randomly.")
+    head: bool = Field(True, description="Take the teacher's heads and pooler, else initialise them randomly.")
 
 
 class TextStudent(CopiedParts):
@@ -131,7 +131,7 @@ class TeacherLayers(CopiedParts):
         "teacher", description="The teacher's family, or that of DistilBERT, without segment types and pooler."
     )
     init: Literal["teacher", "random"] = Field(
-        "teacher", description="random: the same shape with all weights drawn anew."
+        "teacher", description="random: the same shape, with all weights randomly initialised."
     )
     of: str | None = Field(
         None,
@@ -163,7 +163,7 @@ class GivenModel(Settings):
 
 
 class NewModel(Settings):
-    """A model of any sizes with weights drawn anew; it reads with the teacher's tokenizer."""
+    """A model of any sizes with randomly initialised weights; it reads with the teacher's tokenizer."""
 
     config: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
 
@@ -173,7 +173,7 @@ _STUDENTS = {GivenModel: "model", NewModel: "config", BilstmStudent: "family"}
 
 
 def _student_kind(student: Any) -> str:
-    """The key that tells which kind of student it is; `layers` where it has none of these keys."""
+    """The key that decides the kind of student; `layers` where it has none of these keys."""
     if isinstance(student, dict):
         return next((key for key in _STUDENTS.values() if key in student), "layers")
     return next((key for kind, key in _STUDENTS.items() if isinstance(student, kind)), "layers")
@@ -267,7 +267,7 @@ class TeacherCacheConfig(Settings):
     top_k: int = Field(
         16, ge=1, description="Likeliest words that are kept of a token; all others share what is left of probability."
     )
-    gb: float = Field(4.0, gt=0, description="At most so many 10^9 bytes; what does not fit is computed anew.")
+    gb: float = Field(4.0, gt=0, description="Upper bound, in units of 10^9 bytes; what does not fit is recomputed.")
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if not any(each.kind.compares_logits for each in distillation_objectives(recipe.objectives)):
@@ -497,7 +497,7 @@ class DistillRecipe(_Distillation, FinetuneRecipe):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
         if not isinstance(self.student, GivenModel):
-            yield UnreadKey("new_head", "the student is made anew, and its head with it", "write student: {model: ...}")
+            yield UnreadKey("new_head", "the student is newly made, with a new head", "write student: {model: ...}")
 
     @property
     def terms(self) -> tuple[DistillationTerm, ...]:

@@ -1,8 +1,9 @@
-"""Words of one WordPiece vocabulary cut by another: so a teacher reads text that is stored in its student's tokens.
+"""Words of one WordPiece vocabulary tokenized by another: a teacher reads text that is stored in its student's tokens.
 
 Zhao et al. 2019, arXiv:1909.11687v1, dual training. Both vocabularies are WordPieces over equal words (the same case,
-the same accents), so that a word's tokens, joined, are the word, and it can be cut anew; what a student's vocabulary
-does not know (its [UNK]) cannot. Sibling of text/vocabulary_mapping.py, which compares two vocabularies token by token.
+the same accents), so that a word's tokens, joined, are the word, and it can be tokenized again; what the student's
+vocabulary lacks (its [UNK]) cannot. Sibling of text/vocabulary_mapping.py, which compares two vocabularies token by
+token.
 
 Shapes: V the student's vocabulary.
 """
@@ -22,7 +23,7 @@ from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.words import WordMarks
 
 MAX_WORDS = 1 << 18
-"""Words that are remembered; the memory starts anew when it is full."""
+"""Words in the cache; it is emptied when it is full."""
 
 
 class WordRetokenizer:
@@ -97,9 +98,9 @@ def check_same_words(student: Tokenizer, teacher: Tokenizer) -> None:
         rules.append(rule)
     own, theirs = rules
     if differing := [name for name in own if own[name] != theirs[name]]:
-        told = ", ".join(f"{name} is {own[name]}, the teacher's {theirs[name]}" for name in differing)
+        differences = ", ".join(f"{name} is {own[name]}, the teacher's {theirs[name]}" for name in differing)
         raise DataError(
-            f"the student's tokenizer sees other words than its teacher's: {told}; learn it as the teacher's was"
+            f"the student's tokenizer sees other words than its teacher's: {differences}; learn it as the teacher's was"
             " (leave tokenizer.lowercase and tokenizer.strip_accents out)"
         )
 

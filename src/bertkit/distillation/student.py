@@ -40,7 +40,7 @@ _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 
 
 def student_directory(recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Path, offline: bool = False) -> Path:
-    """Where the model lies that the student is made of, with the tokenizer that it reads with.
+    """The directory of the model that the student is made from, which has its tokenizer.
 
     Raises:
         DataError: it is quantised, and cannot be trained.
@@ -138,8 +138,8 @@ def from_teacher_layers(
     Args:
         teacher: stays as it is.
         layers: from 0, ascending.
-        embeddings: take what the first layer reads, else draw it anew.
-        head: take the heads and the pooler, else draw them anew.
+        embeddings: take what the first layer reads, else initialise it randomly.
+        head: take the heads and the pooler, else initialise them randomly.
         seed: of what is drawn.
 
     Raises:
@@ -161,7 +161,7 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
 
     Args:
         model: stays as it is.
-        seed: of the heads that have another form there, which are drawn anew.
+        seed: of the heads that have another form there, which are randomly initialised.
 
     Raises:
         UsageError: the model is no BERT.
@@ -185,7 +185,9 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
     anew = {name for name in smaller.own_state() if name.partition(".")[0] not in alike}
     smaller.initialise(seed, only=anew)
     if anew:
-        log.info("%s: drawn anew, for DistilBERT has them in another form", ", ".join(sorted(heads - alike)))
+        log.info(
+            "%s: randomly initialised, since DistilBERT has them in another form", ", ".join(sorted(heads - alike))
+        )
     return smaller.train(model.training)
 
 
@@ -257,7 +259,7 @@ def init_from_teacher(
             has = "none" if found is None else f"one of shape {tuple(found.shape)}"
             raise UsageError(
                 f"student.{key}: the student's {name} is of shape {tuple(parameter.shape)}, and the teacher has {has};"
-                f" write student.{key}: {'null' if key == 'layers' else 'false'} to draw it anew, or give the"
+                f" write student.{key}: {'null' if key == 'layers' else 'false'} to initialise it randomly, or give the"
                 " student's model the teacher's widths"
             )
         parameter.copy_(found)

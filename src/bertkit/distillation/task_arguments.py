@@ -38,7 +38,7 @@ from bertkit.training.plan import PlannedTeacher
 
 @dataclass(frozen=True)
 class DistillArguments(FinetuneArguments):
-    """What the user asked for.
+    """The command line's arguments.
 
     Attributes:
         teachers: models to learn from, in place of the recipe's.

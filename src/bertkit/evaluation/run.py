@@ -30,7 +30,7 @@ class MeasurementArguments:
     Attributes:
         device: where to compute, always in fp32.
         batch_tokens: tokens computed at once; a default of the device's where None. Decides speed and memory alone.
-        runs_root: where runs lie.
+        runs_root: where runs are.
         run_dir: this run's directory, where it is not named by its hash.
         fresh: measure although a finished run of the same measurement exists.
         offline: use no network.

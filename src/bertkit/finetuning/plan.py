@@ -35,7 +35,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
     encoder as it is costs less. Settings of a grid are taken to cost what their own epochs and batch make of the same
-    sequences. The passes of a teacher are counted, and stand under `teacher`.
+    sequences. The passes of a teacher are counted, and listed under `teacher`.
     """
     recipe = arguments.new_recipe()
     prepared = [arguments.prepare(each) for each in recipe.alone]

@@ -48,7 +48,7 @@ _READ = {
 """Keys of a recipe that decide how the data are read; the last ones are of distillation."""
 _RUNS = "runs"
 BEFORE = "before"
-"""The name of a run whose model another starts from, in whose directory it lies."""
+"""Directory name of an intermediate run, inside that of the run that starts from its model."""
 
 log = logging.getLogger(__name__)
 

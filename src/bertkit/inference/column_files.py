@@ -51,7 +51,7 @@ class ColumnSentence:
 
 
 def _with_column(line: str, tag: str) -> str:
-    """The line with one more column, parted as its others are; by a space where there is one alone."""
+    """The line with one more column, separated as its others are, or by a space where it has one only."""
     return f"{line}\t{tag}" if "\t" in line else f"{line.rstrip(' ')} {tag}"
 
 

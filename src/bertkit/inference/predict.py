@@ -53,7 +53,7 @@ class Predictor:
     """A model with the head of its task.
 
     Attributes:
-        directory: where it lies.
+        directory: where it is.
         kind: what it predicts.
         task: with the labels in the order of the model's outputs.
         model, encoder: the model, and what lays out its sequences.

@@ -47,7 +47,7 @@ class BlockPattern:
 
     @property
     def whole_blocks(self) -> int:
-        """Sequences of up to so many blocks are read whole, as in the released code."""
+        """Sequences of up to this many blocks are read whole, as in the released code."""
         return _ALWAYS + 2 * self.random
 
     def keys_seen(self, length: float) -> float:
@@ -58,8 +58,8 @@ class BlockPattern:
         return share_of_global * length + (1 - share_of_global) * (_ALWAYS + self.random) * self.size
 
     def slots(self, blocks: int) -> NDArray[np.int64]:
-        """The blocks that each block of a sequence of so many attends to, (N, C, K); those that attend to all have none
-        where not all are few."""
+        """The blocks that each block attends to, (N, C, K), in a sequence of this many blocks. Blocks that attend to
+        all have no slots, unless the sequence is short enough to be read whole."""
         if blocks <= self.whole_blocks:
             return np.broadcast_to(np.arange(blocks), (self.heads, blocks, blocks))
         middle = np.arange(1, blocks - 1)
@@ -194,7 +194,7 @@ def _by_slots(
 
 
 def _slots(blocks_b: list[int], pattern: BlockPattern, device: torch.device) -> Tensor:
-    """(b, N, C, K) of all sequences; what has no slot looks at the first block, and is not used."""
+    """(b, N, C, K) of all sequences; an unused slot names the first block."""
     by_count = {blocks: pattern.slots(blocks) for blocks in set(blocks_b)}
     most, widest = max(blocks_b), max(slots.shape[-1] for slots in by_count.values())
     every = np.full((len(blocks_b), pattern.heads, most, widest), -1)

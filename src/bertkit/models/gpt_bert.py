@@ -261,7 +261,7 @@ class GptBertAttention(SharedPositions):
 
 
 class GptBertFeedForward(nn.Module):
-    """norm((x A) * GELU(x B)), then a linear map; A and B lie in one matrix; no biases."""
+    """norm((x A) * GELU(x B)), then a linear map; A and B are in one matrix; no biases."""
 
     def __init__(self, config: GptBertConfig) -> None:
         super().__init__()

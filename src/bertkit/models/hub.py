@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = SAFETENSORS
 _MODEL = "model"
-"""A run's model directory, beside which those of its companions lie."""
+"""A run's model directory; those of its companion models are siblings of it."""
 _KINDS: dict[str, type[EncoderConfig]] = {
     **FAMILIES,
     BilstmConfig.model_type: BilstmConfig,

@@ -211,7 +211,7 @@ def smallest_to_zero(weight: Tensor, share: float) -> None:
 
 
 def cubic_share(final: float, step: int, *, ramp_steps: int, every_steps: int = 1) -> float:
-    """The share of zero weights after so many updates: s_f (1 - (1 - t / r)^3), Zhu and Gupta 2017, equation 1.
+    """The share of zero weights after this many updates: s_f (1 - (1 - t / r)^3), Zhu and Gupta 2017, equation 1.
 
     Args:
         final: s_f.

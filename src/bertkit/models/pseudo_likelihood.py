@@ -193,7 +193,7 @@ class MaskedRule(ScoringRule):
         masked_RN = np.where(self.masked(word_RN, token_R), self.tokenizer.mask_id, ids_RN)
         ids_RL = np.pad(masked_RN, ((0, 0), (1, 1)))
         ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id
-        position_R1 = token_R[:, None] + 1 - self.shifted  # before the first token stands [CLS]
+        position_R1 = token_R[:, None] + 1 - self.shifted  # [CLS] is before the first token
         return Copies(ids_RL, position_R1, np.take_along_axis(ids_RN, token_R[:, None], axis=1))
 
     @abstractmethod
@@ -322,7 +322,7 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
 
 
 def reads_causally(model: HeadedModel) -> bool:
-    """Whether an encoder was trained from left to right alone, as its config.json says."""
+    """Whether an encoder was trained from left to right alone, by its config.json."""
     rule = SCORING_RULES.get(str(model.extras.get(SCORING_RULE)))
     return rule is not None and rule.causal and model.encoder.config.causal_attention
 

@@ -1,7 +1,7 @@
 """What it means for the user that parts of a model are not in its file: which part starts untrained, and what to do.
 
 Nothing here follows a paper. The weights of such a part are drawn at random, so its predictions mean nothing before it
-is trained; sibling weights.py says which weights a file lacks.
+is trained; sibling weights.py reports which weights a file lacks.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _flops(stretches: Sequence[_Stretch]) -> float:
 
 
 def _within(stretches: Sequence[_Stretch], flops: float) -> list[_Stretch]:
-    """The first updates, as many as so many operations make; at least one."""
+    """The first updates that fit into this many operations; at least one."""
     found: list[_Stretch] = []
     for each in stretches:
         fitting = min(each.steps, int(flops / each.step_flops + 1e-6))

@@ -164,7 +164,7 @@ class Pretrainer(Trainer[PackedBatch]):
         self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
 
     def _check_growth(self) -> None:
-        """Raise UsageError if the model would grow where what stands beside it cannot."""
+        """Raise UsageError if the model would grow and a model trained with it cannot."""
         if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
             raise UsageError(
                 "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"

@@ -1,6 +1,6 @@
 """Keys of a recipe that change its hash and nothing that is computed: found, then refused or warned of.
 
-Nothing here follows a paper. Which keys nothing reads is said by each settings class (`Settings.unread_keys`), beside
+Nothing here follows a paper. Each settings class lists its unread keys (`Settings.unread_keys`), beside
 what reads the others. Here they are collected over a whole recipe, with its stages or a run that goes before: a key
 counts as read if any part of the run reads it. It counts as set if the recipe would be another without it: its value
 is not the default, and not that of the recipe which this one extends. Sibling hashing.py has the hash.

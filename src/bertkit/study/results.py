@@ -1,8 +1,8 @@
 """What a study found, from the scores of its runs: each arm's choice, spreads over seeds, differences and verdicts.
 
 Differences are paired by seed, and their interval is Student's t (Student 1908, Biometrika 6): mean +- t(97.5%, n - 1)
-s / sqrt(n) over n seeds. It speaks of one comparison: of twenty claims that are true of no arm one is decided wrongly
-on average. Pure functions.
+s / sqrt(n) over n seeds. It is the interval of one comparison: of twenty claims about arms that do not differ, one is
+decided wrongly on average. Pure functions.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def difference(arm: Sequence[Document], against: Sequence[Document], names: Sequ
 def verdict(expects: str, margin: float, low: float, high: float) -> str:
     """Verdict on a claim from the interval of the difference: confirmed, contradicted or undecided.
 
-    Confirmed where all of it lies on the claim's side of the margin, contradicted where none of it does.
+    Confirmed where all of it is on the claim's side of the margin, contradicted where none of it is.
     """
     if expects == "lower":
         low, high = -high, -low

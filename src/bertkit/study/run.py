@@ -109,7 +109,7 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
         on_start: called with each run's directory before its work starts.
 
     Raises:
-        UsageError, DataError: the study or its data are at fault.
+        UsageError, DataError: the study or its data are invalid.
         StoppedError: a signal or the time limit came first.
     """
     run = None if arguments.resume is None else run_of(arguments)

@@ -235,7 +235,7 @@ class Study(RecipeHeader):
     def _direction_errors(self, place: str, names: Sequence[str]) -> Iterable[str]:
         known = [self.measures[name] for name in names if name in self.measures]
         if len({measure.higher for measure in known}) > 1:
-            yield f"{place}: the mean of {', '.join(names)} says nothing: of one higher is better, of another lower"
+            yield f"{place}: the mean of {', '.join(names)} has no meaning: higher is better for one, lower for another"
 
     def measure(self, name: str) -> MeasureSettings:
         """The measure of that name."""

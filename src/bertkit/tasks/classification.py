@@ -177,7 +177,7 @@ class TextTask(Task):
 
     @abstractmethod
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[Any]:
-        """The labels as the loss wants them, one row an example."""
+        """The labels in the form that the loss reads, one row for each example."""
 
     @abstractmethod
     def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ FIELD_SPELLINGS = {"syntax/semantics": "syntax_semantics"}
 """Fields that the released files spell in two ways, and the spelling that is kept."""
 
 BELOW = ("", "blimp", "data")
-"""Where the files may lie in the directory that is named: BLiMP's repository has them in `data`."""
+"""Where the files may be in the directory that is named: BLiMP's repository has them in `data`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class SpanSettings(Settings):
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """Where a chunk's tokens lie.
+    """Where a chunk's tokens are.
 
     Attributes:
         example: number of the question.

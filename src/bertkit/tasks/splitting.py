@@ -22,9 +22,9 @@ from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Spli
 Integers = NDArray[np.int64]
 
 ATTEMPTS, FEW_GROUPS = 50, 200
-"""Orders in which groups are tried, where there are at most so many."""
+"""Random orders of the groups that are tried, and the greatest number of groups for which it is done."""
 SCORE_BINS = 10
-"""Scores of a regression are stratified by so many quantiles."""
+"""Scores of a regression are stratified by this many quantiles."""
 
 
 def held_out(split: Split, share: float, seed: int) -> Integers:
@@ -56,8 +56,8 @@ def held_out(split: Split, share: float, seed: int) -> Integers:
     dev = _leaving_every_label(examples, [units[unit] for unit in chosen])
     if not dev or len(dev) == len(units):
         raise UsageError(
-            f"{option}: the {len(units)} groups of {split.source} cannot be parted so; {remedy}, or group by another"
-            " column"
+            f"{option}: the {len(units)} groups of {split.source} cannot be split this way; {remedy}, or group by"
+            " another column"
         )
     return np.sort(np.concatenate(dev))
 
@@ -80,7 +80,7 @@ def folds(split: Split, count: int, seed: int) -> Integers:
     option = f"--folds {count} (task.split.folds)"
     if count > len(units):
         what = "examples" if len(units) == len(examples) else "groups"
-        raise UsageError(f"{option}: {split.source} has {len(units)} {what}; take at most so many folds")
+        raise UsageError(f"{option}: {split.source} has {len(units)} {what}; take at most this many folds")
     counts_UL = _counts(examples, units)
     order = _order(len(units), seed)
     fold_U = np.empty(len(units), dtype=np.int64)
@@ -156,7 +156,7 @@ def _strata(examples: Sequence[Example]) -> list[Any]:
 
 
 def _names(example: Example) -> set[str]:
-    """The labels that a model has to know for this example; B- and I- of one type are one."""
+    """The labels that a model must have seen for this example; B- and I- of one type are one."""
     if isinstance(example, TaggedExample):
         return {tag[2:] if tag[:2] in ("B-", "I-") else tag for tag in example.tags or ()}
     label = example.label if isinstance(example, TextExample) else None

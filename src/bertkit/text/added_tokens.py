@@ -133,7 +133,7 @@ def _with_entries(tokenizer: Tokenizer, words: list[WordUse], total: int) -> Tok
     if model["type"] == "Unigram":
         _add_pieces(model, added, words, total, first)
     else:
-        # Tokens behind the model's own would stand in the way of entries behind them.
+        # Ids above the model's own would shift those of entries added after them.
         model["vocab"] |= {token["content"]: token["id"] for token in added}
         model["vocab"] |= {use.word: first + number for number, use in enumerate(words)}
     if model["type"] == "BPE":

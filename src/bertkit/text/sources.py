@@ -97,7 +97,7 @@ class SourceOptions(FileFormat):
 
 @dataclass(frozen=True)
 class Position:
-    """Where reading continues: after so many parts of this reader."""
+    """Where reading continues: after this many parts of this reader."""
 
     reader: int = 0
     parts: int = 0
@@ -171,7 +171,7 @@ class Corpus:
             yield Block(parts, Position(len(self.readers), 0))
 
     def sample_text(self, megabytes: float, progress: Progress = silent_progress) -> Iterator[str]:
-        """Lines of documents drawn evenly from the whole corpus, in its order, of about so many megabytes."""
+        """Lines of documents drawn evenly from the whole corpus, in its order, of about this many megabytes."""
         sample = TextSample(int(megabytes * 1e6))
         with progress("reading a sample", unit="characters") as meter:
             for block in self.blocks():

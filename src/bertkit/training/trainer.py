@@ -399,7 +399,7 @@ def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
     try:
         write(writing)
     except (DataError, OSError) as error:
-        shutil.rmtree(writing, ignore_errors=True)  # what is there takes the room that a checkpoint needs
+        shutil.rmtree(writing, ignore_errors=True)  # what is there takes the disk space that a checkpoint needs
         raise DataError(
             f"{writing}: cannot write the model: {error}; free space and run again with --resume"
         ) from error

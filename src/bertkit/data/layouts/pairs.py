@@ -137,7 +137,7 @@ def _labels(plan_B: Plan) -> dict[str, Integers]:
 
 
 class PairLength(Protocol):
-    """How much text a pair is made of."""
+    """How much text a pair has."""
 
     def end(self, start_s1: list[int], segment: int) -> int:
         """The segment after the last of the chunk that begins with `segment`, not beyond the end of `start_s1`."""
@@ -189,7 +189,7 @@ class PairPlanner:
     def _random_partner(
         self, document: int, tokens: int, document_draws: list[float], start_draw: float
     ) -> tuple[int, int]:
-        """A run of segments from another document, up to the one with which it has so many tokens."""
+        """A run of segments from another document, up to the one with which it has this many tokens."""
         partner = document
         for uniform in document_draws:
             partner = int(uniform * len(self.documents_N2))

@@ -9,9 +9,9 @@ There the dataset keeps the counts c. Here a sample's choices in the earlier epo
 that they stay a function of seed, epoch and sample, for any number of workers and after any resume. Sibling spans.py is
 SpanBERT's, in words and without memory.
 
-Quirks honoured: the masking rate is of the ordinary tokens; counts begin anew with every stage. Quirks left: the count
+Quirks honoured: the masking rate is of the ordinary tokens; counts start over with every stage. Quirks left: the count
 is rounded to the nearest, not up or down by chance, and the last span is cut where it is reached; earlier epochs are
-made again at the present masking rate, and as if no sample had been causal in them; counts also begin anew every 16
+made again at the present masking rate, and as if no sample had been causal in them; counts also start over every 16
 epochs, or the work would grow with the epochs.
 
 Shapes: T packed tokens, B sequences, M chosen tokens.
@@ -31,11 +31,11 @@ from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, MaskingStrategy
 
 REMEMBERED_EPOCHS = 16
-"""Epochs after which all counts begin anew."""
+"""Epochs after which all counts start over."""
 
 
 class TiledSpans(MaskingStrategy):
-    """Spans that lie end to end, chosen by chance and by how often their tokens were chosen before."""
+    """Adjacent spans that cover the text, chosen by chance and by how often their tokens were chosen before."""
 
     name: Literal["tiled-spans"] = "tiled-spans"
     longest: int = Field(3, ge=1, description="Tokens of the longest span.")

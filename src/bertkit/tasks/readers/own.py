@@ -54,7 +54,7 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
     """As `read_own`, with the labels where every row has one, without them where not.
 
     Raises:
-        UsageError, DataError: as `read_own`; a label at fault is an error.
+        UsageError, DataError: as `read_own`; an invalid label is an error.
     """
     reading = reading or TableReading()
     without = columns.model_copy(update={"label": None})

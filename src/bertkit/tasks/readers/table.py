@@ -56,8 +56,8 @@ class Columns(Settings):
     separator: str = Field("|", min_length=1, description="What separates the names in a multi-label column of text.")
     group: str | None = Field(
         None,
-        description="Column whose rows with equal values, such as those of one author, are never parted between train"
-        " and dev where one file is split.",
+        description="Column whose rows with equal values, such as those of one author, are never divided"
+        " between train and dev where one file is split.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"group"})
@@ -116,7 +116,7 @@ def read_rows(
 
     Raises:
         UsageError: an ending that is not known.
-        DataError: a row at fault that is not left out, or too many that are.
+        DataError: an invalid row that is not left out, or too many that are.
     """
     left_out = LeftOut(skip_bad=reading.skip_bad_rows)
     rows: list[tuple[str, Labelled, str]] = []
