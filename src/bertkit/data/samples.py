@@ -153,7 +153,7 @@ class Samples:
         return replace(self, **changes)
 
     def with_targets(self, term: str, targets: Targets, **changes: Any) -> Samples:
-        """The same with an objective's targets, beside those of others."""
+        """The same samples with an objective's targets added."""
         return replace(self, targets={**self.targets, term: targets}, **changes)
 
     def split(self, max_tokens: int | None) -> Iterator[Samples]:

@@ -200,7 +200,7 @@ class ShardWriter:
         return {SPAN_FIELDS: list(self.span_fields), SPANS: outcomes}
 
     def close(self) -> None:
-        """Give up the open files; what is not in a finished shard is written again by the next run."""
+        """Close the open files; what is not in a finished shard is written again by the next run."""
         for file in (self._segments, self._documents, self._shard, self._marks):
             if file is not None:
                 file.close()
@@ -239,7 +239,7 @@ class ShardWriter:
         write_json(self.directory / PROGRESS, {**state, "opens": self._opens, "stage": "tokens"})
 
     def _restore(self) -> None:
-        """Take up the state of the last finished shard, where there is one of the same corpus and tokenizer."""
+        """Restore the state of the last finished shard, where there is one of the same corpus and tokenizer."""
         path = self.directory / PROGRESS
         state = read_json(path) if path.is_file() else {}
         if state.get("identity") != self.identity or not state.get("shards") or self._missing(state):

@@ -285,7 +285,7 @@ class DistillTextRecipe(_Distillation, Recipe):
         (), description="Parts of the student's encoder that keep their first weights, such as embeddings.position."
     )
     objective: Annotated[tuple[AnyItem, ...], AfterValidator(_each_objective_once)] = Field(
-        description="What is learnt, from the text and from the teacher: objectives and terms, each with its settings."
+        description="The loss, from the text and from the teacher: objectives and terms, each with its settings."
     )
     progressive: Progressive | None = Field(None, description="Layer-by-layer transfer before the rest of the run.")
     teacher_store: TeacherCacheConfig | None = Field(
@@ -330,7 +330,7 @@ class DistillTextRecipe(_Distillation, Recipe):
         return self
 
     def _errors_of_two_vocabularies(self, comparing: list[str]) -> list[str]:
-        """What a student with a vocabulary of its own cannot have.
+        """Errors of settings that a student with a vocabulary of its own cannot have.
 
         Args:
             comparing: the terms for which both models read the same tokens.
@@ -422,7 +422,7 @@ class OwnLoss(Settings):
 
 
 class TaskItem(NamedItem):
-    """One term of what is learnt."""
+    """One loss term."""
 
     what: ClassVar[str] = "term"
 
@@ -469,7 +469,7 @@ class DistillRecipe(_Distillation, FinetuneRecipe):
     )
     student: AnyStudent = Field(default_factory=TeacherLayers, description="What the student is initialised from.")
     distillation: Annotated[tuple[AnyTaskItem, ...], AfterValidator(_each_term_once)] = Field(
-        description="What is learnt: a list of terms, each with its weight."
+        description="The loss: a list of terms, each with its weight."
     )
     transfer: Transfer | None = Field(None, description="Text without labels to learn on, the user's own.")
     augmentation: AnyAugmentation | None = Field(None, description="Altered copies of the examples, to learn on too.")
@@ -578,7 +578,7 @@ def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
 
 
 def _settings_before(recipe: DistillRecipe) -> dict[str, Any]:
-    """What is set otherwise in the run before, by dotted key."""
+    """What is set differently in the run before, by dotted key."""
     settings: dict[str, Any] = {}
     for key, value in () if recipe.before is None else recipe.before.set.items():
         # `--set before.set.optimisation.epochs=50` makes a section of what would else be a dotted key.

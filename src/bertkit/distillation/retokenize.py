@@ -27,7 +27,7 @@ MAX_WORDS = 1 << 18
 
 
 class WordRetokenizer:
-    """Cuts a student's words into its teacher's tokens, and remembers the words that it has cut.
+    """Tokenizes a student's words by its teacher's vocabulary, with a cache of words.
 
     Args:
         student: whose tokens the words are given in.
@@ -39,7 +39,7 @@ class WordRetokenizer:
             of text.
 
     Raises:
-        DataError: one of the two is no WordPiece vocabulary, or they see other words in a text.
+        DataError: one of the two is no WordPiece vocabulary, or they split a text into different words.
     """
 
     def __init__(self, student: Tokenizer, teacher: Tokenizer) -> None:
@@ -83,7 +83,7 @@ class WordRetokenizer:
 
 
 def check_same_words(student: Tokenizer, teacher: Tokenizer) -> None:
-    """Raise DataError unless both are WordPiece vocabularies that see the same words in every text."""
+    """Raise DataError unless both are WordPiece vocabularies that split every text into the same words."""
     rules = []
     for whose, tokenizer in (("student", student), ("teacher", teacher)):
         kind = type(tokenizer.backend.model).__name__
@@ -106,7 +106,7 @@ def check_same_words(student: Tokenizer, teacher: Tokenizer) -> None:
 
 
 def word_rules(tokenizer: Tokenizer) -> Mapping[str, bool | str] | None:
-    """What decides the words that a tokenizer finds in a text before it cuts them; None where it is not BERT's way."""
+    """The settings by which BERT's pre-tokenizer finds words; None where the tokenizer has another one."""
     settings = json.loads(tokenizer.canonical_json)
     normaliser, cutting = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
     if normaliser.get("type") != "BertNormalizer" or cutting.get("type") != "BertPreTokenizer":

@@ -1,4 +1,4 @@
-"""Training of a student with a small vocabulary of its own, its teacher training beside it.
+"""Training of a student with a small vocabulary of its own, together with its teacher.
 
 Zhao et al. 2019, arXiv:1909.11687v1. Pretraining has the loop; this file has what is added to it: a teacher that
 reads both vocabularies, and the projections between the two. Sibling text.py has a teacher that is not trained and

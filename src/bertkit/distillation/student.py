@@ -82,7 +82,7 @@ def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig
 
 
 def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> HeadedModel | None:
-    """The student before its first step, made of its teacher; None where it is a model of its own.
+    """The student before its first step, made from its teacher; None where it is a given model.
 
     Args:
         recipe: resolved.
@@ -90,7 +90,7 @@ def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> He
         seed: of what is drawn.
 
     Raises:
-        UsageError: a student that its teacher's layers do not make.
+        UsageError: a student that cannot be made from its teacher's layers.
     """
     student = recipe.student
     if isinstance(student, NewModel):
@@ -112,7 +112,7 @@ def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> He
     )
     if student.form == "distilbert":
         made = as_distilbert(made, seed=seed)
-    return drawn_anew(made, seed=seed) if student.init == "random" else made
+    return reinitialised(made, seed=seed) if student.init == "random" else made
 
 
 def student_layers(student: TeacherLayers, teacher: EncoderConfig) -> list[int]:
@@ -206,7 +206,7 @@ def distilbert_config(config: EncoderConfig) -> DistilBertConfig:
     return DistilBertConfig(**{name: getattr(config, name) for name in shared})
 
 
-def drawn_anew(model: HeadedModel, *, seed: int) -> HeadedModel:
+def reinitialised(model: HeadedModel, *, seed: int) -> HeadedModel:
     """The same shape with new weights."""
     heads = [*model.head_names, *([POOLER] if model.has_pooler else [])]
     config = model.encoder.config

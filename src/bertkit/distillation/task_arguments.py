@@ -116,7 +116,7 @@ class DistillArguments(FinetuneArguments):
         return planned_task_teacher(taught, own)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The teacher beside the mean of the students."""
+        """The teacher's scores and the mean of the students'."""
         first = results[0]
         teacher = {
             split: {name: _teachers_mean(results, split, name) for name in own}

@@ -1,7 +1,7 @@
-"""The data of distillation on a task: what fine-tuning reads, the teacher beside it, and the checks of both.
+"""The data of distillation on a task: what fine-tuning reads, the teacher, and the checks of both.
 
 Nothing here follows a paper. A student that is made of its teacher reads with its tokenizer, and the labels of a new
-head are in the teacher's order. Where the student reads other tokens, the examples are laid out a second time for the
+head are in the teacher's order. Where the student reads other tokens, the examples are encoded a second time for the
 teacher. Sibling task.py trains on it.
 """
 
@@ -115,7 +115,7 @@ def prepare_distillation(
 
 @dataclass(frozen=True)
 class _Preparation(Preparation):
-    """Where distillation prepares its data otherwise than fine-tuning."""
+    """The steps in which distillation prepares its data differently from fine-tuning."""
 
     recipe: DistillRecipe
     teacher: TeacherFiles

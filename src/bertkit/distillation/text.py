@@ -1,4 +1,4 @@
-"""Distillation on text: pretraining with a teacher beside the model.
+"""Distillation on text: pretraining with a teacher.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108, section 3. Pretraining has the loop and the batches; here is what a
 teacher adds: the student's first weights and projections, the loss terms of a stage, the cache of the teacher's

@@ -139,7 +139,7 @@ def finished_measurement(identity: RunIdentity, arguments: MeasurementArguments)
     """The finished run of this measurement, of models and data under the same names; None with `fresh`.
 
     Raises:
-        UsageError: `run_dir` holds a finished run of it that cannot serve.
+        UsageError: `run_dir` holds a finished run of it that cannot be reused.
     """
     if arguments.fresh:
         return None

@@ -1,7 +1,7 @@
 """What `bertkit predict` and `bertkit.load(...).predict` give for each input: a document of the command's contract.
 
 Nothing here follows a paper. An input becomes one example, or several parts of a text (entities.py, answers.py); they
-are predicted in the windows of predict.py, and put together again here.
+are predicted in the windows of predict.py, and joined here.
 """
 
 from __future__ import annotations

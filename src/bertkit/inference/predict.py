@@ -117,8 +117,8 @@ class Predictor:
         # Without the contents of config.json, `names` stay in the order of the model's outputs.
         task = build_task(recipe, examples, names, config, {}, directory)
         model, report = load_model(directory, heads=(task.head,), labels=task.labels)
-        if report.drawn_anew:
-            raise DataError(f"{name}: lacks weights of its head: {', '.join(sorted(report.drawn_anew)[:3])}")
+        if report.newly_initialised:
+            raise DataError(f"{name}: lacks weights of its head: {', '.join(sorted(report.newly_initialised)[:3])}")
         if isinstance(task, Span):
             task.may_be_impossible |= THRESHOLD in model.extras
         tokenizer = load_tokenizer(directory, offline=offline)

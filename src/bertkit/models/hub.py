@@ -229,7 +229,7 @@ def load_model(
     model.to_empty(device="cpu")
     with torch.no_grad():
         load_weights(model, tensors, form, source=str(path), may_differ=may_differ)
-    initialised = set(report.drawn_anew)
+    initialised = set(report.newly_initialised)
     model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
     unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
     for line in untrained_parts(names, unexpected, source=str(path), is_trained=is_trained):

@@ -120,7 +120,7 @@ def prune_heads(model: HeadedModel, chosen: HeadChoice) -> None:
 
 
 def restore_heads(model: HeadedModel) -> dict[int, tuple[int, ...]]:
-    """Put zeros in the place of pruned heads, in place; the outputs stay the same. Returns the heads.
+    """Restore pruned heads as zeros, in place; the outputs stay the same. Returns the heads.
 
     All weights of such a head are 0, so no gradient reaches them: they are 0 after further training, too.
     """

@@ -1,4 +1,4 @@
-"""What it means for the user that parts of a model are not in its file: which part starts untrained, and what to do.
+"""Messages for parts of a model that its file lacks: which part starts untrained, and what to do.
 
 Nothing here follows a paper. The weights of such a part are drawn at random, so its predictions mean nothing before it
 is trained; sibling weights.py reports which weights a file lacks.

@@ -134,7 +134,7 @@ class Recipe(RecipeHeader):
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
     model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
     objective: Annotated[tuple[AnyTerm, ...], AfterValidator(_each_once)] = Field(
-        description="What is learnt: a list of objectives, each with its settings."
+        description="The loss: a list of objectives, each with its settings."
     )
     optimisation: PretrainingOptimisation = Field(description="Optimiser, schedule, batch and number of steps.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")

@@ -1,7 +1,7 @@
 """A run that continues in another directory, as when its disk is full.
 
-Own design. The copy is made aside and renamed, so that it is whole or absent; the run that it was made of stays as it
-is. Imports neither torch, pydantic nor yaml.
+Own design. The copy is made in a temporary directory and renamed, so that it is complete or absent; the original
+run stays unchanged. Imports neither torch, pydantic nor yaml.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from bertkit.run.verify import result_errors
 log = logging.getLogger(__name__)
 
 Objection = Callable[[RunDirectory], str | None]
-"""Why a finished run does not serve, beyond what every run is checked for; None where it does."""
+"""Why a finished run cannot be reused, beyond the checks of every run; None where it can."""
 
 
 def finished_before(

@@ -6,7 +6,7 @@ ALBERT, arXiv:1909.11942, section 3.1 (B follows or precedes); Wang et al. 2019,
 layout, and SEGMENT-PAIR of Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.2; `SentencePair` is RoBERTa's
 SENTENCE-PAIR.
 
-Quirks kept: segments that a random partner displaced return to the text; the random document is drawn again, up to ten
+Quirks kept: segments that a random partner replaced are used again; the random document is drawn again, up to ten
 times, if it is the same one; a pair that is too long loses tokens of its longer side, front or back with equal chance;
 a document draws its target length once, short with probability 0.1. In BERT's and ALBERT's code a chunk of a single
 segment always has a random partner, so that more than half of the pairs have label 1, and a few of ALBERT's negatives

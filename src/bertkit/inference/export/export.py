@@ -1,4 +1,4 @@
-"""Export of a model for other tools: nothing is written unless it gives the numbers of its source.
+"""Export of a model for other tools: nothing is written unless its outputs agree with its source's.
 
 Own design (contract: `bertkit export`). What is written is read again and compared with the source on the same texts
 (agreement.py); only then does the directory get its name. Formats: a Hugging Face directory; the same with int8 weights
@@ -201,7 +201,7 @@ def _write_model(
     agreement = compare(
         source.model, source.tokenizer, lambda rows: outputs_of(again, rows), tolerance=tolerance, kind=kind
     )
-    odd = [*report.drawn_anew, *report.unexpected]
+    odd = [*report.newly_initialised, *report.unexpected]
     if odd:
         agreement.errors.append(f"weights are missing or left over: {', '.join(odd[:3])}")
     if again.head_names != source.model.head_names:
