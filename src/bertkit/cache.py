@@ -188,7 +188,7 @@ class RecordCache:
         self.is_full = True
 
     def _read_index(self) -> None:
-        """The records up to the first one whose value is not whole; a writer cuts both files there."""
+        """The records up to the first one whose value is incomplete; a writer truncates both files there."""
         size = os.fstat(self._values).st_size
         raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
         for record in np.frombuffer(raw[: len(raw) // _RECORD.itemsize * _RECORD.itemsize], dtype=_RECORD):

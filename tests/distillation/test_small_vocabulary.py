@@ -186,7 +186,7 @@ def test_a_plan_counts_the_teachers_training_and_says_what_it_is_for(classroom: 
     assert plan["parameters"] == control["parameters"]
     compares = {row["term"]: row["compares"] for row in plan["layers"]}
     assert compares == {
-        "mixed_vocabulary": "words cut by the student's vocabulary with probability 0.4",
+        "mixed_vocabulary": "words split by the student's vocabulary with probability 0.4",
         "shared_projections": "parameters of layers, embeddings, head, down and up",
     }
 

@@ -31,7 +31,7 @@ ONE_LAYER = {"set": {"model.num_hidden_layers": 1}}
         ({"choose": CHOICE | {"grid": {}}}, UsageError, "choose.grid is empty"),
         ({"choose": CHOICE | {"by": "held-out"}}, UsageError, "no measure 'held-out'; did you mean held_out"),
         ({"choose": CHOICE | {"by": "other"}}, UsageError, r"choose\.by: measures\.other cannot be computed for arm"),
-        ({"choose": CHOICE | {"by": ["held_out", "other"]}}, UsageError, "of one higher is better, of another lower"),
+        ({"choose": CHOICE | {"by": ["held_out", "other"]}}, UsageError, "higher is better for one, lower for another"),
         ({"choose": None, "arms": {"third": {"grid": {PEAK: [1, 2]}}}}, UsageError, "nothing chooses among these"),
         ({"arms": {"third": {"grid": {PEAK: [1e-4, 2e-4]}}}}, UsageError, "is a key of choose.grid, too"),
         ({"arms": {"third": {"grid": {"model.num_hidden_layers": [1]}}}}, UsageError, "has one value"),

@@ -149,7 +149,7 @@ RunDir = Annotated[
         "--run-dir",
         metavar="DIR",
         help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/); behind --resume RUN, a"
-        " copy of RUN goes on there.",
+        " copy of RUN continues there.",
     ),
 ]
 Seed = Annotated[int | None, FromField("bertkit.recipe.header:RecipeHeader", "seed", panel=COMMON_PANEL)]

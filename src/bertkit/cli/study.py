@@ -66,7 +66,7 @@ def study(
     *,
     common: StudyOptions,
 ) -> None:
-    """Compare objectives or settings fairly: equal budgets, learning rates chosen for each arm, fresh seeds, and verdicts.
+    """Compare objectives or settings at equal cost, each at its own chosen learning rate, over fresh seeds.
 
     Examples:
     `bertkit study objectives --data my.txt --data-dir DATA --plan`

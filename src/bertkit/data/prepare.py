@@ -249,7 +249,7 @@ def _locked(directory: Path, cache: Path) -> Iterator[None]:
 
 
 def prepared_description(shards: TokenShards) -> dict[str, Any]:
-    """Counts of finished shards, for people and JSON; outcomes of annotated spans, where there are any."""
+    """Counts of finished shards, for display and JSON; outcomes of annotated spans, where there are any."""
     spans = {SPANS: shards.manifest[SPANS]} if SPANS in shards.manifest else {}
     return {
         "shards": str(shards.directory),

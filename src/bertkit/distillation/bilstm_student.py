@@ -110,7 +110,7 @@ def own_tokenizer(texts: Iterable[str], student: BilstmStudent) -> Tokenizer:
 
 
 def _take_vectors(model: HeadedModel, tokenizer: Tokenizer, student: BilstmStudent, path: Path) -> None:
-    """Put the vectors of known words in the place of what was drawn."""
+    """Replace the random embeddings of known words by their vectors."""
     special = tokenizer.special_ids
     words = {
         token: number

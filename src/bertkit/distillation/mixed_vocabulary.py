@@ -105,7 +105,7 @@ class MixedVocabulary(TeacherObjective):
         0.5,
         ge=0,
         le=1,
-        description="Probability with which a word that the teacher reads is cut by the student's vocabulary (the"
+        description="Probability with which a word that the teacher reads is split by the student's vocabulary (the"
         " paper's p_DT).",
     )
     rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that is predicted.")
@@ -224,7 +224,7 @@ class MixedVocabulary(TeacherObjective):
         return MaskedLM(rate=self.rate, max_predictions=self.max_predictions)
 
     def compares(self, shapes: ShapePair) -> str:
-        return f"words cut by the student's vocabulary with probability {self.student_share:g}"
+        return f"words split by the student's vocabulary with probability {self.student_share:g}"
 
     def expected_count(self, length: int) -> float:
         return self._masking.expected_count(length)

@@ -57,7 +57,7 @@ class DistillationObjective(Objective):
         return self.distilled.count(batch, 0)
 
     def compares(self, shapes: ShapePair) -> str:
-        """What is compared, for people: the layers as student's: teacher's."""
+        """The comparison, for display: the layers as student's: teacher's."""
         return "layers " + ", ".join(f"{m}: {n}" for m, n in self.distilled.layer_pairs(shapes))
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:

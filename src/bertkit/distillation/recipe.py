@@ -57,7 +57,7 @@ LABELS = "labels"
 TEACHER_OBJECTIVES: dict[str, type[TeacherObjective]] = {
     kind.term: kind for kind in (MixedVocabulary, SharedProjections)
 }
-"""The objectives of a teacher that trains beside its student, by the name that a recipe gives them."""
+"""The objectives of a teacher that is trained with its student, by the name that a recipe gives them."""
 _ON_TEXT: dict[str, type[Objective]] = {**OBJECTIVES, **DISTILLATION_OBJECTIVES, **TEACHER_OBJECTIVES}
 _SECTIONS = ("optimisation", "data", "engine", "text", "tagging", "span", "choice")
 """Parts of a recipe of which `before.set` changes some keys."""
@@ -352,7 +352,7 @@ class DistillTextRecipe(_Distillation, Recipe):
         ]
         if self.tokenizer.path is None and self.tokenizer.type != "wordpiece":
             errors.append(
-                f"tokenizer.type is {self.tokenizer.type}, and words are cut by either of two vocabularies where both"
+                f"tokenizer.type is {self.tokenizer.type}, and words are split by either of two vocabularies where both"
                 " are WordPieces; write wordpiece"
             )
         return errors
@@ -473,9 +473,7 @@ class DistillRecipe(_Distillation, FinetuneRecipe):
     )
     transfer: Transfer | None = Field(None, description="Text without labels to learn on, the user's own.")
     augmentation: AnyAugmentation | None = Field(None, description="Altered copies of the examples, to learn on too.")
-    before: RunBefore | None = Field(
-        None, description="A run that goes before, from whose model the student is initialised."
-    )
+    before: RunBefore | None = Field(None, description="A preceding run, from whose model the student is initialised.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> DistillRecipe:
@@ -566,7 +564,7 @@ def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
 
 
 def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
-    """The recipe of the run that goes before; None where there is none, as for a control.
+    """The recipe of the preceding run; None where there is none, as for a control.
 
     Raises:
         UsageError: errors in its settings.

@@ -90,8 +90,8 @@ def check_same_words(student: Tokenizer, teacher: Tokenizer) -> None:
         rule = word_rules(tokenizer)
         if not isinstance(tokenizer.backend.model, models.WordPiece) or rule is None:
             raise DataError(
-                f"the {whose}'s tokenizer is a {kind} vocabulary; words can be cut by either of two vocabularies where"
-                " both are WordPieces cut as BERT's (tokenizer.type: wordpiece)"
+                f"the {whose}'s tokenizer is a {kind} vocabulary; words can be split by either of two vocabularies"
+                " where both are WordPieces split as BERT's (tokenizer.type: wordpiece)"
             )
         if missing := sorted({"unk", "cls", "sep", "mask"} - set(tokenizer.roles)):
             raise DataError(f"the {whose}'s tokenizer has no token for {', '.join(missing)}, which masking needs")

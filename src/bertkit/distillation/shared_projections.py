@@ -215,7 +215,7 @@ def sizes_of(student: HeadedModel, teacher: HeadedModel) -> dict[Side, tuple[int
 
 
 def parameter_projections_of(student: HeadedModel) -> ParameterProjections:
-    """The projections that train beside a student."""
+    """The projections that are trained with a student."""
     found = student.companions[PARAMETER_PROJECTIONS]
     assert isinstance(found, ParameterProjections)
     return found

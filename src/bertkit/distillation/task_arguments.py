@@ -1,7 +1,7 @@
 """The arguments of distillation on a task: a recipe, its data, and its trainer.
 
-Nothing here follows a paper. They are fine-tuning's with teachers, a student, a control and a run that goes
-before; finetuning/run.py carries it out, with seeds, grid and resuming.
+Nothing here follows a paper. They are fine-tuning's with teachers, a student, a control and a preceding
+run; finetuning/run.py carries it out, with seeds, grid and resuming.
 """
 
 from __future__ import annotations

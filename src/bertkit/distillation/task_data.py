@@ -231,8 +231,8 @@ def _check_rows(recipe: DistillRecipe, taught: DistillationData) -> None:
     assert theirs is not None
     if recipe.spec.kind == "tagging" and list(taught.train.features.extra) != list(theirs.features.extra):
         raise UsageError(
-            "student: it cuts long sentences elsewhere than its teacher does; raise data.max_length, read sentence by"
-            f" sentence, or {remedy}"
+            "student: it truncates long sentences at other places than its teacher; raise data.max_length, read"
+            f" sentence by sentence, or {remedy}"
         )
 
 

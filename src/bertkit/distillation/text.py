@@ -224,7 +224,7 @@ def load_teachers(recipe: DistillTextRecipe, files: TeacherFiles) -> list[Headed
 
 
 def term_rows(recipe: DistillTextRecipe, shapes: ShapePair) -> list[dict[str, Any]]:
-    """What a teacher is compared in, or trained by, for people: `stage` ("" where there is one), `term`, `weight`, and
+    """The terms of a teacher, for display: `stage` ("" where there is one), `term`, `weight`, and
     what it `compares`."""
     stages = stages_of(recipe)
     rows: list[dict[str, Any]] = []

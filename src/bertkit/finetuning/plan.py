@@ -119,8 +119,7 @@ class _TaskCost:
         return float((self.length_S**2).sum() / self.length_S.sum())
 
     def micro_batch_tokens(self, sequences: int | None, engine: Engine) -> float:
-        """Of the largest micro-batch: three standard deviations above the mean batch, or as many as the engine cuts
-        it to."""
+        """Of the largest micro-batch: three standard deviations above the mean batch, or the engine's limit."""
         count = len(self.length_S) if sequences is None else min(sequences, len(self.length_S))
         largest = count * self.length_S.mean() + 3 * np.sqrt(count) * self.length_S.std()
         return float(min(engine.micro_batch_tokens, largest, self.tokens))

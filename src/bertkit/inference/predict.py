@@ -132,7 +132,7 @@ class Predictor:
     def __call__(
         self, examples: Sequence[Example], *, progress: Progress = silent_progress, label: str = "predictions"
     ) -> list[Prediction]:
-        """One prediction for each example, in their order; batches are cut by tokens.
+        """One prediction for each example, in their order; batches are limited by tokens.
 
         Args:
             examples: of the model's kind of task.

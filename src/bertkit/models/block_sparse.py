@@ -1,10 +1,10 @@
 """Block-sparse attention, in time and memory linear in the length.
 
-Zaheer et al. 2020, BigBird, arXiv:2007.14062, section 2 and appendix D. A sequence is cut into blocks of tokens. The
-first and the last block attend to all and are attended to by all; every other one attends to these, to itself and its
-two neighbours, and to a few drawn at random, others for each head. The draws are a function of the layer and of the
-number of blocks alone: training and evaluation see the same, as in the released code, and no sequence depends on its
-company. A sequence of so few blocks that hardly any would be left out is read whole.
+Zaheer et al. 2020, BigBird, arXiv:2007.14062, section 2 and appendix D. A sequence is divided into blocks of
+tokens. The first and the last block attend to all and are attended to by all; every other one attends to these, to
+itself and its two neighbours, and to a few drawn at random for each head. The draws depend only on the layer and the
+number of blocks: they are the same in training and evaluation, as in the released code, whatever other sequences the
+batch has. A sequence so short that hardly any block would be left out is read whole.
 
 Shapes: T packed tokens, N heads, H head width; b sequences of one block of the batch, S its longest; C blocks of w
 tokens of a sequence, K slots: the blocks that one of them attends to, -1 where a slot is not used.

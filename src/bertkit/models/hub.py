@@ -192,7 +192,7 @@ def load_model(
         labels: of the classification heads; None: config.json's. A classifier with another number of labels is
             initialised.
         new: heads that are expected to be initialised, without a warning.
-        is_trained: whether the caller goes on to train the model, and with it what is initialised.
+        is_trained: whether the caller will train the model, and with it what is initialised.
 
     Raises:
         DataError: a file is damaged, a weight of the encoder is missing, or a shape disagrees.

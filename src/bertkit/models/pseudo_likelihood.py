@@ -149,7 +149,7 @@ class ScoringRule(ABC):
     causal: ClassVar[bool] = False
     """Whether a bidirectional encoder is run with causal attention."""
     needs_words: ClassVar[bool] = False
-    """Whether it uses the words that the tokenizer's pre-tokenizer cuts."""
+    """Whether it uses the words of the tokenizer's pre-tokenizer."""
     shifted: ClassVar[bool] = False
     """Whether a token is predicted from the state before it, not from its own."""
 

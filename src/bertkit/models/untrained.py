@@ -48,7 +48,7 @@ def untrained_parts(names: Mapping[str, str], drawn: Collection[str], *, source:
         names: the Hub's name of each parameter.
         drawn: Hub names of the weights that were drawn.
         source: the file, for the message.
-        is_trained: whether the caller goes on to train the model.
+        is_trained: whether the caller will train the model.
     """
     drawn = set(drawn)
     lines = []

@@ -146,7 +146,7 @@ class PretrainArguments(RunArguments[Recipe]):
 
 
 def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
-    """The recipe with the steps that `optimisation.passes` makes of this text.
+    """The recipe with `optimisation.passes` converted to steps of this text.
 
     Args:
         recipe: resolved.

@@ -128,7 +128,7 @@ class Recipe(RecipeHeader):
     init_tiling: bool = Field(
         False,
         description="Whether the initial model may be smaller than the recipe's: its weights are then repeated in every"
-        " direction, and its layers drawn out; the recipe's sizes stay.",
+        " direction, and its layers spread over the depth; the recipe's sizes stay.",
     )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")

@@ -343,7 +343,7 @@ def _prune(directory: Path, step: int, keep: int) -> None:
             os.rename(path, doomed)
             shutil.rmtree(doomed)
         except OSError as error:
-            log.warning("the old checkpoint %s could not be removed (%s); training goes on", path, error)
+            log.warning("the old checkpoint %s could not be removed (%s); training continues", path, error)
 
 
 def _write_failure(directory: Path, final: Path, error: Exception) -> str:

@@ -154,6 +154,6 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
 
 
 def write_report(directory: Path, study: Study, results: Mapping[str, Any]) -> None:
-    """The results for people: report.md, and figures."""
+    """Write report.md and figures."""
     drawn = draw_figures(directory / "figures", study, results)
     write_text(directory / "report.md", report(study, results, [path.name for path in drawn]))

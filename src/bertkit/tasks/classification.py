@@ -379,7 +379,7 @@ class Regression(TextTask):
 
 
 def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each (example, label) by name; an exact match goes before one in another case.
+    """The number of each (example, label) by name; an exact match is preferred to one in another case.
 
     Raises:
         DataError: a label that is none of `names`.

@@ -146,7 +146,7 @@ class SequenceEncoder:
         return list(self._plain.encode_batch(list(texts), add_special_tokens=False))
 
     def word_encodings(self, words: Sequence[Sequence[str]]) -> list[Any]:
-        """`tokenizers.Encoding` of each sentence that is cut into words: ids with the word that each belongs to."""
+        """`tokenizers.Encoding` of each sentence that is split into words: ids with the word that each belongs to."""
         sentences = [list(each) for each in words]
         return list(self._words.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False))
 

@@ -27,7 +27,7 @@ _IN_WORDS = {"\t": "tabs", ",": "commas", ";": "semicolons", " ": "spaces"}
 
 
 class FileFormat(Settings):
-    """How files are decoded and cut into columns."""
+    """How files are decoded and split into columns."""
 
     delimiter: str | None = Field(
         None,

@@ -21,7 +21,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
-# How a text is cut into words: at any space and around punctuation, at single spaces only, or before single spaces,
+# How a text is split into words: at any space and around punctuation, at single spaces only, or before single spaces,
 # which the word then keeps.
 Cutting = Literal["bert", "single-space", "before-space"]
 

@@ -1,7 +1,7 @@
 """A corpus: SOURCE arguments of the command line or a recipe, opened as one stream of documents.
 
-No paper; the grammar of SOURCE is the command-line contract's. readers.py reads each kind, sentences.py cuts documents
-into segments.
+No paper; the grammar of SOURCE is the command-line contract's. readers.py reads each kind, sentences.py splits
+documents into segments.
 """
 
 from __future__ import annotations

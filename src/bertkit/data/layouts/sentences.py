@@ -4,9 +4,9 @@ Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.2. FULL-SENTENCES continue
 separator; DOC-SENTENCES stops at the end of a document. Sibling of pairs.py, whose samples are two segments with a
 label.
 
-A sentence longer than a sample is cut into samples of its own. The plan is the same in every epoch, as in the released
-code: only the order and the masks change. PACKED-DOCUMENTS, ModernBERT's, fills samples like FULL-SENTENCES, but in
-each of them documents do not see one another.
+A sentence longer than a sample is split into samples of its own. The plan is the same in every epoch, as in the
+released code: only the order and the masks change. PACKED-DOCUMENTS, ModernBERT's, fills samples like FULL-SENTENCES,
+but in each of them documents do not see one another.
 
 Shapes: N documents, R planned runs, B runs of a batch.
 """

@@ -1,8 +1,8 @@
 """Short spans of tokens that cover the whole text, those first that were hidden least often in earlier epochs.
 
 Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159; procedure of the released pretraining/dataset.py: the text is
-cut into spans whose lengths are 1 to `longest`, each equally likely, with one uniform number u a span; a token that was
-predicted c times before has the key u e^c, and the tokens with the smallest keys are chosen. One draw decides for a
+divided into spans of 1 to `longest` tokens, each length equally likely, with one uniform number u a span; a token that
+was predicted c times before has the key u e^c, and the tokens with the smallest keys are chosen. One draw decides for a
 whole span whether it is masked, replaced or kept.
 
 There the dataset keeps the counts c. Here a sample's choices in the earlier epochs are made again from their draws, so

@@ -1,6 +1,6 @@
 """A user's own table: CSV, TSV, JSON Lines or Parquet with columns of texts and a column of labels.
 
-No paper. The kind is the file's ending; delimited.py cuts CSV and TSV into fields, reading.py has the settings of it.
+No paper. The kind is the file's ending; delimited.py splits CSV and TSV into fields, reading.py has the settings of it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Columns(Settings):
 
     @property
     def named_label(self) -> str | None:
-        """The label's column where it is called otherwise than by default."""
+        """The label's column where it is not the default."""
         return None if self.label == type(self).model_fields["label"].default else self.label
 
 
