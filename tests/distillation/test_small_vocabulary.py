@@ -277,5 +277,5 @@ def test_teachers_that_cannot_read_two_vocabularies_are_refused(classroom: Class
 
 def test_batches_of_two_vocabularies_are_not_shown(classroom: Classroom, finished: FinishedRun) -> None:
     request = PretrainArguments(recipe=str(finished.run.path), cache=classroom.directory / "cache")
-    with pytest.raises(UsageError, match="cut by two vocabularies"):
+    with pytest.raises(UsageError, match="tokenized by two vocabularies"):
         show_batch(request, step=1, sequences=1, progress=silent_progress)
