@@ -93,6 +93,11 @@ class TaskDraws:
             "transfer": "names a file",
             "before": "makes a run of its own, which the test of the schema has",
             "stages": "refused on a task",
+            **dict.fromkeys(
+                ("reading", "delimiter", "encoding", "quoted", "na", "skip_bad_rows"),
+                "shows in files of other forms: tests/tasks/test_readers_reading.py",
+            ),
+            "split": "excludes dev, which names a file",
             "texts": "of a student, the task's",
         }
 
