@@ -215,9 +215,12 @@ class PretrainingDraws:
             "start": [0.2, 0.5],
             "end": [0.2, 0.1],
             "until": [1.0, 0.2],
-            "max_predictions": [None, 1, 2],
+            "max_predictions": [None, 1],
             "mask_share": [0.0, 0.5, 0.8],
-            "random_share": [0.0, 0.2],
+            # Of the few spans of a small batch none may be drawn at random.
+            "random_share": lambda recipe: [] if _masks_spans(recipe) else [0.0, 0.2],
+            # MosaicBERT's layers have GELU in any case, and some recipes no vocabulary head.
+            "hidden_act": lambda recipe: [] if recipe.model.model_type == "mosaicbert" else list(ACTIVATIONS),
             "word_order.share": [0.05, 0.15],
             "word_order.length": [2, 3],
             "causal_lm.share": [0.3, 0.5, 1.0],
@@ -329,6 +332,10 @@ def validated(settings: dict[str, Any]) -> Recipe | None:
         return validate(Located.of(settings, "drawn"), DistillTextRecipe if "teacher" in settings else Recipe)
     except ValueError:
         return None
+
+
+def _masks_spans(recipe: Recipe) -> bool:
+    return any(getattr(getattr(each, "units", None), "choice", "") == "spans" for each in recipe.objectives)
 
 
 def _units(recipe: Recipe, lexicon: str) -> list[dict[str, Any]]:
