@@ -335,7 +335,7 @@ def validated(settings: dict[str, Any]) -> Recipe | None:
 
 
 def _masks_spans(recipe: Recipe) -> bool:
-    return any(getattr(getattr(each, "units", None), "choice", "") == "spans" for each in recipe.objectives)
+    return any(getattr(getattr(each, "units", None), "name", "") == "spans" for each in recipe.objectives)
 
 
 def _units(recipe: Recipe, lexicon: str) -> list[dict[str, Any]]:
