@@ -1,6 +1,6 @@
 """What a recipe of kind `finetune` starts from: a task, its data and a model.
 
-Nothing here follows a paper. It stands apart from recipe.py, without torch, because options of the command line are
+Nothing here follows a paper. It is kept apart from recipe.py, without torch, because command-line options are
 generated from it.
 """
 
@@ -18,7 +18,7 @@ from bertkit.tasks.readers import Columns, TableReading
 
 
 class SplitSettings(Settings):
-    """How one file is parted into train and dev: a share that is held out, or folds of a cross-validation."""
+    """How one file is split into train and dev: a share that is held out, or folds of a cross-validation."""
 
     share: float | None = Field(
         None, gt=0, lt=1, description="Share of the training file that becomes dev, with its share of every label."
@@ -26,14 +26,16 @@ class SplitSettings(Settings):
     folds: int | None = Field(
         None,
         ge=2,
-        description="Cross-validation: so many runs, each with another part of the training file as dev; mean and"
+        description="Number of folds: that many runs, each with another part of the training file as dev; mean and"
         " spread of their scores are the result.",
     )
     fold: int | None = Field(None, ge=0, description="The fold that is dev, from 0; null: each in turn.")
     seed: int = Field(
         0, ge=0, description="Draws which examples become dev: the same for every seed and setting of a suite."
     )
-    sha256: str | None = Field(None, description="Of the file's content as it was parted; a changed file is refused.")
+    sha256: str | None = Field(
+        None, description="Hash of the file's content when it was split; a changed file is refused."
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> SplitSettings:
@@ -76,7 +78,7 @@ class OwnTask(Settings):
     dev: str | None = Field(
         None, description="Examples that the model is evaluated on (or part the training file: --split, --folds)."
     )
-    split: SplitSettings | None = Field(None, description="How the training file is parted where there is no dev.")
+    split: SplitSettings | None = Field(None, description="How the training file is split where there is no dev.")
     test: str | None = Field(None, description="Extra file to predict; scored if it has labels.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
     reading: TableReading = Field(TableReading(), description="How the files are read.")
@@ -104,7 +106,7 @@ class OwnTask(Settings):
         return self.split is not None and self.split.is_suite
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        read = (*_COLUMNS[self.kind], "group")  # refused above where nothing is parted
+        read = (*_COLUMNS[self.kind], "group")  # refused above where nothing is split
         for name in Columns.model_fields:
             if name not in read:
                 yield UnreadKey(f"columns.{name}", f"the files of a task of the kind {self.kind} have no such column")
@@ -113,7 +115,7 @@ class OwnTask(Settings):
 
 
 class FinetuneData(Settings):
-    """Where the examples lie, and how much of them is read."""
+    """Where the examples are, and how much of them is read."""
 
     directory: str | None = Field(
         None, description="Folder of the task's official files, such as DIR/MRPC/train.tsv (default: the Hub's copy)."
@@ -122,7 +124,7 @@ class FinetuneData(Settings):
         None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the task's own)."
     )
     train_examples: int | None = Field(
-        None, ge=1, description="Learn from so many examples only, drawn by the seed; null: from all."
+        None, ge=1, description="Learn from this many examples only, drawn by the seed; null: from all."
     )
     predict: tuple[str, ...] = Field((), description="Splits to predict besides those that are scored, such as test.")
 
@@ -142,7 +144,7 @@ TaskEntry = str | OwnTask
 
 
 class FinetuneInputs(RecipeHeader):
-    """The part of a recipe that says what is learnt from what."""
+    """The part of a recipe that names task, model and data."""
 
     kind: Literal["finetune"] = Field("finetune", description="The command that runs the recipe: `bertkit finetune`.")
     task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(

@@ -209,7 +209,7 @@ class Tokenizer:
         return self._encoder.encode(texts)
 
     def offsets_plain(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """Where each of a text's ids of `encode_plain` stands: its first character and the one behind its last, (T, 2).
+        """Where each of a text's ids of `encode_plain` is: its first character and the one behind its last, (T, 2).
 
         Much slower than `encode_plain`.
         """

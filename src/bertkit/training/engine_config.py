@@ -1,6 +1,6 @@
 """The engine section of a recipe: what decides speed and what is reported, and is not hashed.
 
-Own design. It stands alone, without torch, because options of the command line are generated from it. Sibling engine.py
+Own design. A file of its own, without torch, because command-line options are generated from it. Sibling engine.py
 decides what is `auto`.
 """
 
@@ -57,7 +57,7 @@ class EngineConfig(Settings):
         8.0,
         ge=0,
         description="Most disk that features of a frozen encoder may take while the run lasts (method.name=features);"
-        " what does not fit is computed anew in every pass.",
+        " what does not fit is recomputed in every pass.",
     )
     teacher_store_gb: float = Field(
         4.0,

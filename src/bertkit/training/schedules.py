@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from bertkit.settings import Settings, UnreadKey
 
 _FINE_STEPS = 1 << 30
-"""Steps in which another clock than that of updates is told: so many that the first one is nothing."""
+"""Steps into which a schedule by time is divided: so fine that one step is negligible."""
 
 
 class Schedule(Settings):
@@ -98,7 +98,7 @@ class Schedule(Settings):
         return self.learning_rate(progress * _FINE_STEPS, _FINE_STEPS)
 
     def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
-        """The learning rate with this peak and so many updates of warm-up."""
+        """The learning rate with this peak and this many warm-up updates."""
         if step < warmup:
             return peak * (step + 1) / (warmup + 1)
         return self.after_warmup(step, steps, peak, warmup)
