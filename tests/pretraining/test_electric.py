@@ -120,10 +120,10 @@ def test_show_batch_marks_the_noise_and_leaves_the_text_as_it_is(
 def test_minimal_pairs_are_scored_by_energies(finished: tuple[Path, dict[str, Any]], bertkit: Bertkit) -> None:
     directory, _ = finished
     pairs = write_pairs(directory / "pairs")
-    words = ("--model", directory / "run" / "model", "--data-dir", pairs, "--json")
-    done = bertkit("eval", "blimp", *words)
+    words = ("--model", directory / "run" / "model", "--data-dir", pairs)
+    done = bertkit("eval", "blimp", *words, "--run-dir", directory / "scored")
     assert done.code == 0, done.stderr
-    assert json.loads(done.stdout)["protocol"]["rule"] == "energy"
+    assert json.loads((directory / "scored" / "results.json").read_text())["protocol"]["rule"] == "energy"
     refused = bertkit("eval", "blimp", *words, "--rule", "original")
     assert refused.code == 3
     assert "no masked_lm head" in refused.stderr
@@ -136,9 +136,7 @@ def test_a_run_goes_on_from_the_model_with_a_new_cloze_model(finished: tuple[Pat
     assert model.extras["scoring_rule"] == "energy"
 
 
-def test_masks_are_not_filled_by_a_model_without_words(
-    finished: tuple[Path, dict[str, Any]], bertkit: Bertkit
-) -> None:
+def test_masks_are_not_filled_by_a_model_without_words(finished: tuple[Path, dict[str, Any]], bertkit: Bertkit) -> None:
     done = bertkit("eval", "mlm", "--model", finished[0] / "run" / "model", "--data", finished[0] / "text.txt")
     assert done.code == 3
     assert "no masked_lm head" in done.stderr

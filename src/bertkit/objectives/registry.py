@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bertkit.models.heads import add_head
 from bertkit.objectives.base import Objective
+from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
@@ -15,6 +16,7 @@ from bertkit.objectives.random_token_detection import RandomTokenDetection
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.sentence_relations import NextSentence, SentenceOrder, SentenceStructure
 from bertkit.objectives.span_boundary import SpanBoundary
+from bertkit.objectives.token_document import TokenDocument
 from bertkit.objectives.two_tower_cloze import TwoTowerCloze
 from bertkit.objectives.word_order import WordOrder
 
@@ -28,6 +30,7 @@ def register(kind: type[Objective]) -> None:
         add_head(kind.term, "sequences" if kind.states == "sequences" else "tokens", kind.outputs)
 
 
+register(Capitalisation)
 register(CausalLM)
 register(MaskedLM)
 register(MaskedNextToken)
@@ -38,5 +41,6 @@ register(ReplacedToken)
 register(SentenceOrder)
 register(SentenceStructure)
 register(SpanBoundary)
+register(TokenDocument)
 register(TwoTowerCloze)
 register(WordOrder)

@@ -31,10 +31,13 @@ OUTCOMES = ("kept", "without_token", "across_segments", "overlapping")
 """Outcomes of an annotated span: it is kept; it has no token; it reaches out of its segment; it overlaps a longer one,
 or one further left."""
 _KEPT, _WITHOUT_TOKEN, _ACROSS, _OVERLAPPING = range(len(OUTCOMES))
+CAPITALS = "capitals"
+"""The field of words that begin with a capital letter, which the text itself marks."""
 BEGINS, INSIDE = 1, 2
 """Marks of a token: the first of a span; one of its tokens, the first included."""
 
 _LINE = re.compile(r"[^\r\n]+")
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 
 
 class AnnotatedLine(str):
@@ -54,6 +57,21 @@ class AnnotatedLine(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AnnotatedLine, (str(self), self.spans)
+
+
+def with_capitals(line: str, fields: int) -> AnnotatedLine:
+    """A line with its words that begin with a capital letter (or a titlecase one) as the spans of one more field.
+
+    Sun et al. 2019, ERNIE 2.0, arXiv:1907.12412, section 4.2.1 (capitalization prediction). A word is a run of letters,
+    digits and underscores, with apostrophes inside.
+
+    Args:
+        line: with the spans of other fields, or without.
+        fields: how many those are.
+    """
+    others = line.spans if isinstance(line, AnnotatedLine) else ((),) * fields
+    own = [match.span() for match in _WORD.finditer(line) if match[0][0].isupper() or match[0][0].istitle()]
+    return AnnotatedLine(str(line), [*others, own])
 
 
 def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> list[Span]:
