@@ -84,7 +84,8 @@ def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> 
         where: the record, for messages.
 
     Raises:
-        DataError: no such field, or not a list of [start, end] with 0 <= start < end <= length.
+        DataError: no such field, or not a list of [start, end], or of records with `start` and `end`, with
+            0 <= start < end <= length.
     """
     if field not in record:
         near = get_close_matches(field, list(record), n=3, cutoff=0.5) or sorted(record)[:10]
@@ -99,6 +100,8 @@ def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> 
         raise DataError(f"{where}: field {field!r} is {type(listed).__name__}, expected a list of [start, end]")
     spans = []
     for span in listed:
+        if isinstance(span, Mapping):  # as `bertkit predict` writes entities
+            span = [span.get("start"), span.get("end")]
         numbers = list(span) if isinstance(span, Sequence) and not isinstance(span, str) else []
         whole = len(numbers) == 2 and all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
         if not whole or not 0 <= numbers[0] < numbers[1] <= length:
