@@ -50,8 +50,8 @@ class SourceOptions(FileFormat):
         (),
         max_length=MOST_FIELDS,
         description="Field of JSONL, Parquet and Hub records with spans annotated in the text, such as entities: a list"
-        " of [start, end] in characters, or of records with start and end, as `bertkit predict` writes entities. They are"
-        " kept beside the tokens, for masking.",
+        " of [start, end] in characters, or of records with start and end, as `bertkit predict` writes entities. They"
+        " are kept beside the tokens, for masking.",
     )
     mark_capitals: bool = Field(
         False,
