@@ -100,6 +100,7 @@ class SourceOptions(FileFormat):
         if kinds and kinds <= {"text", "builtin"}:
             why = "no source has records with fields, as JSONL, CSV, Parquet or Hub data have"
             yield UnreadKey("text_field", why, refused=False)
+            yield UnreadKey("delimiter", "no source is a CSV file", refused=False)
         if kinds and kinds <= {"records", "builtin"}:
             why = "no source is a text file, and in other formats each record is a document"
             yield UnreadKey("documents", why, refused=False)

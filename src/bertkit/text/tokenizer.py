@@ -102,7 +102,12 @@ class TokenizerConfig(Settings):
             read |= {"added_frequency", "sample_megabytes"} if self.add_tokens else set()
             remedy = "leave tokenizer.path out, and a vocabulary is learnt"
             yield from (UnreadKey(name, why, remedy, refused=False) for name in sorted(names - read))
-        elif self.type == "unigram":
+        else:
+            yield from self._unread_of_learnt()
+
+    def _unread_of_learnt(self) -> Iterator[UnreadKey]:
+        yield UnreadKey("added_frequency", "no words are added to a vocabulary that is learnt")
+        if self.type == "unigram":
             yield UnreadKey("min_frequency", "a unigram vocabulary has no merges", "take another tokenizer.type")
         elif self.type == "byte-bpe":
             yield UnreadKey(

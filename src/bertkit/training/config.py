@@ -121,6 +121,11 @@ class OptimisationConfig(Settings):
         return self
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        stages = [getattr(each, "set", {}) for each in getattr(self, "stages", ())]
+        batches_differ = self.batch_ramp is not None or any("batch" in key for each in stages for key in each)
+        if self.schedule.clock == "sequences" and not batches_differ:
+            why = "all batches have as many sequences, which then go with the updates"
+            yield UnreadKey("schedule.clock", why, "write clock: updates, or let batches grow (batch_ramp)")
         if hasattr(recipe, "task") and not isinstance(recipe.task, tuple):
             yield UnreadKey("task_smoothing", "there is one task", "give several tasks")
         if getattr(getattr(recipe, "method", None), "trains_head_alone", False):

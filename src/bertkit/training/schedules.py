@@ -192,6 +192,8 @@ class PolynomialSchedule(Schedule):
         yield from super().unread_keys(recipe)
         if self.floor == 1:
             yield UnreadKey("power", "schedule.floor is 1: the learning rate stays at its peak")
+            if self.warmup_share is None:
+                yield UnreadKey("total_steps", "the learning rate stays at its peak, however long the schedule is")
 
     def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * (self.floor + (1 - self.floor) * math.pow(1 - _progress(step, steps, warmup), self.power))
@@ -257,6 +259,8 @@ class WarmupStableDecaySchedule(Schedule):
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
+        if self.warmup_share is None and 1 in (self.stable_share, self.floor):
+            yield UnreadKey("total_steps", "the learning rate stays at its peak, however long the schedule is")
         if self.stable_share == 1:
             why = "schedule.stable_share is 1: there is no decay"
             yield UnreadKey("decay", why)
