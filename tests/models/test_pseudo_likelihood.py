@@ -94,7 +94,8 @@ def test_without_a_beginning_token_the_first_one_is_given() -> None:
 def test_scores_do_not_depend_on_the_batch_or_the_order(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     causal = SCORING_RULES[rule].head == "causal_lm"
-    model = tiny_causal_model(tokenizer) if causal else tiny_model(tokenizer)
+    model = tiny_causal_model(tokenizer) if causal else tiny_model(tokenizer, heads=(SCORING_RULES[rule].head,))
+    model.extras[SCORING_RULE] = rule
     whole = score_texts(model, tokenizer, TEXTS, rule=rule)
     monkeypatch.setattr(pseudo_likelihood, "MAX_LOGITS", 3 * tokenizer.vocab_size)
     for tokens in (1, 23, 150):

@@ -42,6 +42,8 @@ PUBLISHED = {
     "electra-small": (14_196_219, 13_483_008),
     "electra-base": (119_386_427, 108_891_648),
     "electra-large": (354_655_291, 334_092_288),
+    # With its cloze model of two towers.
+    "electric": (129_257_019, 108_891_648),
     # The generator of the same size shares nothing.
     "electra-two-stage": (218_997_307, 108_891_648),
     # 110M and 340M without a term's head, with another's, or with a cased vocabulary.
@@ -215,6 +217,21 @@ def test_electra_has_the_values_of_the_paper_and_its_code(
     schedule = optimisation.schedule
     assert (schedule.name, schedule.peak, schedule.warmup_steps) == ("electra", peak, 10_000)
     assert (optimisation.batch_sequences, optimisation.steps) == (batch, steps)
+
+
+def test_electric_has_the_values_of_electra_base() -> None:
+    recipe, electra = load_recipe("electric"), load_recipe("electra-base")
+    assert (recipe.model, recipe.data, recipe.optimisation) == (electra.model, electra.data, electra.optimisation)
+    cloze, contrast = recipe.objectives
+    detector = electra.objectives[1].model_dump()
+    assert (cloze.term, cloze.weight) == ("two_tower_cloze", 1.0)
+    assert contrast.term == "noise_contrastive"
+    assert contrast.model_dump() == {
+        "weight": detector["weight"],
+        "rate": 0.15,
+        "generator_size": detector["generator_size"],
+        "tie": "embeddings",
+    }
 
 
 def test_roberta_has_the_values_of_its_table_9() -> None:
@@ -406,11 +423,8 @@ def test_ernie_masks_pieces_then_phrases_then_entities() -> None:
 
 def test_ernie_2_adds_a_task_in_every_stage_and_keeps_those_before() -> None:
     terms = [[each.term for each in stage.recipe.objectives] for stage in stages_of(load_recipe("ernie2"))]
-    assert terms == [
-        ["masked_lm"],
-        ["masked_lm", "sentence_order"],
-        ["masked_lm", "sentence_order", "sentence_structure"],
-    ]
+    added = ["masked_lm", "capitalisation", "token_document", "sentence_order", "sentence_structure"]
+    assert terms == [added[:count] for count in range(1, 6)]
 
 
 def test_the_left_to_right_recipe_is_the_one_without_next_sentence_prediction_but_for_the_direction() -> None:

@@ -50,6 +50,7 @@ OBJECTIVES: list[list[Any]] = [
     ["masked_lm", "next_sentence"],
     [_SPANS, "span_boundary"],
     ["masked_lm", {"replaced_token": {"generator_size": 0.5, "tie": "none"}}],
+    ["two_tower_cloze", {"noise_contrastive": {"generator_size": 0.5, "tie": "none"}}],
     ["masked_lm", "word_order"],
     [{"causal_lm": {"share": 0.5}}, "masked_next_token"],
     [{"causal_lm": {"share": 0.5}}, "masked_lm"],

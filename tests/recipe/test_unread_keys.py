@@ -67,6 +67,7 @@ def told(start: dict[str, Any], changes: dict[str, Any], overridden: tuple[str, 
         (TEXT, "tokenizer.min_frequency", {"tokenizer": {"path": "t", "min_frequency": 5}}),
         (TEXT, "data.reading.text_field", {"data.reading.text_field": "body"}),
         (TEXT, "data.reading.documents", {"data.reading.documents": "line", "data.sources": ["a.jsonl"]}),
+        (TEXT, "data.reading.mark_capitals", {"data.reading.mark_capitals": True}),
         (TEXT, "data.reading.span_fields", {"data.reading.span_fields": ["spans"], "data.sources": ["a.jsonl"]}),
         (
             TEXT,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bertkit.data.tokenizing import tokenize_block
 from bertkit.errors import DataError, UsageError
-from bertkit.text.annotated import BEGINS, INSIDE, OUTCOMES, AnnotatedLine, Span, annotated_lines
+from bertkit.text.annotated import BEGINS, INSIDE, OUTCOMES, AnnotatedLine, Span, annotated_lines, spans_of
 from bertkit.text.readers import Part
 from bertkit.text.sources import SourceOptions, open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
@@ -218,3 +218,12 @@ def test_a_corpus_without_spans_has_the_fingerprint_that_it_had_before_there_wer
 
     assert "span_fields" not in SourceOptions().decides
     assert len({fingerprint(), fingerprint("spans"), fingerprint("names"), fingerprint("spans", "names")}) == 4
+
+
+def test_entities_as_predict_writes_them_are_spans() -> None:
+    """Records with start and end, whatever else they hold, are the spans that pairs of numbers are."""
+    entities = [{"label": "PER", "start": 3, "end": 5, "score": 0.9}, {"label": "LOC", "start": 0, "end": 1}]
+    record = {"entities": entities, "pairs": [[3, 5], [0, 1]]}
+    assert spans_of(record, "entities", 6, "here") == spans_of(record, "pairs", 6, "here")
+    with pytest.raises(DataError, match="expected \\[start, end\\]"):
+        spans_of({"entities": [{"start": 3}]}, "entities", 6, "here")

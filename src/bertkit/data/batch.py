@@ -77,6 +77,15 @@ class PackedSequences:
         lengths_B = self.cu_seqlens_B1.diff().cpu().numpy()
         return PackedSequences.from_lengths(lengths_B, shortest_share=0.0, causal_B=self.causal_B).to(device)
 
+    def as_causal(self) -> PackedSequences:
+        """The same sequences in the same blocks, each read from left to right only."""
+        device = self.cu_seqlens_B1.device
+        blocks = tuple(
+            replace(block, causal_b=torch.ones(block.sequences, dtype=torch.bool, device=device))
+            for block in self.blocks
+        )
+        return replace(self, blocks=blocks, causal_B=np.ones(self.num_sequences, dtype=np.bool_))
+
     @classmethod
     def from_lengths(
         cls,

@@ -70,7 +70,7 @@ def prepare_shards(
         _claim(directory, identity)
         tokenizer, files = _tokenizer(corpus, config, given, directory, progress)
         workers = workers or _cores()
-        fields = corpus.options.span_fields
+        fields = corpus.options.marked_fields
         with closing(
             ShardWriter(directory, identity, tokenizer.vocab_size, shard_tokens=shard_tokens, span_fields=fields)
         ) as writer:

@@ -102,6 +102,7 @@ class Samples:
         labels: of sequences, by objective, each of shape B.
         causal_B: sequences in which a token attends only to itself and those before it; None: none.
         spans_T: marks of annotated spans, as in `TokenShards.span_marks_between`; None without annotations.
+        source_T: each token's place in the corpus, -1 of special tokens; None of samples that no layout made.
     """
 
     ids_T: Integers
@@ -114,6 +115,7 @@ class Samples:
     labels: Mapping[str, Integers] = field(default_factory=dict)
     causal_B: NDArray[np.bool_] | None = None
     spans_T: NDArray[np.uint8] | None = None
+    source_T: Integers | None = None
 
     @cached_property
     def lengths_B(self) -> Integers:
@@ -181,4 +183,5 @@ class Samples:
             labels={name: label_B[first:last] for name, label_B in self.labels.items()},
             causal_B=None if self.causal_B is None else self.causal_B[first:last],
             spans_T=None if self.spans_T is None else self.spans_T[start:end],
+            source_T=None if self.source_T is None else self.source_T[start:end],
         )

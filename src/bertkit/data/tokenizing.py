@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bertkit.data.shard_writer import SpanMarks, TokenBlock
 from bertkit.data.shards import token_type
 from bertkit.errors import DataError
-from bertkit.text.annotated import OUTCOMES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked
+from bertkit.text.annotated import OUTCOMES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked, with_capitals
 from bertkit.text.readers import Part
 from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import Block, Position, SourceOptions
@@ -38,13 +38,19 @@ BLOCKS_IN_FLIGHT = 3
 # No prose has such a segment; cut up, a line of many megabytes is encoded in little memory.
 MAX_ENCODED_CHARACTERS = 1 << 18
 
+_Cutting = tuple[str, int, bool]
+"""Segments, number of marked fields, and whether the last of them is that of capitals."""
 
-def tokenize_block(tokenizer: Tokenizer, segments: str, parts: list[Part], span_fields: int = 0) -> TokenBlock:
+
+def tokenize_block(
+    tokenizer: Tokenizer, segments: str, parts: list[Part], span_fields: int = 0, *, capitals: bool = False
+) -> TokenBlock:
     """Tokens of the segments of some documents. Segments and documents without tokens are left out.
 
     Args:
         segments: "sentence" or "line", see SourceOptions.
-        span_fields: F, the number of fields whose spans the lines carry.
+        span_fields: F, the number of fields whose spans are marked.
+        capitals: whether the last of these fields is that of capitalised words, which lines do not carry.
     """
     texts: list[str] = []
     document_K: list[int] = []
@@ -54,7 +60,8 @@ def tokenize_block(tokenizer: Tokenizer, segments: str, parts: list[Part], span_
         document += begins
         before = len(texts)
         if span_fields:
-            for line in lines:
+            for plain in lines:
+                line = with_capitals(plain, span_fields - 1) if capitals else plain
                 found = _segments_of(line, segments)
                 if isinstance(line, AnnotatedLine):
                     annotated += [(len(texts) + each.number, each) for each in annotated_segments(line, found)]
@@ -142,7 +149,7 @@ def tokenize_blocks(
     Raises:
         DataError: a worker process was killed from outside.
     """
-    cutting = options.segments, len(options.span_fields)
+    cutting = options.segments, len(options.marked_fields), options.mark_capitals
     first = list(itertools.islice(blocks, MIN_BLOCKS_FOR_POOL))
     blocks = itertools.chain(first, blocks)
     if workers <= 1 or len(first) < MIN_BLOCKS_FOR_POOL:
@@ -179,15 +186,15 @@ def _in_order(
         yield future.result(), end, characters
 
 
-def _tokens(tokenizer: Tokenizer, cutting: tuple[str, int], parts: list[Part]) -> TokenBlock:
-    segments, span_fields = cutting
-    return tokenize_block(tokenizer, segments, parts, span_fields)
+def _tokens(tokenizer: Tokenizer, cutting: _Cutting, parts: list[Part]) -> TokenBlock:
+    segments, span_fields, capitals = cutting
+    return tokenize_block(tokenizer, segments, parts, span_fields, capitals=capitals)
 
 
-_worker: tuple[Tokenizer, tuple[str, int]]
+_worker: tuple[Tokenizer, _Cutting]
 
 
-def _begin_worker(tokenizer: Tokenizer, cutting: tuple[str, int]) -> None:
+def _begin_worker(tokenizer: Tokenizer, cutting: _Cutting) -> None:
     global _worker
     _worker = (tokenizer, cutting)
     # Processes are the parallelism; threads inside them would only get in each other's way.

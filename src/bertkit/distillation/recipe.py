@@ -34,10 +34,9 @@ from bertkit.finetuning.recipe import FinetuneRecipe, with_task_settings
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.layer_choice import ChoiceName, layer_map
 from bertkit.models.registry import AnyEncoderConfig
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.recipe import Term as ObjectiveItem
 from bertkit.recipe.errors import validate
@@ -319,9 +318,10 @@ class DistillTextRecipe(_Distillation, Recipe):
                 " or the term attention out"
             )
         training = [each for each in self.objectives if isinstance(each, TeacherObjective)]
-        if any(isinstance(each, ReplacedToken) for each in self.objectives) and (comparing or training):
+        leader = next((each for each in self.objectives if isinstance(each, CompanionObjective)), None)
+        if leader is not None and (comparing or training):
             errors.append(
-                "objective: replaced_token trains two models, and a teacher teaches one; leave one of them out"
+                f"objective: {leader.term} trains two models, and a teacher teaches one; leave one of them out"
             )
         if self.has_own_vocabulary:
             errors += self._errors_of_two_vocabularies([each.term for each in comparing])

@@ -23,7 +23,8 @@ class BlimpSettings(Settings):
     """What `bertkit eval blimp` scores."""
 
     rule: (
-        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token"] | None
+        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token", "energy"]
+        | None
     ) = Field(
         None,
         description="How a sentence is scored (default: as the model's config.json says it was trained, else original"

@@ -213,6 +213,13 @@ class Encoder(nn.Module, ABC):
     hub_names: ClassVar[Names]
     """What each module is called on the Hub, by its name here; `{n}` stands for a layer's number."""
 
+    has_hub_class: ClassVar[bool] = True
+    """Whether a class of the Hub reads its weights; one without is kept in checkpoints alone."""
+
+    scores_all_tokens: ClassVar[bool] = False
+    """Of a companion: whether its distribution is computed for every token of a batch once more, without gradients,
+    rather than at the predicted tokens alone."""
+
     def __init__(self, config: EncoderConfig, *, width: int, vocab_size: int) -> None:
         super().__init__()
         self.config = config

@@ -8,7 +8,8 @@ arXiv:2305.10588: since the later tokens of a rare word give the earlier ones aw
 A model is scored by the rules that match its training. Masked next-token prediction (Charpentier and Samuel 2024,
 arXiv:2410.24159) predicts a masked token from the state before it: `masked_next_token`; a bidirectional encoder trained
 from left to right alone is scored by `encoder_left_to_right`. The run that trained the model records its rule in
-config.json (`scoring_rule`), and rules that would read the wrong state are refused.
+config.json (`scoring_rule`), and rules that would read the wrong state are refused. Electric (Clark et al. 2020,
+arXiv:2012.08561, section 2.2) has no distribution over words but an energy for each token: `energy`, in one pass.
 
 Special tokens surround the text and are never scored. Temperature is 1, log-probabilities are computed in fp32 and
 summed in fp64. Copies are made a batch at a time and batches hold texts of one length, so memory depends on the token
@@ -34,6 +35,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.models.headed import SCORING_RULE, HeadedModel
+from bertkit.models.heads import HEAD_KINDS
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer
 
@@ -81,6 +83,7 @@ class TokenPredictor:
     """
 
     def __init__(self, model: HeadedModel, head: str, *, causal: bool = False, device: torch.device = _CPU) -> None:
+        assert HEAD_KINDS[head] == "vocabulary", "check_distribution tells the user"
         self.model = model.to(device).eval()
         self.head = head
         self.causal = causal
@@ -121,6 +124,30 @@ class TokenPredictor:
             yield log_p_MV, target_M1
 
 
+class EnergyPredictor:
+    """Minus the energies of a model trained by `bertkit.objectives.noise_contrastive`, in fp32: estimates of the
+    log-probabilities of tokens given all others, without a softmax. Arguments as of `TokenPredictor`."""
+
+    def __init__(self, model: HeadedModel, head: str, *, device: torch.device = _CPU) -> None:
+        self.model = model.to(device).eval()
+        self.head = head
+        self.device = device
+
+    @torch.inference_mode()
+    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> TokenScores:
+        """The scores of the tokens at these positions; which words would have scored more is not known.
+
+        Raises:
+            DataError: an energy is not a number.
+        """
+        hidden_TD = self.model(PackedBatch.from_ids(ids).to(self.device))
+        hidden_MD = hidden_TD.index_select(0, torch.from_numpy(index_M).to(self.device))
+        log_p_M = -self.model.token_logits(self.head, hidden_MD).squeeze(-1).float()
+        if log_p_M.isnan().any():
+            raise DataError("the model's energies are not numbers (NaN): its weights are damaged or diverged")
+        return TokenScores(log_p_M.cpu().numpy(), np.zeros(log_p_M.numel(), dtype=np.bool_))
+
+
 @dataclass(frozen=True)
 class EncodedTexts:
     """Texts of one length: their ids, and for each token the number of its word."""
@@ -152,9 +179,15 @@ class ScoringRule(ABC):
     """Whether it uses the words of the tokenizer's pre-tokenizer."""
     shifted: ClassVar[bool] = False
     """Whether a token is predicted from the state before it, not from its own."""
+    must_be_recorded: ClassVar[bool] = False
+    """Whether only a model whose config.json names the rule can be scored by it: the head alone does not tell."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+
+    def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> TokenPredictor | EnergyPredictor:
+        """What gives the tokens of the copies their scores."""
+        return TokenPredictor(model, self.head, causal=self.causal, device=device)
 
     @property
     @abstractmethod
@@ -284,9 +317,38 @@ class EncoderLeftToRight(LeftToRight):
     statement = "each token predicted from those before it, by an encoder that is read with causal attention"
 
 
+class Energy(ScoringRule):
+    """Clark et al. 2020, Electric: minus the energy of every token of the text as it is, all in one pass.
+
+    The sum estimates the pseudo-log-likelihood: noise-contrastive estimation makes the energies normalise themselves,
+    as far as the model has learnt to.
+    """
+
+    name = "energy"
+    head = "replaced_token"
+    statement = "minus the energy of each token, all in one pass (Clark et al. 2020, Electric)"
+    must_be_recorded = True
+
+    @property
+    def special_tokens(self) -> int:
+        return 2
+
+    def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> EnergyPredictor:
+        return EnergyPredictor(model, self.head, device=device)
+
+    def copies_per_text(self, length: int) -> int:
+        return 1
+
+    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+        ids_RN = texts.ids_KN[copy_R]
+        ids_RL = np.pad(ids_RN, ((0, 0), (1, 1)))
+        ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id
+        return Copies(ids_RL, np.tile(np.arange(1, ids_RN.shape[1] + 1), (copy_R.size, 1)), ids_RN)
+
+
 SCORING_RULES: dict[str, type[ScoringRule]] = {
     rule.name: rule
-    for rule in (Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight, MaskedNextTokenScoring)
+    for rule in (Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight, MaskedNextTokenScoring, Energy)
 }
 """The ways to score a text; the first one whose head the model has is the default, unless its config.json names one."""
 
@@ -306,10 +368,16 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
             f"{source}: its states were trained to predict the next token, and the rule {name} reads each token from"
             f" its own state; take {fitting.name}, or leave the rule out"
         )
+    if name is not None and SCORING_RULES[name].must_be_recorded and SCORING_RULES[name] is not fitting:
+        raise UsageError(
+            f"{source}: was not trained for the rule {name}, which a run records in config.json (scoring_rule); leave"
+            " the rule out"
+        )
     if name is not None:
         wanted = [SCORING_RULES[name]]
     else:
-        wanted = list(SCORING_RULES.values()) if fitting is None else [fitting]
+        told_by_head = [rule for rule in SCORING_RULES.values() if not rule.must_be_recorded]
+        wanted = told_by_head if fitting is None else [fitting]
     for rule in wanted:
         if rule.head in model.head_names and (model.encoder.config.causal_attention or not rule.causal):
             return rule
@@ -319,6 +387,15 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
         f"{source}: no {heads} head to score a text with ({has}); take a model as it was pretrained with that"
         " objective, such as a run of `bertkit pretrain`, not one made for a task or for sentence vectors"
     )
+
+
+def check_distribution(rule: type[ScoringRule], *, source: str) -> None:
+    """Raise DataError if a model that is scored by this rule has no distribution over the words."""
+    if HEAD_KINDS[rule.head] != "vocabulary":
+        raise DataError(
+            f"{source}: it gives a token an energy and no distribution over the words, which is asked for here; take a"
+            " model with a masked-LM or causal-LM head"
+        )
 
 
 def reads_causally(model: HeadedModel) -> bool:
@@ -340,7 +417,7 @@ def score_texts(
     """The score of each text, in their order.
 
     Args:
-        model: with a masked-LM or a causal-LM head.
+        model: with a masked-LM or a causal-LM head, or one whose config.json names its rule.
         texts: scored as they are; a special token written out in one is just text.
         rule: a name in SCORING_RULES; by the model's config.json or head where None.
         max_batch_tokens: tokens computed at once, at least those of one text; changes memory and speed alone.
@@ -360,13 +437,13 @@ def score_texts(
     ids = [each.ids for each in encodings]
     words = [[-1 if word is None else word for word in each.word_ids] for each in encodings]
     _check_lengths(ids, texts, scoring, model.encoder.max_tokens)
-    predict = TokenPredictor(model, scoring.head, causal=scoring.causal, device=device)
+    predict = scoring.predictor(model, device=device)
     found = score_ids(predict, scoring, ids, words, max_batch_tokens=max_batch_tokens, progress=progress)
     return [TextScore(log_p_N, max(1, len(text.split()))) for log_p_N, text in zip(found, texts, strict=True)]
 
 
 def score_ids(
-    predict: TokenPredictor,
+    predict: TokenPredictor | EnergyPredictor,
     rule: ScoringRule,
     ids: Sequence[Sequence[int]],
     words: Sequence[Sequence[int]],
@@ -404,7 +481,7 @@ def score_ids(
 
 
 def _score_one_length(
-    texts: EncodedTexts, rule: ScoringRule, predict: TokenPredictor, max_batch_tokens: int
+    texts: EncodedTexts, rule: ScoringRule, predict: TokenPredictor | EnergyPredictor, max_batch_tokens: int
 ) -> Iterator[Floats]:
     """Log-probabilities in the order of texts and tokens, a batch at a time."""
     count, length = texts.ids_KN.shape

@@ -253,15 +253,19 @@ class TokenDetection(Objective):
         """Whether each token that it reads has the mark, bool."""
         return batch.targets[self.term].id_M > 0
 
+    def logits_M(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+        """The log-odds of the mark of each token that it reads, in float32."""
+        index_M = self.reads(model, batch)
+        hidden_MD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
+        (head,) = self.heads
+        return model.token_logits(head, hidden_MD).squeeze(-1).float()
+
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed binary cross-entropy, in nats; a positive logit predicts the mark.
 
         Counters: tokens that are `marked`, that are `predicted` to be, and that are `both`.
         """
-        index_M = self.reads(model, batch)
-        hidden_MD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
-        (head,) = self.heads
-        logits_M = model.token_logits(head, hidden_MD).squeeze(-1).float()
+        logits_M = self.logits_M(model, hidden_TD, batch)
         marks_M = self.marks_M(batch)
         loss = functional.binary_cross_entropy_with_logits(logits_M, marks_M.to(logits_M.dtype), reduction="sum")
         predicted_M = logits_M.detach() > 0

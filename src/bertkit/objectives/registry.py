@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from bertkit.models.heads import add_head
 from bertkit.objectives.base import Objective
+from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
+from bertkit.objectives.noise_contrastive import NoiseContrastive
 from bertkit.objectives.random_token_detection import RandomTokenDetection
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.sentence_relations import NextSentence, SentenceOrder, SentenceStructure
 from bertkit.objectives.span_boundary import SpanBoundary
+from bertkit.objectives.token_document import TokenDocument
+from bertkit.objectives.two_tower_cloze import TwoTowerCloze
 from bertkit.objectives.word_order import WordOrder
 
 OBJECTIVES: dict[str, type[Objective]] = {}
@@ -26,13 +30,17 @@ def register(kind: type[Objective]) -> None:
         add_head(kind.term, "sequences" if kind.states == "sequences" else "tokens", kind.outputs)
 
 
+register(Capitalisation)
 register(CausalLM)
 register(MaskedLM)
 register(MaskedNextToken)
 register(NextSentence)
+register(NoiseContrastive)
 register(RandomTokenDetection)
 register(ReplacedToken)
 register(SentenceOrder)
 register(SentenceStructure)
 register(SpanBoundary)
+register(TokenDocument)
+register(TwoTowerCloze)
 register(WordOrder)

@@ -26,7 +26,7 @@ from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, save_model
 from bertkit.models.tiling import tiled
-from bertkit.objectives.base import Objective
+from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.forward import (
     add_companions,
     heads_of,
@@ -166,9 +166,12 @@ class Pretrainer(Trainer[PackedBatch]):
     def _check_growth(self) -> None:
         """Raise UsageError if the model would grow and a model trained with it cannot."""
         if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
+            leaders = (each for stage_run in self.stages for each in stage_run.objectives)
+            leader = next(each for each in leaders if isinstance(each, CompanionObjective))
             raise UsageError(
-                "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"
-                " as it is; leave model.num_hidden_layers out of the stages"
+                f"optimisation.stages: the model cannot grow beside objective.{leader.term}, whose"
+                f" {leader.companion.replace('_', ' ')} would stay as it is; leave model.num_hidden_layers out of the"
+                " stages"
             )
 
     def _check_groups(self) -> None:
@@ -284,6 +287,8 @@ class Pretrainer(Trainer[PackedBatch]):
         if rule is not None:
             self.model.extras[SCORING_RULE] = rule
         for name, companion in self.model.named_companions().items():
+            if not companion.encoder.has_hub_class:
+                continue
             write_whole(self.run.path / name, partial(save_model, companion, self.tokenizer))
         self.write_model(partial(save_model, self.model, self.tokenizer))
         results = self.results()

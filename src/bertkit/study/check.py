@@ -39,7 +39,7 @@ from bertkit.study.study_runs import shown_setting
 from bertkit.tasks.readers import load_split
 from bertkit.text.sources import open_corpus
 
-_HEADS = {rule.head for rule in SCORING_RULES.values()}
+_HEADS = {rule.head for rule in SCORING_RULES.values() if not rule.must_be_recorded}
 """Heads that give a text a probability."""
 
 
@@ -99,11 +99,12 @@ def check_measurable(study: Study, recipes: dict[str, Recipe]) -> None:
 def not_measurable(measure: MeasureSettings, recipe: Recipe) -> str | None:
     """Why a measure cannot be computed for a run of this recipe; None where it can."""
     objectives = stages_of(recipe)[-1].recipe.objectives
-    if isinstance(measure, MlmMeasure):
-        rule = SCORING_RULES.get(str(scoring_rule(objectives)))
-        if not any(each.fills_masks for each in objectives) or (rule is not None and rule.shifted):
-            return "it does not learn to predict a masked token from its own state"
-    if isinstance(measure, BlimpMeasure) and not _HEADS & {head for each in objectives for head in each.heads}:
+    rule = SCORING_RULES.get(str(scoring_rule(objectives)))
+    fills_masks = any(each.fills_masks for each in objectives) and (rule is None or not rule.shifted)
+    if isinstance(measure, MlmMeasure) and not fills_masks:
+        return "it does not learn to predict a masked token from its own state"
+    learnt = {head for each in objectives for head in each.heads}
+    if isinstance(measure, BlimpMeasure) and rule is None and not _HEADS & learnt:
         return "it learns no language model"
     if isinstance(measure, HeldOutMeasure):
         terms = {each.term for each in objectives}

@@ -31,10 +31,13 @@ OUTCOMES = ("kept", "without_token", "across_segments", "overlapping")
 """Outcomes of an annotated span: it is kept; it has no token; it reaches out of its segment; it overlaps a longer one,
 or one further left."""
 _KEPT, _WITHOUT_TOKEN, _ACROSS, _OVERLAPPING = range(len(OUTCOMES))
+CAPITALS = "capitals"
+"""The field of words that begin with a capital letter, which the text itself marks."""
 BEGINS, INSIDE = 1, 2
 """Marks of a token: the first of a span; one of its tokens, the first included."""
 
 _LINE = re.compile(r"[^\r\n]+")
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 
 
 class AnnotatedLine(str):
@@ -56,6 +59,21 @@ class AnnotatedLine(str):
         return AnnotatedLine, (str(self), self.spans)
 
 
+def with_capitals(line: str, fields: int) -> AnnotatedLine:
+    """A line with its words that begin with a capital letter (or a titlecase one) as the spans of one more field.
+
+    Sun et al. 2019, ERNIE 2.0, arXiv:1907.12412, section 4.2.1 (capitalization prediction). A word is a run of letters,
+    digits and underscores, with apostrophes inside.
+
+    Args:
+        line: with the spans of other fields, or without.
+        fields: how many those are.
+    """
+    others = line.spans if isinstance(line, AnnotatedLine) else ((),) * fields
+    own = [match.span() for match in _WORD.finditer(line) if match[0][0].isupper() or match[0][0].istitle()]
+    return AnnotatedLine(str(line), [*others, own])
+
+
 def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> list[Span]:
     """The spans in a field of a record; null means none.
 
@@ -66,7 +84,8 @@ def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> 
         where: the record, for messages.
 
     Raises:
-        DataError: no such field, or not a list of [start, end] with 0 <= start < end <= length.
+        DataError: no such field, or not a list of [start, end], or of records with `start` and `end`, with
+            0 <= start < end <= length.
     """
     if field not in record:
         near = get_close_matches(field, list(record), n=3, cutoff=0.5) or sorted(record)[:10]
@@ -81,6 +100,8 @@ def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> 
         raise DataError(f"{where}: field {field!r} is {type(listed).__name__}, expected a list of [start, end]")
     spans = []
     for span in listed:
+        if isinstance(span, Mapping):  # as `bertkit predict` writes entities
+            span = [span.get("start"), span.get("end")]
         numbers = list(span) if isinstance(span, Sequence) and not isinstance(span, str) else []
         whole = len(numbers) == 2 and all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
         if not whole or not 0 <= numbers[0] < numbers[1] <= length:

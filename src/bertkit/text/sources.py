@@ -25,7 +25,7 @@ from bertkit.files import cache_directory, open_regular, read_json, sha256_of, w
 from bertkit.hub import dataset_commit, is_offline
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import UnreadKey
-from bertkit.text.annotated import MOST_FIELDS
+from bertkit.text.annotated import CAPITALS, MOST_FIELDS
 from bertkit.text.file_format import FileFormat
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.readers import HubReader, JsonLinesReader, Part, Reader, TableReader, TextReader
@@ -43,14 +43,20 @@ log = logging.getLogger(__name__)
 class SourceOptions(FileFormat):
     """How sources are read, and what a segment is."""
 
-    later_fields: ClassVar[frozenset[str]] = frozenset(FileFormat.model_fields)
+    later_fields: ClassVar[frozenset[str]] = frozenset({*FileFormat.model_fields, "mark_capitals"})
 
     text_field: str = Field("text", description="Field of the text in JSONL, CSV, Parquet and Hub records.")
     span_fields: tuple[str, ...] = Field(
         (),
         max_length=MOST_FIELDS,
         description="Field of JSONL, Parquet and Hub records with spans annotated in the text, such as entities: a list"
-        " of [start, end] in characters. They are kept beside the tokens, for masking.",
+        " of [start, end] in characters, or of records with start and end, as `bertkit predict` writes entities. They"
+        " are kept beside the tokens, for masking.",
+    )
+    mark_capitals: bool = Field(
+        False,
+        description="Keep beside the tokens which words began with a capital letter before the text was lowercased, for"
+        " the objective capitalisation.",
     )
     documents: Literal["blank-line", "wikitext", "line", "file"] = Field(
         "blank-line",
@@ -66,7 +72,17 @@ class SourceOptions(FileFormat):
     def _fields_differ(self) -> SourceOptions:
         if len({self.text_field, *self.span_fields}) < 1 + len(self.span_fields):
             raise ValueError(f"span_fields names a field twice, or the one of the text: {', '.join(self.span_fields)}")
+        if self.mark_capitals and (CAPITALS in self.span_fields or len(self.span_fields) == MOST_FIELDS):
+            raise ValueError(
+                f"mark_capitals marks words as one more field, {CAPITALS!r}; name at most {MOST_FIELDS - 1} span_fields"
+                " beside it, and none of them so"
+            )
         return self
+
+    @property
+    def marked_fields(self) -> tuple[str, ...]:
+        """The fields whose spans are marked beside the tokens, in the order of their bits."""
+        return (*self.span_fields, CAPITALS) if self.mark_capitals else self.span_fields
 
     @property
     def decides(self) -> dict[str, Any]:
@@ -94,6 +110,8 @@ class SourceOptions(FileFormat):
                 "no objective masks annotated spans",
                 "write objective.masked_lm.units: {name: annotated, field: ...}",
             )
+        if not any(getattr(each, "reads_capitals", False) for each in getattr(recipe, "objectives", ())):
+            yield UnreadKey("mark_capitals", "no objective predicts capitals", "add the objective capitalisation")
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def step_flops(
 
     The last layer is counted as computed for all tokens. Maps of relative positions are left out, for they are computed
     once a batch; so is the second stream of XLNet. A companion is a generator, whose vocabulary projection is computed
-    once more, forward only, to sample from it.
+    once more, forward only, to sample from it: at the predicted tokens, or at all (`Encoder.scores_all_tokens`).
 
     Args:
         model: any encoder with heads, and its companions.
@@ -130,7 +130,9 @@ def step_flops(
             companion, tokens=tokens, squared_lengths=squared_lengths, predictions=predictions, sequences=sequences
         )
         drawing += sum(
-            _predictions_of(head, predictions) * _vocabulary_weights(companion, head) for head in companion.head_names
+            (tokens if companion.encoder.scores_all_tokens else _predictions_of(head, predictions))
+            * _vocabulary_weights(companion, head)
+            for head in companion.head_names
         )
     return 2.0 * (_BACKWARD_AND_FORWARD * products + drawing)
 

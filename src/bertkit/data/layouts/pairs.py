@@ -99,6 +99,7 @@ class PairLayout(Layout):
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
         ids_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
         token_types_T = np.zeros_like(ids_T)
+        source_T = np.full_like(ids_T, -1)
         spans_T = np.zeros(ids_T.size, dtype=np.uint8) if shards.span_fields else None
         for start, row in zip(cu_seqlens_B1.tolist(), plan_B.tolist(), strict=False):
             first_start, second_start, first_length, second_length, *_ = row
@@ -106,6 +107,8 @@ class PairLayout(Layout):
             end = middle + 1 + second_length
             ids_T[start + 1 : middle] = shards.tokens_between(first_start, first_start + first_length)
             ids_T[middle + 1 : end] = shards.tokens_between(second_start, second_start + second_length)
+            source_T[start + 1 : middle] = np.arange(first_start, first_start + first_length)
+            source_T[middle + 1 : end] = np.arange(second_start, second_start + second_length)
             token_types_T[middle + 1 : end + 1] = 1
             if spans_T is not None:
                 spans_T[start + 1 : middle] = shards.span_marks_between(first_start, first_start + first_length)
@@ -125,6 +128,7 @@ class PairLayout(Layout):
             sample_B=address.sample_B,
             labels=_labels(plan_B),
             spans_T=spans_T,
+            source_T=source_T,
         )
 
 

@@ -40,14 +40,18 @@ class Sentences(Layout):
         document_token_N1 = shards.segment_start_S1[shards.document_start_D1]
         sequences: list[np.ndarray] = []
         marks: list[np.ndarray] = []
+        sources: list[np.ndarray] = []
         nothing = np.zeros(1, dtype=np.uint8)
+        nowhere = np.array([-1])
         for start, end in plan_B.tolist():
             low, high = np.searchsorted(document_token_N1, [start + 1, end])
             edges = [start, *document_token_N1[low:high].tolist(), end]
             pieces: list[np.ndarray] = [np.array([vocabulary.cls_id])]
             marks.append(nothing)
+            sources.append(nowhere)
             for left, right in pairwise(edges):
                 pieces += [shards.tokens_between(left, right), np.array([vocabulary.sep_id])]
+                sources += [np.arange(left, right), nowhere]
                 if shards.span_fields:
                     marks += [shards.span_marks_between(left, right), nothing]
             sequences.append(np.concatenate(pieces))
@@ -62,6 +66,7 @@ class Sentences(Layout):
             epoch_B=address.epoch_B,
             sample_B=address.sample_B,
             spans_T=np.concatenate(marks) if shards.span_fields else None,
+            source_T=np.concatenate(sources),
         )
 
 

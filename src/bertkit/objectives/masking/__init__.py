@@ -8,6 +8,7 @@ from pydantic import Field
 
 from bertkit.objectives.masking.annotated import AnnotatedSpans
 from bertkit.objectives.masking.base import Chosen, MaskingStrategy
+from bertkit.objectives.masking.entity_spans import EntitySpans
 from bertkit.objectives.masking.ngrams import Ngrams
 from bertkit.objectives.masking.phrases import Phrases
 from bertkit.objectives.masking.rare import RareTokens
@@ -17,13 +18,15 @@ from bertkit.objectives.masking.tokens import Tokens
 from bertkit.objectives.masking.words import Words
 
 AnyUnits = Annotated[
-    Tokens | Words | Ngrams | Spans | TiledSpans | Phrases | AnnotatedSpans | RareTokens, Field(discriminator="name")
+    Tokens | Words | Ngrams | Spans | TiledSpans | EntitySpans | Phrases | AnnotatedSpans | RareTokens,
+    Field(discriminator="name"),
 ]
 
 __all__ = [
     "AnnotatedSpans",
     "AnyUnits",
     "Chosen",
+    "EntitySpans",
     "MaskingStrategy",
     "Ngrams",
     "Phrases",

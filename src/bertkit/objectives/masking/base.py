@@ -1,9 +1,9 @@
 """The interface of a masking strategy, which chooses the tokens to predict, and functions that several share.
 
 Siblings: tokens.py (BERT), rare.py (DistilBERT), words.py (whole-word masking), ngrams.py (ALBERT), spans.py
-(SpanBERT), tiled_spans.py (GPT-BERT), phrases.py and annotated.py (ERNIE). A unit is a group of tokens that is chosen
-as a whole. Each strategy follows the released procedure of its paper sequence by sequence, for all sequences of a batch
-at once. Replacing the chosen tokens, and the loss, are in ../masked_lm.py.
+(SpanBERT), entity_spans.py (its ablation), tiled_spans.py (GPT-BERT), phrases.py and annotated.py (ERNIE). A unit is a
+group of tokens that is chosen as a whole. Each strategy follows the released procedure of its paper sequence by
+sequence, for all sequences of a batch at once. Replacing the chosen tokens, and the loss, are in ../masked_lm.py.
 
 Shapes: T packed tokens, B sequences, M chosen tokens, C candidates, c remaining candidates, K candidates of the
 sequence with the most, U chosen units.

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from bertkit.data.random import Draw
@@ -63,14 +64,7 @@ class Spans(WholeWordMasking):
             last_b = np.minimum(word_b + number_T[anchor_b], words.end_W[word_b]) - 1
             start_b = words.start_W[word_b]
             length_b = words.start_W[last_b] + words.length_W[last_b] - start_b
-            token, span = spread(start_b, length_b)
-            # Of the tokens that are new, as many as the count still allows.
-            new = ~chosen_T[token]
-            new_before_b = np.bincount(span[new], minlength=sequence_b.size)
-            new_before_b = np.cumsum(new_before_b) - new_before_b
-            allowed = new & (np.cumsum(new) - new_before_b[span] <= left_B[sequence_b][span])
-            chosen_T[token[allowed]] = True
-            left_B[sequence_b] -= np.bincount(span[allowed], minlength=sequence_b.size)
+            take(sequence_b, start_b, length_b, chosen_T, left_B)
         return merged(np.flatnonzero(chosen_T), samples.sequence_T)
 
     def drawn(self, uniform_T: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Integers:
@@ -78,6 +72,26 @@ class Spans(WholeWordMasking):
         weight_N = self.p * (1 - self.p) ** np.arange(self.longest)
         drawn_T: Integers = 1 + np.searchsorted(np.cumsum(weight_N / weight_N.sum())[:-1], uniform_T, side="right")
         return drawn_T
+
+
+def take(
+    sequence_b: Integers, start_b: Integers, length_b: Integers, chosen_T: NDArray[np.bool_], left_B: Integers
+) -> None:
+    """Choose one span of each of these sequences: of its tokens that are new, as many as the count still allows.
+
+    Args:
+        sequence_b: the sequences, each once.
+        start_b, length_b: their spans.
+        chosen_T: what is chosen already; changed in place.
+        left_B: tokens that each sequence may still choose; changed in place.
+    """
+    token, span = spread(start_b, length_b)
+    new = ~chosen_T[token]
+    new_before_b = np.bincount(span[new], minlength=sequence_b.size)
+    new_before_b = np.cumsum(new_before_b) - new_before_b
+    allowed = new & (np.cumsum(new) - new_before_b[span] <= left_B[sequence_b][span])
+    chosen_T[token[allowed]] = True
+    left_B[sequence_b] -= np.bincount(span[allowed], minlength=sequence_b.size)
 
 
 def merged(index_M: Integers, sequence_T: Integers) -> Chosen:

@@ -16,7 +16,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.blimp import blimp_results, chosen_paradigms, score_paradigms
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
-from bertkit.models.pseudo_likelihood import ScoringRule, choose_rule
+from bertkit.models.pseudo_likelihood import ScoringRule, check_distribution, choose_rule
 from bertkit.probing.behaviour import BehaviourSettings
 from bertkit.probing.behaviour.measure import DiagnosticScores, blank_rule, score_blanks, score_diagnostic
 from bertkit.probing.behaviour.report import DEFINITIONS, diagnostic_findings, diagnostic_summary, pair_findings
@@ -41,6 +41,8 @@ def probe_behaviour(request: ProbeRequest, settings: BehaviourSettings) -> Probe
     subject = request.subject()
     rule = choose_rule(subject.model, settings.rule, source=subject.name)
     paradigms, diagnostics = read_data([Path(each).expanduser() for each in request.data], settings)
+    if diagnostics:
+        check_distribution(rule, source=subject.name)
     paths = [*(each.path for each in paradigms), *(each.path for each in diagnostics)]
     data = {str(path): sha256_of(path) for path in dict.fromkeys(paths)}
 

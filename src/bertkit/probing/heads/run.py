@@ -36,7 +36,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
 from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
-from bertkit.models.pseudo_likelihood import choose_rule
+from bertkit.models.pseudo_likelihood import check_distribution, choose_rule
 from bertkit.models.sentence import load_sentence_model
 from bertkit.probing.heads import HeadsSettings
 from bertkit.probing.heads.measure import HalfRetrieval, TaskScore, WordLoss
@@ -141,6 +141,7 @@ def measure_heads(request: ProbeRequest, settings: HeadsSettings, scored: Scored
 def _words(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """Words of a text."""
     rule = choose_rule(subject.model, source=subject.name)
+    check_distribution(rule, source=subject.name)
     parts = _two_parts(request, settings, subject)
     engine = request.engine()
     train, test = (

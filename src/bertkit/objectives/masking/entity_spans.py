@@ -1,0 +1,125 @@
+"""Spans that are named entities half of the time, and random whole words else.
+
+Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 5.1, the comparison of masking schemes: named entities, and noun
+phrases in the same way. Procedure of NERSpanMaskingScheme in the released masking.py: until the count is reached, an
+entity of the text is drawn with probability `entity_rate`, else a span as in spans.py, of which this is the form with
+marks of the corpus (`data.reading.span_fields`, as in annotated.py). The paper's other half are single whole words:
+`longest: 1`.
+
+Quirks honoured: the count is the rate of the ordinary tokens, rounded up, and cuts the last span, an entity too; every
+entity is as likely as any other at each draw, and one that is covered already is a draw without effect; spans that
+overlap or touch are one, with one draw of what becomes of them. Quirk left: entities that touch are one there, here
+each has its own marks.
+
+Shapes: T packed tokens, B sequences, b sequences that still choose, E entities, M chosen tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PrivateAttr
+
+from bertkit.data.config import DataConfig
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.objectives.masking.annotated import field_errors, field_number, span_tokens
+from bertkit.objectives.masking.base import Chosen
+from bertkit.objectives.masking.spans import Spans, merged, take
+from bertkit.objectives.masking.words import WholeWordMasking
+from bertkit.settings import UnreadKey
+from bertkit.text.tokenizer import Tokenizer
+
+
+class EntitySpans(WholeWordMasking):
+    """Entities by chance and spans at random places, until the count is reached."""
+
+    name: Literal["entity-spans"] = "entity-spans"
+    field: str = Field("entities", description="Which of data.reading.span_fields.")
+    entity_rate: float = Field(0.5, gt=0, lt=1, description="Probability that a draw is one of an entity.")
+    p: float = Field(0.2, gt=0, lt=1, description="Parameter of the geometric distribution of lengths in words.")
+    longest: int = Field(1, ge=1, description="Words of the longest span that is no entity.")
+
+    replaced_as_one: ClassVar[bool] = True
+    reads_annotated_spans: ClassVar[bool] = True
+
+    _number: int | None = PrivateAttr(None)
+
+    @property
+    def others(self) -> Spans:
+        """The spans that are no entities."""
+        return Spans(p=self.p, longest=self.longest)
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from self.others.unread_keys(recipe)
+
+    def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+        return self.others.counts_B(rate, lengths_B, ordinary_B)
+
+    def errors(self, data: DataConfig) -> list[str]:
+        return field_errors(self.field, data)
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        number = field_number(self.field, shards)
+        prepared = super().prepared(tokenizer, shards)
+        prepared._number = number
+        return prepared
+
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+        others, words = self.others, self.words(samples, vocabulary)
+        starts_T, inside_T = span_tokens(samples, self._number)
+        start_E = np.flatnonzero(starts_T)
+        length_E = np.bincount(np.cumsum(starts_T)[inside_T] - 1, minlength=start_E.size)
+        entities = _PerSequence.of(samples.sequence_T[start_E], counts_B.size)
+        token_C = np.flatnonzero(words.word_T >= 0)
+        tokens = _PerSequence.of(samples.sequence_T[token_C], counts_B.size)
+        chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
+        left_B = counts_B.copy()
+        for turn in count():
+            sequence_b = np.flatnonzero(left_B > 0)
+            if not sequence_b.size:
+                return merged(np.flatnonzero(chosen_T), samples.sequence_T)
+
+            def uniform_b(purpose: str, sequence_b: Integers = sequence_b, turn: int = turn) -> NDArray[np.float64]:
+                return draw.uniform(
+                    purpose,
+                    epoch=samples.epoch_B[sequence_b],
+                    sample=samples.sample_B[sequence_b],
+                    position=np.full(sequence_b.size, turn),
+                )
+
+            place_b, length_b = uniform_b("mask/place"), others.drawn(uniform_b("mask/length"))
+            of_entity_b = uniform_b("mask/entity") < self.entity_rate
+            with_b = of_entity_b & (entities.count_B[sequence_b] > 0)
+            drawn_b = entities.drawn(sequence_b[with_b], place_b[with_b])
+            take(sequence_b[with_b], start_E[drawn_b], length_E[drawn_b], chosen_T, left_B)
+            anchor_b = token_C[tokens.drawn(sequence_b[~of_entity_b], place_b[~of_entity_b])]
+            new_b = ~chosen_T[anchor_b]
+            word_b = words.word_T[anchor_b[new_b]]
+            last_b = np.minimum(word_b + length_b[~of_entity_b][new_b], words.end_W[word_b]) - 1
+            start_b = words.start_W[word_b]
+            end_b = words.start_W[last_b] + words.length_W[last_b]
+            take(sequence_b[~of_entity_b][new_b], start_b, end_b - start_b, chosen_T, left_B)
+        raise AssertionError("count() does not end")
+
+
+class _PerSequence:
+    """Things in the order of their sequences, from which one of a sequence's own is drawn."""
+
+    def __init__(self, count_B: Integers) -> None:
+        self.count_B = count_B
+        self.first_B = np.cumsum(count_B) - count_B
+
+    @classmethod
+    def of(cls, sequence_X: Integers, sequences: int) -> _PerSequence:
+        return cls(np.bincount(sequence_X, minlength=sequences))
+
+    def drawn(self, sequence_b: Integers, uniform_b: NDArray[np.float64]) -> Integers:
+        """The number of the one that each of these sequences draws; none of them may be without."""
+        drawn_b: Integers = self.first_B[sequence_b] + (uniform_b * self.count_B[sequence_b]).astype(np.int64)
+        return drawn_b

@@ -1,0 +1,85 @@
+"""Token-document relation: which tokens appear in other segments of their document, too?
+
+Sun et al. 2019, ERNIE 2.0, arXiv:1907.12412, section 4.2.1: words that recur in a document are its key words or those
+of every text, and the model learns to tell them from the rest. Sibling of capitalisation.py.
+
+A segment is the corpus's (`data.reading.segments`): a sentence, or a line. The label is looked up in the whole document
+when a batch is made, however little of it the sample holds, and of the text's own tokens, masked ones too. What the
+paper leaves open: the target is each token that is not special, by its id, a word's pieces each for itself.
+
+Shapes: T packed tokens, M tokens that are not special, N tokens of one document, U different ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PrivateAttr
+
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.objectives.base import Objective, TokenDetection
+from bertkit.objectives.capitalisation import Capitalisation
+from bertkit.text.tokenizer import Tokenizer
+
+
+class TokenDocument(TokenDetection):
+    """Binary classification of every token that is not special: does it stand in another segment of its document?"""
+
+    term: ClassVar[str] = "token_document"
+    outputs: ClassVar[int] = 1
+    label_names: ClassVar[tuple[str, ...]] = ("here alone", "elsewhere")
+    rank: ClassVar[int] = Capitalisation.rank + 1
+
+    _shards: TokenShards | None = PrivateAttr(None)
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+        return [
+            f"objective.{self.term} marks the tokens of the text, which objective.{each.term} moves; leave one of the"
+            " two out"
+            for each in objectives
+            if each.change == "moved"
+        ]
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        prepared = self.model_copy()
+        prepared._shards = shards
+        return prepared
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Mark the tokens; none changes."""
+        shards = self._shards
+        assert shards is not None, "prepared() gives the corpus"
+        assert samples.source_T is not None, "layouts tell where tokens stand"
+        index_M = np.flatnonzero(~samples.special_T)
+        place_M = samples.source_T[index_M]
+        document_start_D1 = shards.segment_start_S1[shards.document_start_D1]
+        document_M = np.searchsorted(document_start_D1, place_M, side="right") - 1
+        marks_M = np.zeros(index_M.size, dtype=np.int64)
+        for document in np.unique(document_M).tolist():
+            start, end = document_start_D1[document : document + 2].tolist()
+            in_document_M = document_M == document
+            marks_M[in_document_M] = recurring(shards, start, end)[place_M[in_document_M] - start]
+        return samples.with_targets(self.term, Targets(index_M, marks_M))
+
+    def expected_count(self, length: int) -> float:
+        return max(1.0, length - 2.0)
+
+
+def recurring(shards: TokenShards, start: int, end: int) -> NDArray[np.bool_]:
+    """For each token of a document, which has the corpus's tokens from start to end: does it stand in another segment
+    of the document, too? (N,)"""
+    _, kind_N = np.unique(shards.tokens_between(start, end), return_inverse=True)
+    segment_N: Integers = np.searchsorted(shards.segment_start_S1, np.arange(start, end), side="right")
+    # A kind stands in as many segments as it has different pairs of kind and segment.
+    pairs = np.unique(np.stack([kind_N.ravel(), segment_N]), axis=1)
+    segments_U = np.bincount(pairs[0])
+    return np.asarray(segments_U[kind_N.ravel()] > 1)

@@ -1,0 +1,61 @@
+"""Two-tower cloze model: every token is predicted from the tokens to its left and, apart, those to its right.
+
+Clark et al. 2020, Electric, arXiv:2012.08561, section 2.3; as `_get_cloze_outputs` of google-research/electra. It is
+what the companion of noise_contrastive.py learns, whose distribution the noise is drawn from. Sibling of masked_lm.py,
+which hides the tokens that it predicts; here nothing is hidden, since no state that predicts a token has read it
+(models/two_tower.py).
+
+Shapes: T packed tokens, M tokens that are not special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.models.headed import HeadedModel
+from bertkit.objectives.base import CompanionObjective, Objective, TokenPrediction
+from bertkit.text.tokenizer import Tokenizer
+
+COMPANION = "cloze_model"
+"""Name of the companion that learns it."""
+
+
+class TwoTowerCloze(TokenPrediction):
+    """Predict every token that is not special from both sides of it, by a companion with two towers."""
+
+    term: ClassVar[str] = "two_tower_cloze"
+    learnt_by: ClassVar[str | None] = COMPANION
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+        if any(isinstance(each, CompanionObjective) and each.companion == COMPANION for each in objectives):
+            return []
+        return [
+            "objective.two_tower_cloze needs noise_contrastive beside it, whose noise it learns to draw; add"
+            " `- noise_contrastive`"
+        ]
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        index_M = np.flatnonzero(~samples.special_T)
+        return samples.with_targets(self.term, Targets(index_M, samples.ids_T[index_M]))
+
+    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
+        """All tokens: the noise is scored at special ones, too."""
+        return None
+
+    def expected_count(self, length: int) -> float:
+        return max(0.0, length - 2.0)
+
+    def described(self, targets: Targets, tokenizer: Tokenizer) -> list[str | None]:
+        """Nothing: every token is predicted as it stands."""
+        return [None] * targets.id_M.size
