@@ -122,7 +122,7 @@ def test_what_the_file_lacks_is_told(trained: Trained, bertkit: Bertkit, tmp_pat
         (3, "4 of 4 examples have no label (such as 0)", [run, "--data", empty]),
         (3, "no such file", [run, "--data", tmp_path / "none.csv"]),
         (3, "has no head of a task", [trained.base, "--data", unknown]),
-        (3, "no model here", [tmp_path / "nowhere", "--data", unknown]),
+        (3, "does not exist", [tmp_path / "nowhere", "--data", unknown]),
         (2, "no suite named 'nowhere'", ["nowhere"]),
         (2, "--data", [run]),
     ]

@@ -151,7 +151,7 @@ def test_the_recipe_of_a_task_with_two_files_keeps_its_hash(place: Place) -> Non
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "give a file to evaluate on .--dev FILE., or part the training file"),
+        ({}, "give a file to evaluate on .--dev FILE., or split the training file"),
         ({"dev": "d.csv", "split": {"share": 0.1}}, "not both"),
         ({"split": {"share": 0.1, "folds": 3}}, "expected either share"),
         ({"split": {}}, "expected either share"),
@@ -225,7 +225,7 @@ def test_a_class_that_may_be_a_missing_label_is_asked_about(place: Place, bertki
     [
         ([], 2, "--train: give --dev FILE too, .* or --split 0.1 to hold some out, or --folds 5"),
         (["--split", "0.01"], 2, "fewer than its 2 labels"),
-        (["--folds", "61"], 2, "has 60 examples; take at most so many folds"),
+        (["--folds", "61"], 2, "has 60 examples; take at most that many folds"),
         (["--split", "1.5"], 2, "less than 1"),
         (["--split", "0.1", "--delimiter", ";"], 3, "no ';' in the first line"),
         (["--split", "0.1", "--delimiter", "ab"], 2, "expected one character"),

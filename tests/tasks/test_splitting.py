@@ -1,4 +1,4 @@
-"""Dev out of one file: shares of every label, whole groups, the same rows for a seed, and what cannot be parted."""
+"""Dev out of one file: shares of every label, whole groups, the same rows for a seed, and what cannot be split."""
 
 from __future__ import annotations
 
@@ -152,12 +152,12 @@ def test_a_dev_smaller_than_its_classes_is_refused(labels: list[Any], share: flo
 
 
 def test_one_group_cannot_be_parted() -> None:
-    with pytest.raises(UsageError, match=r"the 1 groups of mine.csv cannot be parted so; .*another column"):
+    with pytest.raises(UsageError, match=r"the 1 groups of mine.csv cannot be split so; .*another column"):
         held_out(texts(["a", "b"] * 10, ["g"] * 20), 0.2, 0)
 
 
 def test_folds_above_the_examples_or_groups_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"--folds 7 .*: mine.csv has 6 examples; take at most so many folds"):
+    with pytest.raises(UsageError, match=r"--folds 7 .*: mine.csv has 6 examples; take at most that many folds"):
         folds(texts(["a", "b"] * 3), 7, 0)
     with pytest.raises(UsageError, match=r"mine\.csv has 3 groups"):
         folds(texts(["a", "b"] * 3, list("gghhii")), 4, 0)

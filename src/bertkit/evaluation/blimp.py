@@ -59,7 +59,7 @@ class Side:
     Attributes:
         total_P: log-likelihoods, in nats.
         tokens_P: tokens scored.
-        words_P: words, parted by white space.
+        words_P: words, separated by white space.
     """
 
     total_P: Floats
@@ -254,8 +254,8 @@ def _protocol(outcomes: Sequence[Outcome], loaded: LoadedModel, settings: BlimpS
         "statement": rule.statement,
         "special_tokens": "around the text, never scored",
         "first_token": "given, not scored" if rule(loaded.tokenizer).unscored_tokens else "scored",
-        "compared": "sum of log-probabilities in nats; per_token divides by tokens scored, per_word by words parted by"
-        " white space",
+        "compared": "sum of log-probabilities in nats; per_token divides by tokens scored, per_word by words"
+        " separated by white space",
         "temperature": 1.0,
         "dtype": "float32 model and log-softmax, float64 sums",
         "ties": "equal sums count one half; identical sentences are ties",

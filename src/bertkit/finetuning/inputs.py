@@ -18,7 +18,7 @@ from bertkit.tasks.readers import Columns, TableReading
 
 
 class SplitSettings(Settings):
-    """How one file is parted into train and dev: a share that is held out, or folds of a cross-validation."""
+    """How one file is split into train and dev: a share that is held out, or folds of a cross-validation."""
 
     share: float | None = Field(
         None, gt=0, lt=1, description="Share of the training file that becomes dev, with its share of every label."
@@ -26,14 +26,16 @@ class SplitSettings(Settings):
     folds: int | None = Field(
         None,
         ge=2,
-        description="Cross-validation: so many runs, each with another part of the training file as dev; mean and"
+        description="Cross-validation: K runs, each with a different part of the training file as dev; mean and"
         " spread of their scores are the result.",
     )
     fold: int | None = Field(None, ge=0, description="The fold that is dev, from 0; null: each in turn.")
     seed: int = Field(
         0, ge=0, description="Draws which examples become dev: the same for every seed and setting of a suite."
     )
-    sha256: str | None = Field(None, description="Of the file's content as it was parted; a changed file is refused.")
+    sha256: str | None = Field(
+        None, description="Of the content of the file that was split; a changed file is refused."
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> SplitSettings:
@@ -74,9 +76,9 @@ class OwnTask(Settings):
         description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
     )
     dev: str | None = Field(
-        None, description="Examples that the model is evaluated on (or part the training file: --split, --folds)."
+        None, description="Examples that the model is evaluated on (or split the training file: --split, --folds)."
     )
-    split: SplitSettings | None = Field(None, description="How the training file is parted where there is no dev.")
+    split: SplitSettings | None = Field(None, description="How the training file is split where there is no dev.")
     test: str | None = Field(None, description="Extra file to predict; scored if it has labels.")
     columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
     reading: TableReading = Field(TableReading(), description="How the files are read.")
@@ -91,7 +93,7 @@ class OwnTask(Settings):
     def _one_dev(self) -> OwnTask:
         if (self.dev is None) == (self.split is None):
             raise ValueError(
-                "dev: give a file to evaluate on (--dev FILE), or part the training file (--split 0.1 or --folds 5)"
+                "dev: give a file to evaluate on (--dev FILE), or split the training file (--split 0.1 or --folds 5)"
                 + ("" if self.dev is None else "; not both")
             )
         if self.columns.group is not None and self.split is None:

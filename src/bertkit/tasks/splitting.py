@@ -56,7 +56,7 @@ def held_out(split: Split, share: float, seed: int) -> Integers:
     dev = _leaving_every_label(examples, [units[unit] for unit in chosen])
     if not dev or len(dev) == len(units):
         raise UsageError(
-            f"{option}: the {len(units)} groups of {split.source} cannot be parted so; {remedy}, or group by another"
+            f"{option}: the {len(units)} groups of {split.source} cannot be split so; {remedy}, or group by another"
             " column"
         )
     return np.sort(np.concatenate(dev))
@@ -80,7 +80,7 @@ def folds(split: Split, count: int, seed: int) -> Integers:
     option = f"--folds {count} (task.split.folds)"
     if count > len(units):
         what = "examples" if len(units) == len(examples) else "groups"
-        raise UsageError(f"{option}: {split.source} has {len(units)} {what}; take at most so many folds")
+        raise UsageError(f"{option}: {split.source} has {len(units)} {what}; take at most that many folds")
     counts_UL = _counts(examples, units)
     order = _order(len(units), seed)
     fold_U = np.empty(len(units), dtype=np.int64)

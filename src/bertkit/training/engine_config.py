@@ -56,12 +56,12 @@ class EngineConfig(Settings):
     feature_store_gb: float = Field(
         8.0,
         ge=0,
-        description="Most disk that features of a frozen encoder may take while the run lasts (method.name=features);"
+        description="Maximum disk that features of a frozen encoder take while the run lasts (method.name=features);"
         " what does not fit is computed anew in every pass.",
     )
     teacher_store_gb: float = Field(
         4.0,
         ge=0,
-        description="Most disk that a teacher's outputs on a task may take in the cache; what does not fit is computed"
+        description="Maximum disk that a teacher's outputs on a task take in the cache; what does not fit is computed"
         " in every pass.",
     )

@@ -46,9 +46,9 @@ def is_iob(tags: Iterable[str]) -> bool:
 
 
 def read_conll(path: Path, spec: TaskSpec | None = None, split: str = "train", *, encoding: str | None = None) -> Split:
-    """Read one word a line, its tag in the last column, sentences parted by blank lines.
+    """Read one word a line, its tag in the last column, sentences separated by blank lines.
 
-    Columns are parted by tabs where the line holds one, else by spaces. Documents begin at `-DOCSTART-` lines, which
+    Columns are separated by tabs where the line holds one, else by spaces. Documents begin at `-DOCSTART-` lines, which
     are no words; in a file without them each sentence is its own document. One column alone is words without tags.
 
     Raises:
@@ -112,7 +112,7 @@ def check_columns(fields: Sequence[str], width: int, where: str) -> None:
     if len(fields) != width:
         raise DataError(
             f"{where}: {len(fields)} columns ({' '.join(fields)!r:.60}), expected {width} as in the "
-            "lines before; sentences are parted by blank lines, columns by tabs or spaces"
+            "lines before; sentences are separated by blank lines, columns by tabs or spaces"
         )
 
 

@@ -191,7 +191,9 @@ def check_width(row: Sequence[str], expected: int, where: str) -> None:
         DataError: with both numbers.
     """
     if len(row) != expected:
-        raise DataError(f"{where}: {len(row)} fields, expected {expected}; fields are parted by tabs, and never quoted")
+        raise DataError(
+            f"{where}: {len(row)} fields, expected {expected}; fields are separated by tabs, and never quoted"
+        )
 
 
 def text_in(value: Any, where: str) -> str:

@@ -64,7 +64,7 @@ def read_glue(path: Path, spec: TaskSpec, split: str) -> Split:
     if dropped > max(10, _MAX_SHORT_ROWS * row):
         raise DataError(
             f"{path}: {dropped} of {row + 1} rows have not the header's {len(header)} fields "
-            f"(the first: {notes.named[SHORT_ROWS][0]}); expected GLUE's {spec.folders[0]} file, parted by tabs"
+            f"(the first: {notes.named[SHORT_ROWS][0]}); expected GLUE's {spec.folders[0]} file, separated by tabs"
         )
     return notes.split(examples, path)
 

@@ -56,8 +56,8 @@ class Columns(Settings):
     separator: str = Field("|", min_length=1, description="What separates the names in a multi-label column of text.")
     group: str | None = Field(
         None,
-        description="Column whose rows with equal values, such as those of one author, are never parted between train"
-        " and dev where one file is split.",
+        description="Column of groups, such as authors: where one file is split, all rows of a group go to the same"
+        " side.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"group"})
