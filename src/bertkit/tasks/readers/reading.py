@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 
 from pydantic import Field
 
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError, MissingColumnError, UsageError
 from bertkit.tasks.examples import SkippedRow
 from bertkit.text.file_format import FileFormat
 
@@ -85,6 +85,8 @@ class LeftOut:
             DataError: `error`, with the option that leaves it out, where bad rows are not left out.
         """
         if not self.skip_bad:
+            if isinstance(error, MissingColumnError):
+                raise error
             raise DataError(f"{error}{SKIP_HINT}") from error
         self._first = self._first or error
         self._bad += 1
