@@ -34,7 +34,7 @@ def write_data(directory: Path) -> None:
     times[20] = ";word;250.5;6"
     (directory / "reading.csv").write_text("\n".join(["before;word;milliseconds;sentence_id", *times]) + "\n")
     write_text(directory / "english.txt", documents=300)
-    write_text(directory / "celtic.txt", documents=60, seed=3)
+    write_text(directory / "celtic.txt", documents=200, seed=3)
     with (directory / "celtic.txt").open("a", encoding="utf-8") as file:
         file.write("\n" + "The wizard enchants a castle.\n" * 20)
     write_model(directory / "minilm", max_tokens=128)
