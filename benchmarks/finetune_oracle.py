@@ -58,7 +58,7 @@ def starting_point(source: Path, labels: tuple[str, ...], directory: Path) -> Pa
     (calm / "config.json").write_text(json.dumps(config | dict.fromkeys(_DROPOUTS, 0.0)))
     model, report = load_model(calm, heads=("sequence_classification",), labels=Labels(labels))
     hub_names = model.hub_form().hub_names(model.state_dict())
-    model.initialise(0, only={name for name, hub_name in hub_names.items() if hub_name in report.drawn_anew})
+    model.initialise(0, only={name for name, hub_name in hub_names.items() if hub_name in report.newly_initialised})
     save_model(model, load_tokenizer(calm), directory / "start")
     return directory / "start"
 

@@ -55,6 +55,15 @@ def test_a_package_imports_its_own_level_and_those_below(package: str) -> None:
     assert not upwards
 
 
+def test_a_class_name_is_used_once() -> None:
+    places: dict[str, list[str]] = {}
+    for file in sorted(ROOT.rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
 def test_pyproject_names_the_libraries_that_are_imported_and_no_other() -> None:
     project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = [*project["dependencies"], *project["optional-dependencies"]["onnx"]]

@@ -1,6 +1,6 @@
 """Caches on disk: what is expensive to compute and can be computed again, by the hash of all that it depends on.
 
-Own design. A result that is one file (a plan, a harvested corpus) lies at `cache_file`, and is written by
+Own design. A single-file result (a plan, a harvested corpus) is at `cache_file`, and is written by
 `files.replacing`, so that it is whole or absent. Many small results (a teacher's outputs, features of a frozen encoder)
 are records of a `RecordCache`. Any of it may be deleted at any time.
 """
@@ -48,7 +48,7 @@ def identity_hash(identity: Any) -> str:
 
 
 def cache_file(root: Path, kind: str, identity: Any, suffix: str) -> Path:
-    """Where a result lies that is one file; its directory is made.
+    """The path of a result that is one file; its directory is made.
 
     Args:
         root: of all caches.
@@ -153,7 +153,7 @@ class RecordCache:
                 return None
             value = os.pread(self._values, place.size, place.start)
             if zlib.crc32(value) != place.checksum:
-                log.warning("%s: one of the %s is damaged and will be computed anew", self.name, self.what)
+                log.warning("%s: one of the %s is damaged and will be recomputed", self.name, self.what)
                 del self._places[key]
                 return None
             found.append(value)
@@ -188,7 +188,7 @@ class RecordCache:
         self.is_full = True
 
     def _read_index(self) -> None:
-        """The records up to the first one whose value is not whole; a writer cuts both files there."""
+        """The records up to the first one whose value is incomplete; a writer truncates both files there."""
         size = os.fstat(self._values).st_size
         raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
         for record in np.frombuffer(raw[: len(raw) // _RECORD.itemsize * _RECORD.itemsize], dtype=_RECORD):

@@ -46,7 +46,7 @@ class StoppedError(BertkitError):
 
     Args:
         reason: what stopped it, where, and what is saved.
-        remedy: how to continue; whoever stopped along with it gives its own.
+        remedy: how to continue; a caller that stops because of it gives its own.
     """
 
     exit_code = 75

@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: bounded in depth, of whole characters, with every error located.
+"""JSON from outside: bounded in depth, valid Unicode, with every error located.
 
 RFC 8259, section 9, lets a parser bound them. Python's own parser recurses, so that deep nesting ends in a
 RecursionError there or in whatever reads the value afterwards; it raises a plain ValueError for integers of more than

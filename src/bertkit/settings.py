@@ -1,7 +1,7 @@
 """The base of every configuration object.
 
-A configuration stands beside the class that it builds, is frozen, and refuses unknown keys. A field's description is
-its help on the command line and its entry in the reference, so what None or an empty list means stands in it in
+A settings class is in the file of the class that it builds, is frozen, and refuses unknown keys. A field's description
+is its help on the command line and its entry in the reference, so it explains None or an empty list in
 parentheses: "Pairs of each paradigm (default: all)."
 """
 
@@ -18,10 +18,10 @@ LARGEST_WHOLE = 2**53
 
 @dataclass(frozen=True)
 class UnreadKey:
-    """A key whose value changes nothing that is computed, beside the other settings.
+    """A key whose value changes nothing that is computed, given the other settings.
 
     Attributes:
-        name: the field, dotted where it lies deeper; empty for all of the settings together.
+        name: the field, dotted where it is nested; empty for all of the settings together.
         reason: why nothing reads it, as a clause.
         remedy: what to change, other than to leave the key out.
         refused: whether a new run is refused; else there is a warning, as where the command line replaced the setting
@@ -72,7 +72,7 @@ class Settings(BaseModel):
         return {name: value for name, value in fields.items() if name not in unchanged}
 
     def unread_keys(self, recipe: Any) -> Iterable[UnreadKey]:
-        """The fields that nothing reads beside the others, whatever their values.
+        """The fields that nothing reads, given the others, whatever their values.
 
         Such a key would change the hash of a recipe and not its result; recipe/unread.py reports those that are set.
 

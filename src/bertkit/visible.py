@@ -1,4 +1,4 @@
-"""Text of others made safe to show: what would steer a terminal or forge a line is written as an escape.
+"""Untrusted text made safe to display: characters that control a terminal or fake a line become escapes.
 
 File names, texts, labels and tokens may hold escape sequences (ECMA-48: C0 and C1 controls) and marks that reorder what
 is displayed (Unicode Standard Annex 9; Boucher and Anderson 2021, arXiv:2111.00169). Files keep them as they are.

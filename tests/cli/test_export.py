@@ -60,7 +60,7 @@ def test_a_copy_that_differs_ends_with_code_5_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["{model}", "--to", "{model}"], 2, "is, holds or lies in the model"),
+        (["{model}", "--to", "{model}"], 2, "is, contains or is inside"),
         (["{model}", "--to", "{out}", "--format", "tensorflow"], 2, "'hf', 'int8', 'onnx'"),
         (["{model}"], 2, "--to"),
         (["{out}/absent", "--to", "{out}"], 3, "absent: does not exist"),

@@ -166,7 +166,7 @@ def test_the_result_is_a_plain_model_that_loads_again_and_in_transformers(tmp_pa
     method.finish(model)
     save_model(model, None, tmp_path / "model")
     again, report = load_model(tmp_path / "model", heads=(TASK.head,), labels=LABELS)
-    assert not report.drawn_anew
+    assert not report.newly_initialised
     torch.testing.assert_close(logits(again.eval()), before)
     peer, loading = transformers.BertForSequenceClassification.from_pretrained(
         tmp_path / "model", output_loading_info=True

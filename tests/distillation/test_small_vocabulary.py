@@ -186,7 +186,7 @@ def test_a_plan_counts_the_teachers_training_and_says_what_it_is_for(classroom: 
     assert plan["parameters"] == control["parameters"]
     compares = {row["term"]: row["compares"] for row in plan["layers"]}
     assert compares == {
-        "mixed_vocabulary": "words cut by the student's vocabulary with probability 0.4",
+        "mixed_vocabulary": "words split by the student's vocabulary with probability 0.4",
         "shared_projections": "parameters of layers, embeddings, head, down and up",
     }
 
@@ -277,5 +277,5 @@ def test_teachers_that_cannot_read_two_vocabularies_are_refused(classroom: Class
 
 def test_batches_of_two_vocabularies_are_not_shown(classroom: Classroom, finished: FinishedRun) -> None:
     request = PretrainArguments(recipe=str(finished.run.path), cache=classroom.directory / "cache")
-    with pytest.raises(UsageError, match="cut by two vocabularies"):
+    with pytest.raises(UsageError, match="tokenized by two vocabularies"):
         show_batch(request, step=1, sequences=1, progress=silent_progress)

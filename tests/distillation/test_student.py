@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.student import as_distilbert, drawn_anew, from_teacher_layers
+from bertkit.distillation.student import as_distilbert, from_teacher_layers, reinitialised
 from bertkit.errors import UsageError
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
@@ -77,7 +77,7 @@ def test_what_is_not_taken_is_drawn_by_the_seed() -> None:
     word = "encoder.embeddings.word.weight"
     assert not torch.equal(first.get_parameter(word), other.get_parameter(word))
     shapes = {name: tuple(parameter.shape) for name, parameter in first.named_parameters()}
-    blank = drawn_anew(first, seed=5)
+    blank = reinitialised(first, seed=5)
     assert {name: tuple(parameter.shape) for name, parameter in blank.named_parameters()} == shapes
     assert not torch.equal(blank.get_parameter(word), first.get_parameter(word))
 

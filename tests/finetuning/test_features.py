@@ -81,7 +81,7 @@ def test_its_model_is_read_again_and_predicts_the_same(tagged: FinishedRun) -> N
     assert config["base"]["model_type"] == "bert"
     model, report = load_model(tagged.run.model)
     assert isinstance(model.encoder, FeatureLstm)
-    assert not report.drawn_anew
+    assert not report.newly_initialised
     predictor = Predictor.load(str(tagged.run.path), resolve_engine(EngineConfig(device="cpu", precision="fp32")))
     predicted = json_lines(tagged.run.path / "predictions" / "tagging-dev.jsonl")
     dev = json_lines(tagged.run.path.parent / "tagging-dev.jsonl")

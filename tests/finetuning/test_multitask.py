@@ -332,7 +332,7 @@ def test_each_task_has_its_own_length_and_the_run_the_settings_of_mt_dnn() -> No
     optimisation = recipe.optimisation
     assert (optimisation.schedule.peak, optimisation.epochs, optimisation.batch_sequences) == (5e-5, 5, 32)
     assert changed(FinetuneRecipe(name="x"), parsed(["task=[rte]"])).task == "rte"
-    with pytest.raises(UsageError, match="rte stands in the list more than once"):
+    with pytest.raises(UsageError, match="rte occurs in the list more than once"):
         changed(recipe, parsed(["task=[rte, squad, RTE]"]))
     with pytest.raises(UsageError, match="at least one task"):
         changed(recipe, parsed(["task=[]"]))

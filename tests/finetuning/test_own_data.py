@@ -94,7 +94,7 @@ def test_a_stopped_run_goes_on_with_the_same_split(place: Place, held_out: Finis
     assert sha256_of(outcome.run.model / weights) == sha256_of(held_out.run.model / weights)
 
 
-def test_a_file_that_changed_since_it_was_parted_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_file_that_changed_since_it_was_split_is_refused(place: Place, tmp_path: Path) -> None:
     table = write_table(tmp_path / "reviews.csv", reviews(COUNT, 1))
     task = OwnTask(train=str(table), split=SplitSettings(share=0.2), columns=COLUMNS)
     run = tmp_path / "run"
@@ -104,7 +104,7 @@ def test_a_file_that_changed_since_it_was_parted_is_refused(place: Place, tmp_pa
             progress=silent_progress,
         )
     write_table(table, reviews(COUNT + 1, 1))
-    with pytest.raises(DataError, match=r"reviews.csv: has changed since it was parted into train and dev"):
+    with pytest.raises(DataError, match=r"reviews.csv: has changed since it was split into train and dev"):
         finetune(FinetuneArguments(resume=str(run)), progress=silent_progress)
 
 
@@ -151,7 +151,7 @@ def test_the_recipe_of_a_task_with_two_files_keeps_its_hash(place: Place) -> Non
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "give a file to evaluate on .--dev FILE., or split the training file"),
+        ({}, "give a file to evaluate on .--dev FILE., or part the training file"),
         ({"dev": "d.csv", "split": {"share": 0.1}}, "not both"),
         ({"split": {"share": 0.1, "folds": 3}}, "expected either share"),
         ({"split": {}}, "expected either share"),
@@ -225,7 +225,7 @@ def test_a_class_that_may_be_a_missing_label_is_asked_about(place: Place, bertki
     [
         ([], 2, "--train: give --dev FILE too, .* or --split 0.1 to hold some out, or --folds 5"),
         (["--split", "0.01"], 2, "fewer than its 2 labels"),
-        (["--folds", "61"], 2, "has 60 examples; take at most that many folds"),
+        (["--folds", "61"], 2, "has 60 examples; take at most this many folds"),
         (["--split", "1.5"], 2, "less than 1"),
         (["--split", "0.1", "--delimiter", ";"], 3, "no ';' in the first line"),
         (["--split", "0.1", "--delimiter", "ab"], 2, "expected one character"),
@@ -246,7 +246,7 @@ def test_dev_without_a_label_of_train_is_told(place: Place, bertkit: Bertkit, tm
     dev = write_table(tmp_path / "dev.csv", [(text, "good") for text, _ in reviews(5, 3)])
     outcome = bertkit(*command(place, place.table, "--dev", str(dev), "--plan"))
     assert outcome.code == 0
-    assert "dev: has no example of 'bad', which train has: its scores say nothing of it" in " ".join(
+    assert "dev: has no example of 'bad', which train has: its scores do not measure it" in " ".join(
         outcome.stderr.split()
     )
 

@@ -195,9 +195,9 @@ def test_files_that_are_no_export_are_never_overwritten(tmp_path: Path) -> None:
         (tmp_path / "file", "is a file"),
         (tmp_path / "notes", r"holds something else than an export \(thesis.txt\)"),
         (tmp_path / "out", r"holds something else than an export \(mine.txt\)"),
-        (source, "is, holds or lies in the model"),
-        (source / "inner", "is, holds or lies in the model"),
-        (tmp_path / "run", "is, holds or lies in the model"),
+        (source, "is, contains or is inside"),
+        (source / "inner", "is, contains or is inside"),
+        (tmp_path / "run", "is, contains or is inside"),
     ):
         with pytest.raises(UsageError, match=message):
             export_model(str(source), to)

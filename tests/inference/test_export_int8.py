@@ -58,7 +58,7 @@ def test_a_directory_has_a_quarter_of_the_bytes_and_near_numbers(source: Path, w
     assert json.loads((written / "config.json").read_text())["quantization_config"]["quant_method"] == "bertkit"
     model, report = load_model(written)
     assert is_quantised(model)
-    assert not report.drawn_anew
+    assert not report.newly_initialised
 
 
 def test_every_command_reads_it(written: Path, bertkit: Bertkit, tmp_path: Path) -> None:

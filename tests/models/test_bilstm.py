@@ -193,7 +193,7 @@ def test_what_is_saved_comes_back(texts: int, tmp_path: Path) -> None:
     again, report = load_model(tmp_path)
     assert again.head_names == (HEAD,)
     assert again.encoder.config == model.encoder.config
-    assert not report.drawn_anew
+    assert not report.newly_initialised
     assert not report.unexpected
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name

@@ -167,7 +167,7 @@ def test_units_of_words_refuse_a_tokenizer_that_marks_none(tmp_path: Path) -> No
     tokenizer = with_roles("pad", "cls", "sep", "mask")
     shards = write_shards(tmp_path, [[3, 4]])
     for units in (Words(), Ngrams(), Spans(), Phrases()):
-        with pytest.raises(UsageError, match="wants whole words, but every token"):
+        with pytest.raises(UsageError, match="needs whole words, but every token"):
             MaskedLM(units=units).prepared(tokenizer, shards)
     MaskedLM(units=Tokens()).prepared(tokenizer, shards)
     marked = with_roles("pad", "cls", "sep", "mask", continuing="##c")

@@ -33,8 +33,8 @@ CAUSAL = "objective=[causal_lm: {}]"
 FAULTS = [
     (ALL[:4], "objective=[masked_lm]", ["objective.masked_lm needs a [MASK] token", "mask_share: 0"]),
     (ALL[:4], "objective=[masked_next_token]", ["objective.masked_next_token needs a [MASK] token"]),
-    (ALL, "objective=[masked_lm: {units: {name: words}}]", ["wants whole words", "take units pieces"]),
-    (ALL, "objective=[masked_lm: {units: {name: spans}}]", ["wants whole words", "tokenizer.type wordpiece"]),
+    (ALL, "objective=[masked_lm: {units: {name: words}}]", ["needs whole words", "take units pieces"]),
+    (ALL, "objective=[masked_lm: {units: {name: spans}}]", ["needs whole words", "tokenizer.type wordpiece"]),
 ]
 
 

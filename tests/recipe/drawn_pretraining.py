@@ -141,6 +141,8 @@ class PretrainingDraws:
             "objective": "its items are drawn",
             "teacher": "names a model",
             "progressive": "makes stages of its own, as the command does before a run",
+            "passes": "makes so few steps of a small text that other keys do not show: test_continuing.py",
+            "held_out_tokens": "a floor that only a text near it shows: tests/data/test_split.py",
             "gb": "decides what is kept on disk alone",
         }
 
@@ -179,7 +181,8 @@ class PretrainingDraws:
             "init": [None, self.model],
             "path": [None, self.model],
             "tokenizer.type": ["wordpiece", "bpe", "byte-bpe", "unigram"],
-            "vocab_size": [150, 170, 200],
+            # Beside a tokenizer that is given, the size is for --plan alone.
+            "vocab_size": lambda recipe: [80, 95, 200] if recipe.tokenizer.path is None else [],
             "min_frequency": [2, 40],
             "character_coverage": [0.9999, 0.99, 0.9],
             "sample_megabytes": [64.0, 0.002, 0.004],
@@ -196,16 +199,9 @@ class PretrainingDraws:
             "random_partner_probability": [0.0, 0.5, 0.3, 1.0],
             "swap_probability": [0.0, 0.3, 0.7],
             "short_sequence_probability": [0.1, 0.7, 1.0],
-            "layout": _LAYOUTS,
-            "units": [
-                {"name": name} for name in ("pieces", "words", "ngrams", "spans", "tiled-spans", "rare", "phrases")
-            ]
-            + [
-                {"name": "annotated", "field": "spans"},
-                {"name": "phrases", "lexicon": files["lexicon.txt"]},
-                {"name": "spans", "longest": 1},
-                {"name": "phrases", "collocations": {"min_count": 2, "min_association": -0.5}},
-            ],
+            # Where the text is one document, or none goes on into the next, two of the layouts are one.
+            "layout": lambda recipe: _LAYOUTS[:2] if recipe.data.layout.choice.endswith("sentences") else _LAYOUTS,
+            "units": lambda recipe: _units(recipe, files["lexicon.txt"]),
             "lexicon": [None, files["lexicon.txt"]],
             "field": ["spans", "more"],
             "min_count": [2, 5],
@@ -219,9 +215,12 @@ class PretrainingDraws:
             "start": [0.2, 0.5],
             "end": [0.2, 0.1],
             "until": [1.0, 0.2],
-            "max_predictions": [None, 1, 2],
+            "max_predictions": [None, 1],
             "mask_share": [0.0, 0.5, 0.8],
-            "random_share": [0.0, 0.1, 0.2],
+            # Of the few spans of a small batch none may be drawn at random.
+            "random_share": lambda recipe: [] if _masks_spans(recipe) else [0.0, 0.2],
+            # MosaicBERT's layers have GELU in any case, and some recipes no vocabulary head.
+            "hidden_act": lambda recipe: [] if recipe.model.model_type == "mosaicbert" else list(ACTIVATIONS),
             "word_order.share": [0.05, 0.15],
             "word_order.length": [2, 3],
             "causal_lm.share": [0.3, 0.5, 1.0],
@@ -230,7 +229,7 @@ class PretrainingDraws:
             "z_loss": [0.0, 1e-4, 1e-2],
             "optimizer": [
                 {"name": name, "clip_norm": 0.05, **more}
-                for name in ("adamw", "adam", "lamb", "adafactor", "muon")
+                for name in ("adamw", "adam", "stable-adamw", "lamb", "adafactor", "muon")
                 for more in ({}, {"weight_decay": 0.0})
             ],
             "betas": [(0.9, 0.999), (0.8, 0.999), (0.9, 0.95)],
@@ -256,6 +255,12 @@ class PretrainingDraws:
             "warmup_steps": lambda recipe: [] if _first_has_own_schedule(recipe) else [0, 3, 4],
             "warmup_share": lambda recipe: [] if _first_has_own_schedule(recipe) else [0.1, 0.2],
             "total_steps": [None, 300, 900],
+            "batch_ramp": [None],
+            "groups": [(), ({"parameters": "encoder.layers.0.*", "rate": 0.5},), ({"parameters": "*", "rate": 2.0},)],
+            # Of sequences it shows where batches grow, which a test by name has.
+            "clock": ["updates"],
+            "peak": [0.005, 0.01, 0.02],
+            "hours": [None],
             "floor": [0.0, 0.2, 1.0],
             "stable_share": [0.5, 0.7, 1.0],
             "optimisation.steps": [600, 650],
@@ -327,6 +332,22 @@ def validated(settings: dict[str, Any]) -> Recipe | None:
         return validate(Located.of(settings, "drawn"), DistillTextRecipe if "teacher" in settings else Recipe)
     except ValueError:
         return None
+
+
+def _masks_spans(recipe: Recipe) -> bool:
+    return any(getattr(getattr(each, "units", None), "name", "") == "spans" for each in recipe.objectives)
+
+
+def _units(recipe: Recipe, lexicon: str) -> list[dict[str, Any]]:
+    """Units of masking; the teacher's vocabulary has all words of the text, so that words and tokens are one."""
+    words = [] if isinstance(recipe, DistillTextRecipe) else ["words"]
+    return [
+        *({"name": name} for name in ("pieces", *words, "ngrams", "spans", "tiled-spans", "rare", "phrases")),
+        {"name": "annotated", "field": "spans"},
+        {"name": "phrases", "lexicon": lexicon},
+        {"name": "spans", "longest": 1},
+        {"name": "phrases", "collocations": {"min_count": 2, "min_association": -0.5}},
+    ]
 
 
 def _flat(value: Any) -> Any:

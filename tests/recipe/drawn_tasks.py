@@ -93,6 +93,11 @@ class TaskDraws:
             "transfer": "names a file",
             "before": "makes a run of its own, which the test of the schema has",
             "stages": "refused on a task",
+            **dict.fromkeys(
+                ("reading", "delimiter", "encoding", "quoted", "na", "skip_bad_rows"),
+                "shows in files of other forms: tests/tasks/test_readers_reading.py",
+            ),
+            "split": "excludes dev, which names a file",
             "texts": "of a student, the task's",
         }
 
@@ -193,7 +198,7 @@ class TaskDraws:
             "select": [None, "best"],
             # Two tasks of equally many examples, as here, are learnt in equal shares at any S.
             "task_smoothing": lambda recipe: [] if isinstance(recipe.task, tuple) else [1.0, 0.0],
-            "max_nonfinite_steps": [0, 1, 3],
+            "max_nonfinite_steps": lambda recipe: [] if _kind_of(recipe) == "several" else [0, 1, 3],
             "student": _STUDENTS,
             "student.layers": ["first", "last", "all"],
             "student.number": [1, 2],

@@ -66,8 +66,9 @@ class TaskRuns:
             yield digest(bool(trainer.best_weights))
             yield _plain({key: value for key, value in results.items() if key not in ("seed", "selected")})
             yield _plain([file.read_text() for file in sorted(path.glob("predictions/*"))])
-            with trainer.session():
-                yield _given_up_after(trainer, trainer._batches(0))
+            if len(prepared) == 1:  # of several tasks, a batch is that of the step's own
+                with trainer.session():
+                    yield _given_up_after(trainer, trainer._batches(0))
         finally:
             shutil.rmtree(path, ignore_errors=True)
 

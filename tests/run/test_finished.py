@@ -57,7 +57,7 @@ def test_a_damaged_run_or_one_of_other_code_is_passed_over_with_the_reason(
         assert finished_before(tmp_path, identity()) is None
     assert f"{run.path} is finished and of the same recipe, but is not used: " in caplog.text
     assert reason in caplog.text
-    with pytest.raises(UsageError, match=r"does not stand for a new one: .*name another --run-dir"):
+    with pytest.raises(UsageError, match=r"cannot be reused: .*name another --run-dir"):
         finished_before(tmp_path, identity(), run_dir=run.path)
 
 

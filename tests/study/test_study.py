@@ -20,8 +20,8 @@ from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
-from bertkit.study import piece_run
-from bertkit.study.measuring import Answer, Asking
+from bertkit.study import workplace as study_workplace
+from bertkit.study.measuring import Measurer, MeasureResult
 from bertkit.study.planned import PlannedStudy
 from bertkit.study.run import StudyArguments, run_study
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -125,16 +125,16 @@ def test_stopped_again_and_again_within_its_runs_it_ends_with_the_same_results(h
 def test_killed_between_two_runs_it_does_not_repeat_what_is_finished(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carry_out = piece_run.Workplace.carry_out
+    carry_out = study_workplace.Workplace.carry_out
     done: list[str] = []
 
-    def until_the_fifth(self: piece_run.Workplace, piece: object, *rest: object, **more: object) -> None:
+    def until_the_fifth(self: study_workplace.Workplace, study_run: object, *rest: object, **more: object) -> None:
         if len(done) == 5:
             raise KeyboardInterrupt
-        carry_out(self, piece, *rest, **more)  # type: ignore[arg-type]  # passed on
-        done.append(piece.name)  # type: ignore[attr-defined]  # a Piece
+        carry_out(self, study_run, *rest, **more)  # type: ignore[arg-type]  # passed on
+        done.append(study_run.name)  # type: ignore[attr-defined]  # a StudyRun
 
-    monkeypatch.setattr(piece_run.Workplace, "carry_out", until_the_fifth)
+    monkeypatch.setattr(study_workplace.Workplace, "carry_out", until_the_fifth)
     with pytest.raises(StoppedError, match="interrupted; go on with"):
         run_study(arguments(home, "between"), progress=silent_progress)
     monkeypatch.undo()
@@ -148,15 +148,15 @@ def test_killed_between_two_runs_it_does_not_repeat_what_is_finished(
 def test_broken_off_while_a_run_is_measured_it_ends_with_the_same_results(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = Asking.ask
+    measure = Measurer.measure
 
-    def interrupted(self: Asking, name: str, *rest: object) -> Answer:
-        answer = ask(self, name, *rest)  # type: ignore[arg-type]  # passed on
+    def interrupted(self: Measurer, name: str, *rest: object) -> MeasureResult:
+        answer = measure(self, name, *rest)  # type: ignore[arg-type]  # passed on
         if name == "other":
             raise KeyboardInterrupt
         return answer
 
-    monkeypatch.setattr(Asking, "ask", interrupted)
+    monkeypatch.setattr(Measurer, "measure", interrupted)
     with pytest.raises(StoppedError, match="interrupted"):
         run_study(arguments(home, "measured"), progress=silent_progress)
     monkeypatch.undo()
@@ -255,23 +255,23 @@ def test_a_run_costs_the_budget_by_the_cost_model(place: Path) -> None:
     planned = _planned(arguments(place, "unused", "budget={flops: 2.0e+9, steps: null}"))
     costs = planned.costs({}, silent_progress)
     steps = {}
-    for piece in planned.pieces():
-        steps[piece.arm] = planned.steps(piece, costs)
-        recipe = planned.recipe(piece, steps[piece.arm])
+    for study_run in planned.runs():
+        steps[study_run.arm] = planned.steps(study_run, costs)
+        recipe = planned.recipe(study_run, steps[study_run.arm])
         (stage,) = stages_of(recipe)
         shards = open_shards(recipe, cache=place / "cache", offline=True, progress=silent_progress)
         tokenizer = load_tokenizer(shards.directory)
         run = StageRun(stage, shards, tokenizer, cache=place / "cache")
         model = pretraining_model(recipe.model, recipe.objectives, tokenizer.vocab_size)
-        spent = sum(training_flops(model, run.batches[step], run.objectives) for step in range(steps[piece.arm]))
-        assert spent == pytest.approx(2e9 * piece.share, rel=0.04)
+        spent = sum(training_flops(model, run.batches[step], run.objectives) for step in range(steps[study_run.arm]))
+        assert spent == pytest.approx(2e9 * study_run.share, rel=0.04)
     assert steps["causal"] < steps["masked"]  # a prediction at every token
 
 
 def test_tokens_as_a_budget_give_arms_of_one_layout_equal_steps(place: Path) -> None:
     planned = _planned(arguments(place, "unused", "budget={tokens: 3000, steps: null}"))
     costs = planned.costs({}, silent_progress)
-    steps = {planned.steps(piece, costs) for piece in planned.pieces() if piece.candidate is None}
+    steps = {planned.steps(study_run, costs) for study_run in planned.runs() if study_run.candidate is None}
     (one,) = steps
     assert one * 9 * 20 == pytest.approx(3000, rel=0.3)
 

@@ -77,10 +77,10 @@ def answers(home: Path, arm: str) -> dict[str, Any]:
 
 
 def test_every_arm_is_asked_what_it_can_be(home: Path) -> None:
-    asked = {arm: answers(home, arm) for arm in ("masked", "causal", "replaced")}
-    missing = {(arm, name) for arm, own in asked.items() for name, answer in own.items() if answer["score"] is None}
+    found = {arm: answers(home, arm) for arm in ("masked", "causal", "replaced")}
+    missing = {(arm, name) for arm, own in found.items() for name, answer in own.items() if answer["score"] is None}
     assert missing == {("causal", "other")}
-    assert {own["accuracy"]["more"]["metric"] for own in asked.values()} == {
+    assert {own["accuracy"]["more"]["metric"] for own in found.values()} == {
         "accuracy/masked_lm",
         "accuracy/causal_lm",
     }

@@ -13,7 +13,7 @@ from scipy import stats
 from bertkit.errors import DataError
 from bertkit.metrics.statistics import mean_interval
 from bertkit.study.report import report
-from bertkit.study.results import Chosen, choose, difference, study_results, verdict
+from bertkit.study.results import ChosenSetting, choose, difference, study_results, verdict
 from bertkit.study.settings import Study
 from tests.study.tiny_study import PEAK, STUDY, study
 
@@ -105,7 +105,7 @@ def test_a_claim_by_several_measures_is_decided_by_their_mean() -> None:
     assert difference(ours, theirs, ["x", "y"])["seeds"] == pytest.approx([0.1, 0.6])
 
 
-def chosen_of(scores: dict[float, float | None], **changes: Any) -> Chosen:
+def chosen_of(scores: dict[float, float | None], **changes: Any) -> ChosenSetting:
     """The choice among learning rates with these scores."""
     grid = {PEAK: list(scores)}
     of = Study.model_validate(study(name="t", choose={**STUDY["choose"], "grid": grid}, **changes))
@@ -132,7 +132,10 @@ def test_the_report_says_who_had_more_candidates_and_what_is_at_an_edge() -> Non
     grid = {PEAK: [1e-4, 1e-3, 1e-2]}
     of = Study.model_validate(study(name="t", arms=arms, choose={**STUDY["choose"], "grid": grid}))
     candidates = [{"setting": {PEAK: peak}, "steps": 3, "score": 1.0, "scores": {}} for peak in grid[PEAK]]
-    chosen = {"masked": Chosen({PEAK: 1e-2}, candidates, [PEAK]), "causal": Chosen({PEAK: 1e-3}, candidates * 2)}
+    chosen = {
+        "masked": ChosenSetting({PEAK: 1e-2}, candidates, [PEAK]),
+        "causal": ChosenSetting({PEAK: 1e-3}, candidates * 2),
+    }
     documents = [
         document(arm, seed, held_out=3.0 + seed + shift, other=None if shift else 0.25)
         for arm, shift in (("masked", 0.0), ("causal", 0.5))

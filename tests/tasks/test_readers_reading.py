@@ -62,7 +62,7 @@ def test_a_delimiter_that_is_given_is_taken(tmp_path: Path) -> None:
     [
         ("text,label", ";", "no ';' in the first line, 'text,label', .* it seems to be commas; correct --delimiter"),
         ("text\tlabel", "|", "no '|' in the first line, .* it seems to be tabs"),
-        ("text;label|id", None, r"one column by commas, .* it seems to be semicolons or '\|'; say which"),
+        ("text;label|id", None, r"one column by commas, .* it seems to be semicolons or '\|'; name it"),
     ],
 )
 def test_a_delimiter_that_no_row_has_is_named_with_the_likely_one(

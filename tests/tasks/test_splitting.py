@@ -151,13 +151,13 @@ def test_a_dev_smaller_than_its_classes_is_refused(labels: list[Any], share: flo
         held_out(texts(labels), share, 0)
 
 
-def test_one_group_cannot_be_parted() -> None:
-    with pytest.raises(UsageError, match=r"the 1 groups of mine.csv cannot be split so; .*another column"):
+def test_one_group_cannot_be_split() -> None:
+    with pytest.raises(UsageError, match=r"the 1 groups of mine.csv cannot be split this way; .*another column"):
         held_out(texts(["a", "b"] * 10, ["g"] * 20), 0.2, 0)
 
 
 def test_folds_above_the_examples_or_groups_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"--folds 7 .*: mine.csv has 6 examples; take at most that many folds"):
+    with pytest.raises(UsageError, match=r"--folds 7 .*: mine.csv has 6 examples; take at most this many folds"):
         folds(texts(["a", "b"] * 3), 7, 0)
     with pytest.raises(UsageError, match=r"mine\.csv has 3 groups"):
         folds(texts(["a", "b"] * 3, list("gghhii")), 4, 0)

@@ -37,23 +37,23 @@ def test_sizes_and_sums_are_those_of_a_plain_loop(ramp: BatchRamp, full: int, st
     assert [sizes.at(step) for step in range(steps)] == expected
     assert [sizes.before(step) for step in range(steps + 1)] == [sum(expected[:step]) for step in range(steps + 1)]
     for first, end in ((0, steps), (2, steps // 2 + 1)):
-        pieces = list(sizes.pieces(first, end))
-        assert [size for a, b, size in pieces for _ in range(b - a)] == expected[first:end]
-        assert (pieces[0][0], pieces[-1][1]) == (first, end)
+        ranges = list(sizes.ranges(first, end))
+        assert [size for a, b, size in ranges for _ in range(b - a)] == expected[first:end]
+        assert (ranges[0][0], ranges[-1][1]) == (first, end)
 
 
 def test_without_a_ramp_all_batches_are_whole() -> None:
     sizes = BatchSizes(5, 10)
     assert [sizes.at(step) for step in (0, 9)] == [5, 5]
     assert sizes.before(7) == 35
-    assert list(sizes.pieces(2, 10)) == [(2, 10, 5)]
+    assert list(sizes.ranges(2, 10)) == [(2, 10, 5)]
 
 
 def test_equal_sequences_means_as_many_of_each_size() -> None:
     ramp = BatchRamp(start=2, increment=2, until=0.5, equal="sequences")
-    pieces = list(BatchSizes(8, 11_000, ramp).pieces(0, 5500))
-    assert [size for *_, size in pieces] == [2, 4, 6]
-    assert [(end - first) * size for first, end, size in pieces] == pytest.approx([6000] * 3, abs=6)
+    ranges = list(BatchSizes(8, 11_000, ramp).ranges(0, 5500))
+    assert [size for *_, size in ranges] == [2, 4, 6]
+    assert [(end - first) * size for first, end, size in ranges] == pytest.approx([6000] * 3, abs=6)
 
 
 @pytest.mark.parametrize(("start", "increment"), [(9, 1), (3, 4), (8, 1)])

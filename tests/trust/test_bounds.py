@@ -95,7 +95,7 @@ def test_an_error_about_a_file_that_is_no_recipe_quotes_nothing_of_it(tmp_path: 
 def test_a_base_with_a_mistake_is_still_described_by_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("kind: pretrain\nmodel: [\n")
     (tmp_path / "mine.yaml").write_text("extends: base\n")
-    with pytest.raises(UsageError, match=r"`bertkit recipes show .*base\.yaml` tells what is wrong"):
+    with pytest.raises(UsageError, match=r"`bertkit recipes show .*base\.yaml` shows its errors"):
         resolve_recipe(str(tmp_path / "mine.yaml"))
 
 

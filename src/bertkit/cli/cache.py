@@ -1,7 +1,7 @@
 """`bertkit cache`: what the caches take on disk, and how to free it.
 
 Nothing here follows a paper. Everything in a cache can be computed or fetched again; only the directories that bertkit
-makes are touched, never another file that lies beside them.
+makes are touched, never another file in the same folder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Entry:
 
 
 def info(*, common: Output) -> None:
-    """Show where the caches lie, and the entries, size and newest date of each kind."""
+    """Show where the caches are, and the entries, size and newest date of each kind."""
     root = cache_directory()
     entries = {kind: _entries(root / kind) for kind in KINDS}
     if common.as_json:
@@ -63,7 +63,7 @@ def info(*, common: Output) -> None:
     ]
     console.table(("kind", "entries", "size", "newest", "content"), rows)
     result(f"{root}: {size(sum(each.bytes for found in entries.values() for each in found))}")
-    console.info("`bertkit cache clear KIND` frees it; models and data sets of the Hub lie elsewhere (`hf cache ls`)")
+    console.info("`bertkit cache clear KIND` frees it; models and data sets of the Hub are elsewhere (`hf cache ls`)")
 
 
 def clear(
@@ -110,7 +110,7 @@ def clear(
 
 
 def _entries(directory: Path) -> list[_Entry]:
-    """What lies in the directory of a kind; hidden files are still being written."""
+    """What is in the directory of a kind; hidden files are still being written."""
     if not directory.is_dir() or directory.is_symlink():
         return []
     found = sorted(path for path in directory.iterdir() if not path.name.startswith("."))

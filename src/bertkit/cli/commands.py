@@ -50,7 +50,7 @@ class CommandGroup(TyperGroup):
         return found
 
     def summary(self, name: str) -> str:
-        """What the group's help page says of a command."""
+        """The line of a command on the group's help page."""
         module, _, attribute = self.table[name].partition(":")
         spec = find_spec(module)
         assert spec is not None

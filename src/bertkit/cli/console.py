@@ -1,4 +1,4 @@
-"""The two streams of a command: progress and logs on stderr for people, the result on stdout for programs.
+"""The two streams of a command: progress and logs on stderr, the result on stdout.
 
 Nothing here follows a paper. Messages are Python's own logging under the name `bertkit`, so that a line that any layer
 logs is shown here and kept in the run's log.txt alike.

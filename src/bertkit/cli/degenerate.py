@@ -31,7 +31,7 @@ def degenerate_lines(results: Mapping[str, Any]) -> list[str]:
 
 
 def _runs(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The runs of a suite, or of each task of an evaluation, with what tells each from the others."""
+    """The runs of a suite, or of each task of an evaluation, with what distinguishes each."""
     runs = results.get("runs") or ()
     if isinstance(runs, Mapping):
         return [(f"{task}, seed {run['seed']}", run) for task, own in runs.items() for run in own]

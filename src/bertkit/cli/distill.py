@@ -136,7 +136,7 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: T
     if common.plan:
         common.finish_plan(distill_text_plan(request))
         return
-    finished = run_pretraining(request, progress=console.progress, begun=keep_log)
+    finished = run_pretraining(request, progress=console.progress, on_start=keep_log)
     print_held_out(finished.results)
     common.finish(finished.run, finished.results)
 
@@ -150,7 +150,7 @@ def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, commo
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return
-    outcome = finetune(request, progress=console.progress, begun=keep_log)
+    outcome = finetune(request, progress=console.progress, on_start=keep_log)
     print_scores(outcome)
     _print_teacher(outcome.results)
     common.finish(outcome.run, outcome.results)

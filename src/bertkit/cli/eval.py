@@ -22,7 +22,7 @@ SUITES = {
 """Each suite's name on the command line and its command."""
 
 NEW_DATA = "RUN"
-"""What stands for a run, whose name is its own command: `bertkit eval RUN --data F`."""
+"""A placeholder: a run's name is a command of its own: `bertkit eval RUN --data F`."""
 
 WITHOUT_MODEL = {
     "score": "bertkit.cli.eval_saved:score",

@@ -21,7 +21,7 @@ SHOWN_CLASSES = 20
 
 @dataclass(frozen=True)
 class NamedColumns(Options):
-    """Columns of the file, where they are called otherwise than in the training data."""
+    """Columns of the file, where their names differ from those of the training data."""
 
     text: Annotated[str | None, option("--text", metavar="COL", help="Column of the text.")] = None
     text_pair: Annotated[str | None, option("--text-pair", metavar="COL", help="Column of the second text.")] = None

@@ -82,7 +82,7 @@ def ensemble(
         run_dir=run_dir,
         offline=common.offline,
         command=sys.argv,
-        begun=keep_log,
+        on_start=keep_log,
     )
     evaluated = evaluate_ensemble(request)
     _print_ensemble(evaluated.results)

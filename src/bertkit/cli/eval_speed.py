@@ -30,8 +30,8 @@ Methods = Annotated[
     option(
         "--method",
         metavar="MODEL=METHOD",
-        help="Method whose published row stands beside a model: distilbert, tinybert, ... or none (default: that of its"
-        " run, else by family and size). Repeatable.",
+        help="Method whose published row is shown beside a model: distilbert, tinybert, ... or none (default: that of"
+        " its run, else by family and size). Repeatable.",
     ),
 ]
 
@@ -66,7 +66,7 @@ def speed(
         run_dir=run_dir,
         offline=common.offline,
         command=sys.argv,
-        begun=keep_log,
+        on_start=keep_log,
     )
     evaluated = evaluate_speed(
         request, settings, results=results or (), methods=methods or (), progress=console.progress

@@ -206,7 +206,7 @@ def finetune(
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return
-    outcome = run_finetuning(request, progress=console.progress, begun=keep_log)
+    outcome = run_finetuning(request, progress=console.progress, on_start=keep_log)
     print_scores(outcome)
     common.finish(outcome.run, outcome.results)
 

@@ -1,6 +1,6 @@
 """Options of the command line, generated from settings classes: what typer reads of a command's signature.
 
-Nothing here follows a paper. A command is a plain function whose parameters say what its options are:
+Nothing here follows a paper. A command is a plain function whose parameters define its options:
 
     def mlm(
         model: Model = None,
@@ -50,7 +50,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How the options of a settings class are written where the fields' names do not say it.
+    """How the options of a settings class are written where they differ from the fields' names.
 
     Attributes:
         options: `--option METAVAR` of a field; a metavar with a comma (`N,N`) stands for a list in one value.
@@ -83,7 +83,7 @@ class FromField:
     Attributes:
         schema: the class that has the field, as `module:Class`; imported when the option is made.
         key: the recipe's dotted key that it overrides; the last part is the field.
-        spelling: `--option METAVAR` where the field's name does not say it.
+        spelling: `--option METAVAR` where it differs from the field's name.
         panel: heading on the help page.
         shows_default: whether the help page shows the field's default; that of a recipe's field, the recipe may change.
     """
@@ -310,7 +310,7 @@ def _options_of(parameter: inspect.Parameter) -> tuple[list[inspect.Parameter], 
 
 
 def annotation_parts(annotation: Any) -> tuple[Any, ...]:
-    """A type and what `Annotated` says besides."""
+    """A type and the metadata of `Annotated`."""
     return get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
 
 
@@ -328,7 +328,7 @@ def fields_of(kind: type[Options]) -> list[inspect.Parameter]:
     annotations: dict[str, Any] = {}
     for layer in kind.__mro__:
         for name, annotation in inspect.get_annotations(layer, eval_str=True).items():
-            annotations.setdefault(name, annotation)  # a class may describe a field of the one that it extends anew
+            annotations.setdefault(name, annotation)  # a class may redescribe a field of the class that it extends
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
         for name, annotation in annotations.items()

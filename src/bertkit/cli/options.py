@@ -1,4 +1,4 @@
-"""Options that many commands share, and where runs lie.
+"""Options that many commands share, and where runs are.
 
 Nothing here follows a paper; the names are those of the command-line contract. Sibling generated_options.py makes
 options of settings classes. Nothing heavy is imported: torch, datasets and the rest wait for the command that needs
@@ -67,7 +67,7 @@ def _seed(text: str) -> int | None:
 
 
 def option(*names: str, help: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
-    """An option whose help says what its default is, or that has none."""
+    """An option whose help names its default, or that has none."""
     return typer.Option(*names, help=escaped(help), metavar=metavar, rich_help_panel=panel, show_default=False, **more)
 
 
@@ -109,7 +109,7 @@ def _complete_run(incomplete: str) -> list[str]:
 
 
 OlderThan = Annotated[
-    float | None, option("--older-than", metavar="DAYS", min=0, help="Only what is at least so many days old.")
+    float | None, option("--older-than", metavar="DAYS", min=0, help="Only what is at least this many days old.")
 ]
 DryRun = Annotated[bool, option("--dry-run", help="Show what would be deleted, and delete nothing.", metavar="")]
 Yes = Annotated[bool, option("--yes", "-y", help="Delete without asking.", metavar="")]
@@ -235,7 +235,7 @@ class Measuring(Common):
             "fresh": self.fresh,
             "offline": self.offline,
             "command": sys.argv,
-            "begun": keep_log,
+            "on_start": keep_log,
         }
 
     def finish(self, run: RunDirectory, document: Mapping[str, Any]) -> None:
@@ -372,7 +372,7 @@ def set_overrides(texts: Sequence[str] | None) -> list[Override]:
 
 
 def keep_log(run: RunDirectory) -> None:
-    """Write the traceback of a bug in the run's log; what a request's `begun` is for."""
+    """Write the traceback of a bug in the run's log; for a request's `on_start`."""
     console.log_file = run.log_file
 
 

@@ -63,7 +63,7 @@ def pretrain(
     if common.plan:
         common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))
         return
-    finished = run_pretraining(request, progress=console.progress, begun=keep_log)
+    finished = run_pretraining(request, progress=console.progress, on_start=keep_log)
     print_held_out(finished.results)
     common.finish(finished.run, finished.results)
 

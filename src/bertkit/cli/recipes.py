@@ -1,4 +1,4 @@
-"""`bertkit recipes`: what ships, and what a recipe comes to once `extends` and `--set` are applied.
+"""`bertkit recipes`: the shipped ones, and a recipe with `extends` and `--set` applied.
 
 Nothing here follows a paper. Sibling runs.py does the same for runs.
 """

@@ -31,7 +31,7 @@ def show_batch(
     ],
     step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="The update whose batch is shown.")] = 1,
     sequences: Annotated[
-        int, typer.Option("--sequences", metavar="N", min=1, help="Show so many sequences of the batch.")
+        int, typer.Option("--sequences", metavar="N", min=1, help="Show this many sequences of the batch.")
     ] = 4,
     data: Data = None,
     settings: SetOption = None,
@@ -87,7 +87,7 @@ def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
 def _print(batch: ShownBatch) -> None:
     import rich.console
 
-    # No soft wrapping where nobody looks: a sequence is one line then.
+    # No soft wrapping where the output is no terminal: a sequence is one line then.
     out = rich.console.Console(highlight=False, soft_wrap=True)
     stage = f", stage {batch.stage}" if batch.stage else ""
     heading = f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences"
@@ -125,8 +125,8 @@ def _append(line: Text, token: ShownToken, following: str | None) -> None:
     if token.change is None:
         line.append(visible(token.token))
     else:
-        said = {"masked": token.original, "kept": "kept"}.get(token.change, f"{token.change} {token.original}")
-        line.append(visible(f"{token.token}({said})"), style=STYLES[token.change])
+        change = {"masked": token.original, "kept": "kept"}.get(token.change, f"{token.change} {token.original}")
+        line.append(visible(f"{token.token}({change})"), style=STYLES[token.change])
     others = {term: target for term, target in token.predicts.items() if target != following}
     if others:
         shown = ", ".join(f"{term}: {target}" for term, target in others.items())

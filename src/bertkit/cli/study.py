@@ -66,7 +66,7 @@ def study(
     *,
     common: StudyOptions,
 ) -> None:
-    """Compare objectives or settings fairly: equal budgets, rates chosen for each arm, fresh seeds, and verdicts.
+    """Compare objectives or settings at equal cost, each at its own chosen learning rate, over fresh seeds.
 
     Examples:
     `bertkit study objectives --data my.txt --data-dir DATA --plan`
@@ -96,7 +96,7 @@ def study(
         planned.check()
         _print_plan(study_plan(planned), as_json=common.as_json)
         return
-    finished = run_study(arguments, progress=console.progress, begun=keep_log)
+    finished = run_study(arguments, progress=console.progress, on_start=keep_log)
     _print_results(finished.results)
     console.info(f"tables are in {finished.run.path / 'report.md'}, figures in {finished.run.path / 'figures'}")
     document = {"run": str(finished.run.path), "status": "done", "results": finished.results}

@@ -1,6 +1,6 @@
 """The one batch format: tokens of all sequences end to end, no padding between the embedding and the head.
 
-Attention alone knows where sequences end. For torch's scaled dot-product attention, which needs rectangles, sequences
+Attention alone reads where sequences end. For torch's scaled dot-product attention, which needs rectangles, sequences
 are gathered by length into a few blocks; the indices are computed here, once a batch, outside the step.
 
     ids_T          [CLS] the cat [SEP] [CLS] a [MASK] returns a list [SEP]

@@ -186,7 +186,7 @@ class _Counts:
             self.parts_Nn, self.place_N2 = self.parts_Nn[kept_N], self.place_N2[kept_N]
 
     def counts_of(self, hash_N: Hashes) -> Integers:
-        """How often these were seen; at least 1, for what was forgotten was seen."""
+        """How often these were seen; at least 1, since dropped ones were seen."""
         if not self.hash_N.size:
             return np.ones(hash_N.size, np.int64)
         at_N = np.minimum(np.searchsorted(self.hash_N, hash_N), self.hash_N.size - 1)

@@ -1,4 +1,4 @@
-"""The `data` section of a pretraining recipe: which text, cut into which samples (see layouts/)."""
+"""The `data` section of a pretraining recipe: which text, and how it becomes samples (see layouts/)."""
 
 from __future__ import annotations
 

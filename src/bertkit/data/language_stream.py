@@ -30,7 +30,7 @@ from bertkit.errors import DataError
 
 BLOCK_SAMPLES = 1 << 16
 _ADDRESS_BITS = 40
-"""Samples of different languages draw apart: the language stands above the number of any sample."""
+"""A language's number is added above this many bits of a sample's number: languages have separate random draws."""
 
 Integers = NDArray[np.int64]
 

@@ -4,7 +4,7 @@ Devlin et al. 2019, multilingual BERT (google-research/bert, multilingual.md, "D
 with the share P of the text is drawn with a probability in proportion to P^S, S = 0.7, for the vocabulary and for
 training alike; no token marks a text's language.
 
-The languages lie one after another in the same shards, and the manifest lists the documents of each. Sibling
+The languages follow one another in the same shards, and the manifest lists the documents of each. Sibling
 language_stream.py draws from them; it needs torch, which preparing text does not.
 
 Shapes: L languages.
@@ -74,7 +74,7 @@ class LanguageCorpus(Corpus):
         return self.names[find(self.ends, position.reader)]
 
     def sample_text(self, megabytes: float, progress: Progress = silent_progress) -> Iterator[str]:
-        """Lines of documents drawn evenly from every language, of about so many megabytes in the smoothed shares.
+        """Lines of documents drawn evenly from every language, of about this many megabytes in the smoothed shares.
 
         One pass. A language with less text than its share is repeated.
 

@@ -52,7 +52,7 @@ def prepare_shards(
         out: the directory; None: one under `cache` named by the identity.
         workers: processes that tokenise; None: all cores.
         progress: shows how many characters are read and tokenised.
-        shard_tokens: a shard is closed when it has so many tokens.
+        shard_tokens: a shard is closed when it has this many tokens.
 
     Raises:
         UsageError: `out` holds something else; the vocabulary is too small.
@@ -103,7 +103,7 @@ def prepare_shards(
 
 
 def _report_spans(shards: TokenShards) -> None:
-    """Tell what became of the corpus's annotated spans."""
+    """Log the outcomes of the corpus's annotated spans."""
     for field, outcomes in shards.manifest.get(SPANS, {}).items():
         lost = {outcome: number for outcome, number in outcomes.items() if outcome != "kept" and number}
         reasons = ", ".join(f"{number:,} {_OUTCOMES_IN_WORDS[outcome]}" for outcome, number in lost.items())
@@ -249,7 +249,7 @@ def _locked(directory: Path, cache: Path) -> Iterator[None]:
 
 
 def prepared_description(shards: TokenShards) -> dict[str, Any]:
-    """Counts of finished shards, for people and JSON; what became of annotated spans, where there are any."""
+    """Counts of finished shards, for display and JSON; outcomes of annotated spans, where there are any."""
     spans = {SPANS: shards.manifest[SPANS]} if SPANS in shards.manifest else {}
     return {
         "shards": str(shards.directory),

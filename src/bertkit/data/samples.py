@@ -153,11 +153,11 @@ class Samples:
         return replace(self, **changes)
 
     def with_targets(self, term: str, targets: Targets, **changes: Any) -> Samples:
-        """The same with an objective's targets, beside those of others."""
+        """The same samples with an objective's targets added."""
         return replace(self, targets={**self.targets, term: targets}, **changes)
 
     def split(self, max_tokens: int | None) -> Iterator[Samples]:
-        """Runs of whole sequences of at most `max_tokens` tokens each; a longer sequence stands alone."""
+        """Runs of whole sequences of at most `max_tokens` tokens each; a longer sequence is a run of its own."""
         if max_tokens is None or self.ids_T.size <= max_tokens:
             yield self
             return

@@ -1,7 +1,7 @@
 """Writing token shards as they fill, in constant memory; an interrupted run continues.
 
 No paper. A shard is closed at the end of the block that fills it; then, and only then, progress.json is updated. What
-lies beyond that point after a crash is cut off and written again. Sibling shards.py reads finished shards.
+was written beyond that point before a crash is cut off and written again. Sibling shards.py reads finished shards.
 
 Shapes: K segments of a block, T tokens of a block, V vocabulary, F fields with spans, C outcomes of a span.
 """
@@ -83,7 +83,7 @@ class ShardWriter:
         directory: of the shards.
         identity: of the corpus and all that determines the tokens.
         vocab_size: V.
-        shard_tokens: a shard is closed when it has so many tokens.
+        shard_tokens: a shard is closed when it has this many tokens.
         span_fields: names of the fields whose spans are marked, in a file beside each shard.
 
     Attributes:
@@ -200,7 +200,7 @@ class ShardWriter:
         return {SPAN_FIELDS: list(self.span_fields), SPANS: outcomes}
 
     def close(self) -> None:
-        """Give up the open files; what is not in a finished shard is written again by the next run."""
+        """Close the open files; what is not in a finished shard is written again by the next run."""
         for file in (self._segments, self._documents, self._shard, self._marks):
             if file is not None:
                 file.close()
@@ -239,7 +239,7 @@ class ShardWriter:
         write_json(self.directory / PROGRESS, {**state, "opens": self._opens, "stage": "tokens"})
 
     def _restore(self) -> None:
-        """Take up the state of the last finished shard, where there is one of the same corpus and tokenizer."""
+        """Restore the state of the last finished shard, where there is one of the same corpus and tokenizer."""
         path = self.directory / PROGRESS
         state = read_json(path) if path.is_file() else {}
         if state.get("identity") != self.identity or not state.get("shards") or self._missing(state):

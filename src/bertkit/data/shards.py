@@ -1,6 +1,6 @@
 """Token shards: a tokenised corpus on disk, read through memory maps.
 
-No paper. The tokens of all documents lie end to end; two indices give the starts of segments (sentences or lines) and
+No paper. The tokens of all documents are concatenated; two indices give the starts of segments (sentences or lines) and
 documents. prepare.py and shard_writer.py make them.
 
 Shapes: S segments, D documents, T tokens of a range, V vocabulary, F shard files.
@@ -38,7 +38,7 @@ DOCUMENTS = "documents-00000.idx"
 COUNTS = "token_counts.npy"
 SPAN_FIELDS = "span_fields"
 SPANS = "spans"
-"""Entries of the manifest: names of the fields with spans, in the order of their bits; what became of their spans."""
+"""Entries of the manifest: names of the fields with spans, in the order of their bits; outcomes of their spans."""
 INDEX_TYPE = np.dtype("<i8")
 
 Int64s = NDArray[np.int64]
@@ -68,7 +68,7 @@ class TokenShards:
     """A tokenised corpus. Picklable: a worker process opens its own memory maps.
 
     Attributes:
-        directory: where the files lie; also a tokenizer directory.
+        directory: where the files are; also a tokenizer directory.
         manifest: the content of manifest.json.
         fingerprint: sha256 over the sha256 of every file: equal for equal corpora under equal tokenizers.
         vocab_size, tokens, num_segments, num_documents: counts.
@@ -154,7 +154,7 @@ class TokenShards:
         marks_T = marks_T[: end - start].copy()
         for field in range(len(self.span_fields)):
             begins, inside = BEGINS << 2 * field, INSIDE << 2 * field
-            # A token inside a span that does not begin one goes on with the span of the token before.
+            # A token inside a span that does not begin one continues the span of the token before.
             goes_on_T = marks_T & (begins | inside) == inside
             cut_in_front = int(np.argmin(goes_on_T)) if not goes_on_T.all() else marks_T.size
             marks_T[:cut_in_front] &= ~np.uint8(inside)

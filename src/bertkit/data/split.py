@@ -1,7 +1,7 @@
 """Which text is trained on and which is held out: whole documents, or the ends of documents where the text is short.
 
 Own design. A text of many documents holds out the share of them that a draw on their numbers chooses. Where that gives
-too few tokens, as from a novel whose documents are paragraphs, or far too many, as from one book beside many letters,
+too few tokens, as from a novel whose documents are paragraphs, or far too many, as from one book among many letters,
 documents are taken in the order of the same draw until the tokens suffice, then the last segments of documents that are
 too long to be taken whole. Sibling stream.py makes samples of both parts.
 

@@ -185,7 +185,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
         vocabulary: of the tokenizer.
         corruptions: the stage's objectives.
         batch_sequences: of one step; of a whole one where they grow.
-        micro_batch_tokens: a batch is split into parts of at most so many; None: it is not split.
+        micro_batch_tokens: a batch is split into parts of at most this many; None: it is not split.
         first_step: the step of the run that is the stage's first.
         run_steps: of the whole run, for the progress at a step; None where no corruption changes along the run.
         sizes: sequences of each step of the run, where they grow.
@@ -276,9 +276,9 @@ PREFETCHED_BATCHES = 4
 
 
 def prefetch(make: Callable[[int], Made], steps: range) -> Generator[Made, None, None]:
-    """What `make` gives for these steps, in order; an error of its is raised where its step is asked for.
+    """What `make` gives for these steps, in order; an error is raised when its step is requested.
 
-    Whoever stops before the end closes the iterator, which waits for what is being made.
+    A caller that stops before the end closes the iterator, which waits for what is being made.
     """
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as thread:
         waiting: deque[Future[Made]] = deque()

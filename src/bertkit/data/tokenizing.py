@@ -68,7 +68,7 @@ def tokenize_block(tokenizer: Tokenizer, segments: str, parts: list[Part], span_
     spans = _marked(tokenizer, annotated, length_K, span_fields) if span_fields else None
     kept_K = length_K > 0
     documents = np.array(document_K, np.int64)[kept_K]
-    # Document 0 is the one that the last block ended in: it goes on here and does not begin.
+    # Document 0 is the one that the last block ended in: it continues here.
     begins_K = np.diff(documents, prepend=0) > 0
     opens = document > 0 and (not len(documents) or int(documents[-1]) != document)
     return TokenBlock(ids_T.astype(token_type(tokenizer.vocab_size)), length_K[kept_K], begins_K, opens, spans)
@@ -99,7 +99,7 @@ def _offsets(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.int64]]:
     if max(map(len, texts), default=0) <= MAX_ENCODED_CHARACTERS:
         return tokenizer.offsets_plain(texts)
     return [
-        np.concatenate([tokenizer.offsets_plain([piece])[0] + start for start, piece in _cut_up(text)])
+        np.concatenate([tokenizer.offsets_plain([piece])[0] + start for start, piece in _split_long(text)])
         for text in texts
     ]
 
@@ -110,17 +110,17 @@ def _encode(tokenizer: Tokenizer, texts: list[str]) -> tuple[NDArray[np.int64], 
     pieces: list[str] = []
     owner: list[int] = []
     for k, text in enumerate(texts):
-        cut = [piece for _, piece in _cut_up(text)]
+        cut = [piece for _, piece in _split_long(text)]
         pieces += cut
         owner += [k] * len(cut)
-    # One piece at a time: a megabyte without a space costs the tokenizer a hundred.
+    # One part at a time: the tokenizer needs a hundred megabytes for one without a space.
     parts = [tokenizer.encode_plain([piece])[0] for piece in pieces]
     length_K = np.bincount(owner, weights=[len(part) for part in parts], minlength=len(texts))
     return np.concatenate(parts), length_K.astype(np.int64)
 
 
-def _cut_up(text: str) -> list[tuple[int, str]]:
-    """Pieces of at most MAX_ENCODED_CHARACTERS, cut at spaces where there are any, each with where it begins."""
+def _split_long(text: str) -> list[tuple[int, str]]:
+    """Parts of at most MAX_ENCODED_CHARACTERS, split at spaces where there are any, each with its start."""
     pieces, start = [], 0
     while len(text) - start > MAX_ENCODED_CHARACTERS:
         space = text.rfind(" ", start + 1, start + MAX_ENCODED_CHARACTERS)
@@ -200,7 +200,7 @@ def _begin_worker(tokenizer: Tokenizer, cutting: tuple[str, int]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave when the parent is killed; a pool's worker would wait for work for ever."""
+    """Exit when the parent is killed; a pool's worker would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

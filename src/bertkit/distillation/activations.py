@@ -1,6 +1,6 @@
-"""What a term of distillation sees of a model: its logits, the states behind its layers, its attention scores.
+"""What a term of distillation reads of a model: its logits, the states behind its layers, its attention scores.
 
-Own design. A recorder is handed to the forward pass, so a teacher and a student of different families can be compared.
+Own design. A recorder is passed to the forward pass, so a teacher and a student of different families can be compared.
 Layers are counted from 1, the embeddings being 0.
 
 Shapes: T packed tokens, B sequences, M rows of logits (examples of a task, or tokens of a text), K classes, D width,

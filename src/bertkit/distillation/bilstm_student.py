@@ -1,9 +1,9 @@
-"""An untrained BiLSTM: a vocabulary of its own, learnt from the task's texts, and weights drawn anew.
+"""An untrained BiLSTM: a vocabulary of its own, learnt from the task's texts, and randomly initialised weights.
 
 Tang et al. 2019, arXiv:1903.12136, section 4.2. All that is written is a model directory, which `bertkit finetune`,
 `distill`, `predict` and `eval` take like any other.
 
-Quirks: the paper's students know every word of the word2vec release; here the vocabulary is small, for its table would
+Quirks: the paper's students have every word of the word2vec release; here the vocabulary is small, for its table would
 be larger than all the rest.
 
 Shapes: V vocabulary, E width of the embeddings.
@@ -110,7 +110,7 @@ def own_tokenizer(texts: Iterable[str], student: BilstmStudent) -> Tokenizer:
 
 
 def _take_vectors(model: HeadedModel, tokenizer: Tokenizer, student: BilstmStudent, path: Path) -> None:
-    """Put the vectors of known words in the place of what was drawn."""
+    """Replace the random embeddings of known words by their vectors."""
     special = tokenizer.special_ids
     words = {
         token: number

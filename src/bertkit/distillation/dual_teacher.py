@@ -1,11 +1,11 @@
-"""A teacher that reads two vocabularies, its own and its student's, and trains beside its student.
+"""A teacher that reads two vocabularies, its own and its student's, and is trained together with its student.
 
 Zhao et al. 2019, arXiv:1909.11687v1, dual training: the teacher has a table of words for each vocabulary, of its own
 width, and an output layer for each, tied to its table; which of them predicts a token depends on the vocabulary that
 the token belongs to. Not found: what the two output layers share (here the dense layer and norm before the product with
-the words) and how the student's words are initialised (here drawn anew, by the rules of the teacher's family).
+the words) and how the student's words are initialised (here randomly, by the rules of the teacher's family).
 
-Ids of both vocabularies stand in one space: the teacher's own first, then the student's.
+Both vocabularies share one id space: the teacher's own first, then the student's.
 
 Shapes: T packed tokens, M predicted tokens, D the teacher's width, V the rows of its own table, W the student's words.
 """
@@ -32,7 +32,7 @@ _TABLE = "embeddings.word"
 
 
 class StudentWords(nn.Module):
-    """The student's words as the teacher knows them: an embedding of D and an output bias for each."""
+    """The student's words in the teacher: an embedding of D and an output bias for each."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class TwoTables(nn.Module):
 
 
 class DualTeacher(nn.Module):
-    """A teacher with its student's words beside its own.
+    """A teacher with its own words and its student's.
 
     Args:
         model: the teacher, which is changed: its table of words becomes `TwoTables`. Of its heads the masked LM's is
@@ -105,7 +105,7 @@ class DualTeacher(nn.Module):
         Args:
             batch: what it reads, in ids of both vocabularies.
             index_M: the masked tokens.
-            id_M: what stood there.
+            id_M: the original tokens there.
         """
         encoder = self.model.encoder
         states_MD = encoder.forward_tokens(encoder.with_global_tokens(batch, self.model.head_names), index_M)
@@ -137,7 +137,7 @@ def check_teacher(model: HeadedModel, *, source: str) -> None:
 
 
 def teacher_of(student: HeadedModel) -> DualTeacher:
-    """The teacher that trains beside a student."""
+    """The teacher that is trained together with a student."""
     found = student.companions[TEACHER]
     assert isinstance(found, DualTeacher)
     return found

@@ -58,7 +58,7 @@ class TeacherCost(Trainer[Any]):
 
 
 class _StudentRecorder(ActivationRecorder):
-    """Records the student, beside what else reads or edits its states."""
+    """Records the student, together with other recorders that read or edit its states."""
 
     def beside(self, other: Recorder | None) -> Recorder | None:
         own = self.recorder()
@@ -72,7 +72,7 @@ class TextDistillationTerms(ObjectiveTerms):
 
     Args:
         objectives: in the order in which they are summed.
-        student: the model that learns, with its projections beside it.
+        student: the model that learns, with its projections.
         teacher: reads what the student reads.
         shapes: of both.
         top_k: likeliest words that the teacher's cache keeps of a token.
@@ -176,7 +176,7 @@ class TaskDistillationTerms(TaskTerms):
         task: student's and teacher's.
         terms: the comparisons; none for a control.
         labels_weight: of the task's own loss; 0 leaves it out.
-        student: the model that learns, with its projections beside it.
+        student: the model that learns, with its projections.
         teacher: read and never trained; None where there are no comparisons.
         shapes: of both.
     """

@@ -1,4 +1,4 @@
-"""The losses of distillation as functions of two tensors, one number a row; nothing here knows a model.
+"""The losses of distillation as functions of two tensors, one number a row; nothing here depends on a model.
 
 Every function gives the loss of each row, so that a term is a sum and a count, and neither padding nor the cut of a
 batch changes it. Released codes have four scales for what they all call the distillation loss; here there is one:

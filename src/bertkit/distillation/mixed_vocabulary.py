@@ -1,15 +1,15 @@
-"""A teacher's masked LM on text that two vocabularies cut: some words by its student's, the others by its own.
+"""A teacher's masked LM on text of two vocabularies: some words in its student's tokens, the others in its own.
 
-Zhao et al. 2019, arXiv:1909.11687v1, dual training: every word of a training sequence is cut by the student's
-vocabulary with a probability p_DT, and the teacher, which trains beside its student, predicts the masked tokens, each
-among the tokens of the vocabulary that it belongs to. So it learns the student's words from contexts of its own, and
-the other way round. Its student reads the same text in its own tokens alone (masked_lm.py), and is compared with its
+Zhao et al. 2019, arXiv:1909.11687v1, dual training: every word of a training sequence is tokenized by the student's
+vocabulary with a probability p_DT. The teacher, which is trained together with its student, predicts the masked tokens,
+each among the tokens of its vocabulary. So it learns the student's words from contexts of its own, and the other way
+round. Its student reads the same text in its own tokens alone (masked_lm.py), and is compared with its
 teacher in shared_projections.py. p_DT was not to be found; 0.5 is a choice of this package.
 
 The corpus is stored in the student's tokens, so a word that is unknown to the student stays [UNK] for the teacher, too.
 Special tokens are the teacher's own. The teacher's masks are drawn apart from the student's.
 
-Shapes: T packed tokens of the student, N of the mixed text, B sequences, W words, U words cut by the teacher's
+Shapes: T packed tokens of the student, N of the mixed text, B sequences, W words, U words tokenized by the teacher's
 vocabulary, M masked tokens, V the student's vocabulary.
 """
 
@@ -46,7 +46,7 @@ _LABEL, _TOKEN_TYPE, _DROPPED = "label", "token_type", "dropped"
 
 
 class TeacherObjective(Objective):
-    """An objective of a teacher that trains beside its student: the student's states are not read."""
+    """An objective of a teacher that is trained together with its student; it does not read the student's states."""
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if getattr(recipe, "control", False):
@@ -61,7 +61,7 @@ class TeacherObjective(Objective):
 
     @abstractmethod
     def compares(self, shapes: ShapePair) -> str:
-        """What is compared, for people."""
+        """The compared quantity, for display."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +85,11 @@ class TwoVocabularies:
 
 @dataclass(frozen=True)
 class Mixed:
-    """A text cut by two vocabularies.
+    """A text tokenized by two vocabularies.
 
     Attributes:
         samples: with the ids of both.
-        origin_N: the student's token that each token stands for; the first of its word where the teacher's cut it.
+        origin_N: the student's token that each token stands for; the first of its word for the teacher's tokens.
         dropped_B: tokens that were left out of each sequence, for the teacher reads no longer ones.
     """
 
@@ -99,13 +99,13 @@ class Mixed:
 
 
 class MixedVocabulary(TeacherObjective):
-    """The teacher's masked LM on words cut by either vocabulary."""
+    """The teacher's masked LM on words tokenized by either vocabulary."""
 
     student_share: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="Probability with which a word that the teacher reads is cut by the student's vocabulary (the"
+        description="Probability with which a word that the teacher reads is split by the student's vocabulary (the"
         " paper's p_DT).",
     )
     rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that is predicted.")
@@ -146,7 +146,7 @@ class MixedVocabulary(TeacherObjective):
             max_tokens: of the teacher's longest sequence.
 
         Raises:
-            DataError: words cannot be cut by either of them.
+            DataError: words cannot be tokenized by either of them.
         """
         known = self.model_copy()
         known._vocabularies = TwoVocabularies(
@@ -164,7 +164,7 @@ class MixedVocabulary(TeacherObjective):
         """Leave the mixed text among the targets, masked; the student's own text stays as it is.
 
         `index_M` of the targets has an entry for every token of the mixed text: the student's token that it stands for.
-        `id_M` is what the teacher reads there. Columns: `label`, what stood there where it is masked, else -1;
+        `id_M` is what the teacher reads there. Columns: `label`, the original token where it is masked, else -1;
         `token_type`; `dropped`, at a sequence's first token.
         """
         mixed = self.mixed(samples, draw)
@@ -179,7 +179,7 @@ class MixedVocabulary(TeacherObjective):
 
         Args:
             samples: in the student's tokens, not corrupted.
-            draw: one number a word, addressed by its first token, decides which vocabulary cuts it.
+            draw: one number a word, addressed by its first token, decides which vocabulary tokenizes it.
         """
         known = self.vocabularies
         special_T = known.retokenizer.special_V[samples.ids_T]
@@ -191,7 +191,7 @@ class MixedVocabulary(TeacherObjective):
         taken_T = np.zeros(words.word_T.shape, dtype=np.bool_)
         inside_T = words.word_T >= 0
         taken_T[inside_T] = taken_W[words.word_T[inside_T]]
-        # A word that is cut anew stands where its first token stood; its other tokens make none.
+        # A retokenized word is at the place of its first old token; its other tokens add none.
         length_T = np.where(taken_T, 0, 1)
         length_T[start_U] = [len(each) for each in cut]
         origin_N = np.repeat(np.arange(length_T.size), length_T)
@@ -224,7 +224,7 @@ class MixedVocabulary(TeacherObjective):
         return MaskedLM(rate=self.rate, max_predictions=self.max_predictions)
 
     def compares(self, shapes: ShapePair) -> str:
-        return f"words cut by the student's vocabulary with probability {self.student_share:g}"
+        return f"words split by the student's vocabulary with probability {self.student_share:g}"
 
     def expected_count(self, length: int) -> float:
         return self._masking.expected_count(length)

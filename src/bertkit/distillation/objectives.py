@@ -2,7 +2,7 @@
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108, section 3 (soft targets of all tokens, masked LM, cosine); Jiao et al.
 2019, TinyBERT, arXiv:1909.10351, section 3.1; Sun et al. 2020, MobileBERT, arXiv:2004.02984, section 3.4. Settings and
-formulas are those of terms/; here each term becomes an objective that corrupts nothing and stands in a recipe's list
+formulas are those of terms/; here each term becomes an objective that corrupts nothing, in a recipe's list
 under the same name. Sibling loss_terms.py computes them.
 
 Shapes: T packed tokens, M tokens whose words are compared, D width.
@@ -57,7 +57,7 @@ class DistillationObjective(Objective):
         return self.distilled.count(batch, 0)
 
     def compares(self, shapes: ShapePair) -> str:
-        """What is compared, for people: the layers as student's: teacher's."""
+        """The comparison, for display: the layers as student's: teacher's."""
         return "layers " + ", ".join(f"{m}: {n}" for m, n in self.distilled.layer_pairs(shapes))
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:

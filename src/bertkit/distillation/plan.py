@@ -1,4 +1,4 @@
-"""What distillation would cost, before it is begun: the teacher's part of `--plan`.
+"""What distillation would cost, before it starts: the teacher's part of `--plan`.
 
 FLOPs as in training/cost.py. On text the document is pretraining's, on a task fine-tuning's; the teacher's passes are
 added to their FLOPs and time. A teacher whose outputs are kept reads each example once, any other in every pass. What

@@ -1,7 +1,7 @@
 """What a recipe of kind `distill` may hold: a recipe on text or on a task, with a teacher and a student.
 
 Hinton et al. 2015, arXiv:1503.02531. A recipe with an `objective` distils on text: it is a pretraining recipe in whose
-list terms of distillation stand beside the objectives (DistilBERT, Sanh et al. 2019, arXiv:1910.01108). Any other
+list terms of distillation among the objectives (DistilBERT, Sanh et al. 2019, arXiv:1910.01108). Any other
 distils on a task: it is a fine-tuning recipe with a list `distillation`, in which the labels are one term.
 
     kind: distill                                     kind: distill
@@ -57,7 +57,7 @@ LABELS = "labels"
 TEACHER_OBJECTIVES: dict[str, type[TeacherObjective]] = {
     kind.term: kind for kind in (MixedVocabulary, SharedProjections)
 }
-"""The objectives of a teacher that trains beside its student, by the name that a recipe gives them."""
+"""The objectives of a teacher that is trained with its student, by the name that a recipe gives them."""
 _ON_TEXT: dict[str, type[Objective]] = {**OBJECTIVES, **DISTILLATION_OBJECTIVES, **TEACHER_OBJECTIVES}
 _SECTIONS = ("optimisation", "data", "engine", "text", "tagging", "span", "choice")
 """Parts of a recipe of which `before.set` changes some keys."""
@@ -103,8 +103,8 @@ class _Distillation(Settings):
 class CopiedParts(Settings):
     """Parts of the teacher that a student is initialised from; the others are drawn by the seed."""
 
-    embeddings: bool = Field(True, description="Take the teacher's embeddings, else draw them anew.")
-    head: bool = Field(True, description="Take the teacher's heads and pooler, else draw them anew.")
+    embeddings: bool = Field(True, description="Take the teacher's embeddings, else initialise them randomly.")
+    head: bool = Field(True, description="Take the teacher's heads and pooler, else initialise them randomly.")
 
 
 class TextStudent(CopiedParts):
@@ -131,7 +131,7 @@ class TeacherLayers(CopiedParts):
         "teacher", description="The teacher's family, or that of DistilBERT, without segment types and pooler."
     )
     init: Literal["teacher", "random"] = Field(
-        "teacher", description="random: the same shape with all weights drawn anew."
+        "teacher", description="random: the same shape, with all weights randomly initialised."
     )
     of: str | None = Field(
         None,
@@ -163,7 +163,7 @@ class GivenModel(Settings):
 
 
 class NewModel(Settings):
-    """A model of any sizes with weights drawn anew; it reads with the teacher's tokenizer."""
+    """A model of any sizes with randomly initialised weights; it reads with the teacher's tokenizer."""
 
     config: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
 
@@ -173,7 +173,7 @@ _STUDENTS = {GivenModel: "model", NewModel: "config", BilstmStudent: "family"}
 
 
 def _student_kind(student: Any) -> str:
-    """The key that tells which kind of student it is; `layers` where it has none of these keys."""
+    """The key that decides the kind of student; `layers` where it has none of these keys."""
     if isinstance(student, dict):
         return next((key for key in _STUDENTS.values() if key in student), "layers")
     return next((key for kind, key in _STUDENTS.items() if isinstance(student, kind)), "layers")
@@ -267,7 +267,7 @@ class TeacherCacheConfig(Settings):
     top_k: int = Field(
         16, ge=1, description="Likeliest words that are kept of a token; all others share what is left of probability."
     )
-    gb: float = Field(4.0, gt=0, description="At most so many 10^9 bytes; what does not fit is computed anew.")
+    gb: float = Field(4.0, gt=0, description="Upper bound, in units of 10^9 bytes; what does not fit is recomputed.")
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if not any(each.kind.compares_logits for each in distillation_objectives(recipe.objectives)):
@@ -285,7 +285,7 @@ class DistillTextRecipe(_Distillation, Recipe):
         (), description="Parts of the student's encoder that keep their first weights, such as embeddings.position."
     )
     objective: Annotated[tuple[AnyItem, ...], AfterValidator(_each_objective_once)] = Field(
-        description="What is learnt, from the text and from the teacher: objectives and terms, each with its settings."
+        description="The loss, from the text and from the teacher: objectives and terms, each with its settings."
     )
     progressive: Progressive | None = Field(None, description="Layer-by-layer transfer before the rest of the run.")
     teacher_store: TeacherCacheConfig | None = Field(
@@ -330,7 +330,7 @@ class DistillTextRecipe(_Distillation, Recipe):
         return self
 
     def _errors_of_two_vocabularies(self, comparing: list[str]) -> list[str]:
-        """What a student with a vocabulary of its own cannot have.
+        """Errors of settings that a student with a vocabulary of its own cannot have.
 
         Args:
             comparing: the terms for which both models read the same tokens.
@@ -352,7 +352,7 @@ class DistillTextRecipe(_Distillation, Recipe):
         ]
         if self.tokenizer.path is None and self.tokenizer.type != "wordpiece":
             errors.append(
-                f"tokenizer.type is {self.tokenizer.type}, and words are cut by either of two vocabularies where both"
+                f"tokenizer.type is {self.tokenizer.type}, and words are split by either of two vocabularies where both"
                 " are WordPieces; write wordpiece"
             )
         return errors
@@ -422,7 +422,7 @@ class OwnLoss(Settings):
 
 
 class TaskItem(NamedItem):
-    """One term of what is learnt."""
+    """One loss term."""
 
     what: ClassVar[str] = "term"
 
@@ -469,13 +469,11 @@ class DistillRecipe(_Distillation, FinetuneRecipe):
     )
     student: AnyStudent = Field(default_factory=TeacherLayers, description="What the student is initialised from.")
     distillation: Annotated[tuple[AnyTaskItem, ...], AfterValidator(_each_term_once)] = Field(
-        description="What is learnt: a list of terms, each with its weight."
+        description="The loss: a list of terms, each with its weight."
     )
     transfer: Transfer | None = Field(None, description="Text without labels to learn on, the user's own.")
     augmentation: AnyAugmentation | None = Field(None, description="Altered copies of the examples, to learn on too.")
-    before: RunBefore | None = Field(
-        None, description="A run that goes before, from whose model the student is initialised."
-    )
+    before: RunBefore | None = Field(None, description="A preceding run, from whose model the student is initialised.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> DistillRecipe:
@@ -497,7 +495,7 @@ class DistillRecipe(_Distillation, FinetuneRecipe):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
         if not isinstance(self.student, GivenModel):
-            yield UnreadKey("new_head", "the student is made anew, and its head with it", "write student: {model: ...}")
+            yield UnreadKey("new_head", "the student is newly made, with a new head", "write student: {model: ...}")
 
     @property
     def terms(self) -> tuple[DistillationTerm, ...]:
@@ -566,7 +564,7 @@ def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
 
 
 def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
-    """The recipe of the run that goes before; None where there is none, as for a control.
+    """The recipe of the preceding run; None where there is none, as for a control.
 
     Raises:
         UsageError: errors in its settings.
@@ -578,7 +576,7 @@ def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
 
 
 def _settings_before(recipe: DistillRecipe) -> dict[str, Any]:
-    """What is set otherwise in the run before, by dotted key."""
+    """What is set differently in the run before, by dotted key."""
     settings: dict[str, Any] = {}
     for key, value in () if recipe.before is None else recipe.before.set.items():
         # `--set before.set.optimisation.epochs=50` makes a section of what would else be a dotted key.

@@ -1,8 +1,9 @@
-"""Words of one WordPiece vocabulary cut by another: so a teacher reads text that is stored in its student's tokens.
+"""Words of one WordPiece vocabulary tokenized by another: a teacher reads text that is stored in its student's tokens.
 
 Zhao et al. 2019, arXiv:1909.11687v1, dual training. Both vocabularies are WordPieces over equal words (the same case,
-the same accents), so that a word's tokens, joined, are the word, and it can be cut anew; what a student's vocabulary
-does not know (its [UNK]) cannot. Sibling of text/vocabulary_mapping.py, which compares two vocabularies token by token.
+the same accents), so that a word's tokens, joined, are the word, and it can be tokenized again; what the student's
+vocabulary lacks (its [UNK]) cannot. Sibling of text/vocabulary_mapping.py, which compares two vocabularies token by
+token.
 
 Shapes: V the student's vocabulary.
 """
@@ -22,11 +23,11 @@ from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.words import WordMarks
 
 MAX_WORDS = 1 << 18
-"""Words that are remembered; the memory starts anew when it is full."""
+"""Words in the cache; it is emptied when it is full."""
 
 
 class WordRetokenizer:
-    """Cuts a student's words into its teacher's tokens, and remembers the words that it has cut.
+    """Tokenizes a student's words by its teacher's vocabulary, with a cache of words.
 
     Args:
         student: whose tokens the words are given in.
@@ -38,7 +39,7 @@ class WordRetokenizer:
             of text.
 
     Raises:
-        DataError: one of the two is no WordPiece vocabulary, or they see other words in a text.
+        DataError: one of the two is no WordPiece vocabulary, or they split a text into different words.
     """
 
     def __init__(self, student: Tokenizer, teacher: Tokenizer) -> None:
@@ -82,30 +83,30 @@ class WordRetokenizer:
 
 
 def check_same_words(student: Tokenizer, teacher: Tokenizer) -> None:
-    """Raise DataError unless both are WordPiece vocabularies that see the same words in every text."""
+    """Raise DataError unless both are WordPiece vocabularies that split every text into the same words."""
     rules = []
     for whose, tokenizer in (("student", student), ("teacher", teacher)):
         kind = type(tokenizer.backend.model).__name__
         rule = word_rules(tokenizer)
         if not isinstance(tokenizer.backend.model, models.WordPiece) or rule is None:
             raise DataError(
-                f"the {whose}'s tokenizer is a {kind} vocabulary; words can be cut by either of two vocabularies where"
-                " both are WordPieces cut as BERT's (tokenizer.type: wordpiece)"
+                f"the {whose}'s tokenizer is a {kind} vocabulary; words can be split by either of two vocabularies"
+                " where both are WordPieces split as BERT's (tokenizer.type: wordpiece)"
             )
         if missing := sorted({"unk", "cls", "sep", "mask"} - set(tokenizer.roles)):
             raise DataError(f"the {whose}'s tokenizer has no token for {', '.join(missing)}, which masking needs")
         rules.append(rule)
     own, theirs = rules
     if differing := [name for name in own if own[name] != theirs[name]]:
-        told = ", ".join(f"{name} is {own[name]}, the teacher's {theirs[name]}" for name in differing)
+        differences = ", ".join(f"{name} is {own[name]}, the teacher's {theirs[name]}" for name in differing)
         raise DataError(
-            f"the student's tokenizer sees other words than its teacher's: {told}; learn it as the teacher's was"
+            f"the student's tokenizer sees other words than its teacher's: {differences}; learn it as the teacher's was"
             " (leave tokenizer.lowercase and tokenizer.strip_accents out)"
         )
 
 
 def word_rules(tokenizer: Tokenizer) -> Mapping[str, bool | str] | None:
-    """What decides the words that a tokenizer finds in a text before it cuts them; None where it is not BERT's way."""
+    """The settings by which BERT's pre-tokenizer finds words; None where the tokenizer has another one."""
     settings = json.loads(tokenizer.canonical_json)
     normaliser, cutting = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
     if normaliser.get("type") != "BertNormalizer" or cutting.get("type") != "BertPreTokenizer":

@@ -1,4 +1,4 @@
-"""Shared projections as an objective: a student's parameters near those of the teacher that trains beside it.
+"""Shared projections as an objective: a student's parameters near those of the teacher that is trained with it.
 
 Zhao et al. 2019, arXiv:1909.11687v1, shared variable projections: the loss is the teacher's masked LM on mixed words,
 the student's masked LM, and epsilon (`weight` here; its value was not to be found) times a distance of parameters,
@@ -101,7 +101,7 @@ def teacher_objectives(objectives: Sequence[Objective]) -> tuple[TeacherObjectiv
 
 
 def add_teacher(student: HeadedModel, objectives: Sequence[Objective], teacher: HeadedModel, *, seed: int) -> None:
-    """Put the teacher that these objectives train beside the student, and the projections that they need.
+    """Add the teacher that these objectives train, and the projections that they need, to the student.
 
     Args:
         student: both train with it, are kept in its checkpoints, and are never written with it.
@@ -215,7 +215,7 @@ def sizes_of(student: HeadedModel, teacher: HeadedModel) -> dict[Side, tuple[int
 
 
 def parameter_projections_of(student: HeadedModel) -> ParameterProjections:
-    """The projections that train beside a student."""
+    """The projections that are trained with a student."""
     found = student.companions[PARAMETER_PROJECTIONS]
     assert isinstance(found, ParameterProjections)
     return found
@@ -229,7 +229,7 @@ def _part(name: str) -> Part | None:
 
 
 def _sides(name: str, axes: int) -> tuple[Side | None, ...]:
-    """What the axes of a parameter of BERT's are; of a matrix the first is what it gives out."""
+    """What the axes of a parameter of BERT's are; of a matrix the first is its output."""
     sides: tuple[Side | None, ...] = ("width", "width")
     if ".feed_forward.inner." in name:
         sides = ("inner", "width")

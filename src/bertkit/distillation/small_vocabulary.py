@@ -1,6 +1,6 @@
-"""Training of a student with a small vocabulary of its own, its teacher training beside it.
+"""Training of a student with a small vocabulary of its own, together with its teacher.
 
-Zhao et al. 2019, arXiv:1909.11687v1. Pretraining has the loop; here is what stands beside the model: a teacher that
+Zhao et al. 2019, arXiv:1909.11687v1. Pretraining has the loop; this file has what is added to it: a teacher that
 reads both vocabularies, and the projections between the two. Sibling text.py has a teacher that is not trained and
 reads what its student reads.
 """
@@ -213,7 +213,7 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
         for objective in stage.recipe.objectives:
             if isinstance(objective, MixedVocabulary):
                 rows = objective.expected_count(length) / length
-                for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+                for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
                     tokens = sequences * length
                     flops += (end - first) * step_flops(
                         teacher,

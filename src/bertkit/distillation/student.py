@@ -40,7 +40,7 @@ _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 
 
 def student_directory(recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Path, offline: bool = False) -> Path:
-    """Where the model lies that the student is made of, with the tokenizer that it reads with.
+    """The directory of the model that the student is made from, which has its tokenizer.
 
     Raises:
         DataError: it is quantised, and cannot be trained.
@@ -82,7 +82,7 @@ def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig
 
 
 def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> HeadedModel | None:
-    """The student before its first step, made of its teacher; None where it is a model of its own.
+    """The student before its first step, made from its teacher; None where it is a given model.
 
     Args:
         recipe: resolved.
@@ -90,7 +90,7 @@ def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> He
         seed: of what is drawn.
 
     Raises:
-        UsageError: a student that its teacher's layers do not make.
+        UsageError: a student that cannot be made from its teacher's layers.
     """
     student = recipe.student
     if isinstance(student, NewModel):
@@ -112,7 +112,7 @@ def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> He
     )
     if student.form == "distilbert":
         made = as_distilbert(made, seed=seed)
-    return drawn_anew(made, seed=seed) if student.init == "random" else made
+    return reinitialised(made, seed=seed) if student.init == "random" else made
 
 
 def student_layers(student: TeacherLayers, teacher: EncoderConfig) -> list[int]:
@@ -138,8 +138,8 @@ def from_teacher_layers(
     Args:
         teacher: stays as it is.
         layers: from 0, ascending.
-        embeddings: take what the first layer reads, else draw it anew.
-        head: take the heads and the pooler, else draw them anew.
+        embeddings: take what the first layer reads, else initialise it randomly.
+        head: take the heads and the pooler, else initialise them randomly.
         seed: of what is drawn.
 
     Raises:
@@ -161,7 +161,7 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
 
     Args:
         model: stays as it is.
-        seed: of the heads that have another form there, which are drawn anew.
+        seed: of the heads that have another form there, which are randomly initialised.
 
     Raises:
         UsageError: the model is no BERT.
@@ -185,7 +185,9 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
     anew = {name for name in smaller.own_state() if name.partition(".")[0] not in alike}
     smaller.initialise(seed, only=anew)
     if anew:
-        log.info("%s: drawn anew, for DistilBERT has them in another form", ", ".join(sorted(heads - alike)))
+        log.info(
+            "%s: randomly initialised, since DistilBERT has them in another form", ", ".join(sorted(heads - alike))
+        )
     return smaller.train(model.training)
 
 
@@ -204,7 +206,7 @@ def distilbert_config(config: EncoderConfig) -> DistilBertConfig:
     return DistilBertConfig(**{name: getattr(config, name) for name in shared})
 
 
-def drawn_anew(model: HeadedModel, *, seed: int) -> HeadedModel:
+def reinitialised(model: HeadedModel, *, seed: int) -> HeadedModel:
     """The same shape with new weights."""
     heads = [*model.head_names, *([POOLER] if model.has_pooler else [])]
     config = model.encoder.config
@@ -257,7 +259,7 @@ def init_from_teacher(
             has = "none" if found is None else f"one of shape {tuple(found.shape)}"
             raise UsageError(
                 f"student.{key}: the student's {name} is of shape {tuple(parameter.shape)}, and the teacher has {has};"
-                f" write student.{key}: {'null' if key == 'layers' else 'false'} to draw it anew, or give the"
+                f" write student.{key}: {'null' if key == 'layers' else 'false'} to initialise it randomly, or give the"
                 " student's model the teacher's widths"
             )
         parameter.copy_(found)

@@ -1,8 +1,8 @@
-"""Distillation on a task: fine-tuning with a teacher beside the model.
+"""Distillation on a task: fine-tuning with a teacher.
 
 Hinton et al. 2015, arXiv:1503.02531; PKD, TinyBERT, DistilBERT's second step and pre-trained distillation are recipes.
 Fine-tuning has the loop; here is what a teacher adds: the student's first weights, the loss terms, the teacher's scores
-beside the student's, and, where its outputs can be kept, its pass over all training examples before the first step.
+next to the student's, and, where its outputs can be kept, its pass over all training examples before the first step.
 finetuning/run.py runs several of these.
 """
 

@@ -1,7 +1,7 @@
 """The arguments of distillation on a task: a recipe, its data, and its trainer.
 
-Nothing here follows a paper. They are fine-tuning's with teachers, a student, a control and a run that goes
-before; finetuning/run.py carries it out, with seeds, grid and resuming.
+Nothing here follows a paper. They are fine-tuning's with teachers, a student, a control and a preceding
+run; finetuning/run.py carries it out, with seeds, grid and resuming.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bertkit.training.plan import PlannedTeacher
 
 @dataclass(frozen=True)
 class DistillArguments(FinetuneArguments):
-    """What the user asked for.
+    """The command line's arguments.
 
     Attributes:
         teachers: models to learn from, in place of the recipe's.
@@ -116,7 +116,7 @@ class DistillArguments(FinetuneArguments):
         return planned_task_teacher(taught, own)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The teacher beside the mean of the students."""
+        """The teacher's scores and the mean of the students'."""
         first = results[0]
         teacher = {
             split: {name: _teachers_mean(results, split, name) for name in own}

@@ -1,7 +1,7 @@
-"""The data of distillation on a task: what fine-tuning reads, the teacher beside it, and the checks of both.
+"""The data of distillation on a task: what fine-tuning reads, the teacher, and the checks of both.
 
 Nothing here follows a paper. A student that is made of its teacher reads with its tokenizer, and the labels of a new
-head stand in the teacher's order. Where the student reads other tokens, the examples are laid out a second time for the
+head are in the teacher's order. Where the student reads other tokens, the examples are encoded a second time for the
 teacher. Sibling task.py trains on it.
 """
 
@@ -87,7 +87,7 @@ def prepare_distillation(
     teacher = find_task_teachers(recipe.teachers, spec, offline=offline)
     directory = student_directory(recipe, teacher, cache=cache, offline=offline)
     preparation = _Preparation(recipe, teacher, cache, offline, progress)
-    # A student that is made of its teacher lies in no directory: its head is not compared with the task.
+    # A student made from its teacher has no directory: its head is not compared with the task.
     new_head = recipe.new_head or not isinstance(recipe.student, GivenModel)
     made = recipe.model_copy(update={"model": str(directory), "new_head": new_head})
     own = prepare(made, offline=offline, preparation=preparation)
@@ -115,7 +115,7 @@ def prepare_distillation(
 
 @dataclass(frozen=True)
 class _Preparation(Preparation):
-    """Where distillation prepares its data otherwise than fine-tuning."""
+    """The steps in which distillation prepares its data differently from fine-tuning."""
 
     recipe: DistillRecipe
     teacher: TeacherFiles
@@ -178,7 +178,7 @@ def _check_terms(recipe: DistillRecipe, spec: TaskSpec) -> None:
 
 def _check_labels(teacher: TeacherFiles, own: Prepared, recipe: DistillRecipe) -> None:
     """Raises:
-    DataError: the student has a head already, whose labels stand in another order."""
+    DataError: the student has a head already, whose labels are in another order."""
     if recipe.spec.kind in ("regression", "span", "choice"):
         return
     assert teacher.labels is not None
@@ -187,7 +187,7 @@ def _check_labels(teacher: TeacherFiles, own: Prepared, recipe: DistillRecipe) -
         raise DataError(
             f"student: its labels are {', '.join(own.task.labels.names)}, the teacher's"
             f" {', '.join(teacher.labels.names)}; outputs are compared label by label: give --set new_head=true to"
-            " draw its head anew in the teacher's order"
+            " initialise its head randomly, in the teacher's order"
         )
 
 
@@ -231,13 +231,13 @@ def _check_rows(recipe: DistillRecipe, taught: DistillationData) -> None:
     assert theirs is not None
     if recipe.spec.kind == "tagging" and list(taught.train.features.extra) != list(theirs.features.extra):
         raise UsageError(
-            "student: it cuts long sentences elsewhere than its teacher does; raise data.max_length, read sentence by"
-            f" sentence, or {remedy}"
+            "student: it truncates long sentences at other places than its teacher; raise data.max_length, read"
+            f" sentence by sentence, or {remedy}"
         )
 
 
 def _check_layers(recipe: DistillRecipe, taught: DistillationData) -> None:
-    """Check the terms against the settings of both models, before a run is begun.
+    """Check the terms against the settings of both models, before a run starts.
 
     Raises:
         UsageError: they do not.

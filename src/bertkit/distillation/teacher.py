@@ -34,7 +34,7 @@ WORDS_HEAD = "masked_lm"
 """The head whose words are compared on text."""
 LogitsOf = Callable[[HeadedModel, Tensor], Tensor]
 """From a model and the states that its head reads to rows of logits, (M, K), in the order of the items. A logit of
-minus infinity is a class that a row does not have; such classes stand last."""
+minus infinity is a class that a row does not have; such classes are last."""
 StatesOf = Callable[[HeadedModel, Recorder | None], Tensor]
 """From a model and a recorder to the states that its head reads, (T, D)."""
 
@@ -91,7 +91,7 @@ class TeacherQuery(ABC):
 
     @abstractmethod
     def table(self, logits: Tensor | WordLogits) -> NDArray[np.float32]:
-        """What is kept of these logits: a row of numbers each; minus infinity, if any, stands last and is left out."""
+        """What is kept of these logits: a row of numbers each; minus infinity, if any, is last and is left out."""
 
     @abstractmethod
     def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> Tensor | WordLogits:
@@ -238,7 +238,7 @@ class Teacher:
         cache: where their outputs are kept; None to compute them in every pass.
 
     Attributes:
-        flops: floating-point operations of what it has computed; whoever measures sets it to 0.
+        flops: floating-point operations of what it has computed; a caller that measures resets it to 0.
 
     Raises:
         UsageError: layers of several teachers are compared.

@@ -30,7 +30,7 @@ from bertkit.cache import RecordCache
 from bertkit.models.vocabulary import LOGIT_BYTES, WordLogits
 
 _FORMAT = "3"
-"""Part of a cache's identity: what older versions wrote is made anew."""
+"""Format version, part of a cache's identity: what older versions wrote is recomputed."""
 _SHAPE = struct.Struct("<II")
 """Rows and columns of an item's logits."""
 
@@ -40,7 +40,7 @@ class CachedItem:
     """What is kept of one item.
 
     Attributes:
-        rows, columns: of its logits, which stand first.
+        rows, columns: shape of its logits, which come first.
         values: all its floats.
     """
 
@@ -50,7 +50,7 @@ class CachedItem:
 
     @staticmethod
     def bytes_of(floats: float) -> float:
-        """The size of a record with so many floats."""
+        """The size of a record with this many floats."""
         return _SHAPE.size + 4 * floats
 
     def to_bytes(self) -> bytes:

@@ -36,7 +36,7 @@ class TeacherFiles:
 
     Attributes:
         names: as the recipe has them.
-        directories: where they lie.
+        directories: where they are.
         config: of the first encoder that reads token types, else of the first one.
         tokenizer: of all of them.
         labels: of their heads, in their order; on text, of none.

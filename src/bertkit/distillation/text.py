@@ -1,4 +1,4 @@
-"""Distillation on text: pretraining with a teacher beside the model.
+"""Distillation on text: pretraining with a teacher.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108, section 3. Pretraining has the loop and the batches; here is what a
 teacher adds: the student's first weights and projections, the loss terms of a stage, the cache of the teacher's
@@ -224,7 +224,7 @@ def load_teachers(recipe: DistillTextRecipe, files: TeacherFiles) -> list[Headed
 
 
 def term_rows(recipe: DistillTextRecipe, shapes: ShapePair) -> list[dict[str, Any]]:
-    """What a teacher is compared in, or trained by, for people: `stage` ("" where there is one), `term`, `weight`, and
+    """The terms of a teacher, for display: `stage` ("" where there is one), `term`, `weight`, and
     what it `compares`."""
     stages = stages_of(recipe)
     rows: list[dict[str, Any]] = []

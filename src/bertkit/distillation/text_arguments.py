@@ -49,7 +49,7 @@ from bertkit.text.tokenizer_files import load_tokenizer
 
 @dataclass(frozen=True)
 class DistillTextArguments(PretrainArguments):
-    """What the user asked for.
+    """The command line's arguments.
 
     Attributes:
         teachers: models to learn from; empty for the recipe's.
@@ -207,7 +207,7 @@ def _has_own_vocabulary(tree: Located) -> bool:
 
 
 def _mapping(tree: Located, key: str) -> dict[str, Any]:
-    """What stands under a key, where it is a mapping; the rest is for the schema to refuse."""
+    """The value of a key, where it is a mapping; the schema refuses the rest."""
     given = tree.child(key)
     settings = None if given is None else given.plain()
     return settings if isinstance(settings, dict) else {}

@@ -4,7 +4,7 @@ Warstadt et al. 2020, arXiv:1912.00582; masked models score by pseudo-log-likeli
 arXiv:1910.14659. How a sentence is scored is in models/pseudo_likelihood.py, how pairs are read in
 tasks/minimal_pairs.py; here scores are compared and averaged.
 
-A tie counts half: were it given to the good sentence, a model that knows nothing would be right. The sum of
+A tie counts half: otherwise a model that gives all sentences the same score would always be right. The sum of
 log-probabilities favours the sentence of fewer tokens, so each paradigm comes with the score of constant logits.
 
 Shapes: P pairs of a paradigm.
@@ -153,7 +153,7 @@ def evaluate_blimp(
         progress: the display.
 
     Raises:
-        DataError: the data or the model is at fault, or the model cannot score text.
+        DataError: the data or the model is invalid, or the model cannot score text.
         UsageError: nothing matches `only`, the rule does not fit the model, or the run directory is taken.
     """
     paradigms = chosen_paradigms(data, settings)
@@ -254,7 +254,7 @@ def _protocol(outcomes: Sequence[Outcome], loaded: LoadedModel, settings: BlimpS
         "statement": rule.statement,
         "special_tokens": "around the text, never scored",
         "first_token": "given, not scored" if rule(loaded.tokenizer).unscored_tokens else "scored",
-        "compared": "sum of log-probabilities in nats; per_token divides by tokens scored, per_word by words"
+        "compared": "sum of log-probabilities in nats; per_token divides by tokens scored, per_word by words,"
         " separated by white space",
         "temperature": 1.0,
         "dtype": "float32 model and log-softmax, float64 sums",

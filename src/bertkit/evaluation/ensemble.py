@@ -56,7 +56,7 @@ class EnsembleArguments:
         run_dir: exactly where.
         offline: use no network for gold data.
         command: the command line, for the record.
-        begun: called with the run's directory before the work starts.
+        on_start: called with the run's directory before the work starts.
     """
 
     runs: Sequence[RunDirectory]
@@ -64,7 +64,7 @@ class EnsembleArguments:
     run_dir: Path | None = None
     offline: bool = False
     command: Sequence[str] = ()
-    begun: Callable[[RunDirectory], None] = lambda run: None
+    on_start: Callable[[RunDirectory], None] = lambda run: None
 
 
 def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
@@ -77,7 +77,7 @@ def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
     if not arguments.runs:
         raise UsageError("give the runs whose predictions are averaged: bertkit eval ensemble RUN RUN RUN")
     saved = [SavedRun.open(run) for given in arguments.runs for run in members_of(given)]
-    parts = [_Part.read(saved, key, offline=arguments.offline) for key in common_keys(saved)]
+    parts = [_AveragedSplit.read(saved, key, offline=arguments.offline) for key in common_keys(saved)]
     digest = hashlib.sha256(json.dumps(sorted(sha256_of(file) for part in parts for file in part.files)).encode())
     recipe = {"kind": "eval", "suite": SUITE, "runs": [str(each.run.path.resolve()) for each in saved]}
     run = RunDirectory.create(
@@ -93,7 +93,7 @@ def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
         ),
         arguments.run_dir,
     )
-    arguments.begun(run)
+    arguments.on_start(run)
     with run.recording(arguments.command):
         run.write_environment()
         for part in parts:
@@ -138,7 +138,7 @@ def common_keys(saved: Sequence[SavedRun]) -> list[Key]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _AveragedSplit:
     """One task and split: the predictions of each run, and their mean.
 
     Attributes:
@@ -158,7 +158,7 @@ class _Part:
     averaged: list[Prediction]
 
     @classmethod
-    def read(cls, saved: Sequence[SavedRun], key: Key, *, offline: bool) -> _Part:
+    def read(cls, saved: Sequence[SavedRun], key: Key, *, offline: bool) -> _AveragedSplit:
         task, split = key
         recipes = [each.recipes[task] for each in saved]
         kinds = dict.fromkeys(recipe.spec.kind for recipe in recipes)
@@ -202,7 +202,7 @@ def _source(recipe: FinetuneRecipe) -> str:
     return json.dumps(parts, sort_keys=True)
 
 
-def _results(saved: Sequence[SavedRun], parts: Sequence[_Part]) -> dict[str, Any]:
+def _results(saved: Sequence[SavedRun], parts: Sequence[_AveragedSplit]) -> dict[str, Any]:
     tables: dict[str, dict[str, Any]] = {}
     runs: dict[str, list[dict[str, Any]]] = {}
     primaries = []

@@ -40,7 +40,7 @@ class LoadedModel:
         directory: where it was found.
         model, tokenizer: what was read.
         fingerprint: sha256 of the weights' file, or of the index where there are several.
-        training: steps, tokens and id of the run that made it; None where it lies in no run directory.
+        training: steps, tokens and id of the run that made it; None where it is in no run directory.
         label: a short name for figures: the last part of its path or id, with the step of a checkpoint.
     """
 
@@ -57,7 +57,7 @@ class LoadedModel:
         """Find and read one model.
 
         Raises:
-            DataError: nothing there, files at fault, a tokenizer of another model, or no checkpoint of this step.
+            DataError: nothing there, invalid files, a tokenizer of another model, or no checkpoint of this step.
             UsageError: the name stands for several checkpoints.
         """
         models = load_models([name], offline=offline)
@@ -86,7 +86,7 @@ def load_models(names: Sequence[str], *, offline: bool = False) -> list[LoadedMo
     """Find and read the models of these names, in order.
 
     Raises:
-        DataError: nothing there, files at fault, or no checkpoint of this step.
+        DataError: nothing there, invalid files, or no checkpoint of this step.
         UsageError: a name is given twice.
     """
     models = [model for name in names for model in _load(name, offline=offline)]

@@ -75,7 +75,7 @@ def evaluate_mlm(
         progress: the display.
 
     Raises:
-        DataError: text or model at fault, or the model has no masked-LM head.
+        DataError: invalid text or model, or the model has no masked-LM head.
         UsageError: no source, or a window longer than the model reads.
     """
     if not sources:

@@ -262,5 +262,5 @@ def _run_directory(arguments: EvalArguments, predictor: Predictor, data: NewData
         fingerprints=fingerprints,
     )
     run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
-    arguments.begun(run)
+    arguments.on_start(run)
     return run

@@ -32,7 +32,7 @@ def head_use(directory: Path, spec: TaskSpec, choice: HeadChoice, *, name: str) 
     """What to do with the head that a model has.
 
     Args:
-        directory: where it lies.
+        directory: where it is.
         spec: the task.
         choice: the user's.
         name: the model's, for messages.

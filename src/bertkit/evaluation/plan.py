@@ -1,4 +1,4 @@
-"""What an evaluation on published tasks consists of: which tasks have data, what becomes of the model's head, recipes.
+"""What an evaluation on published tasks consists of: which tasks have data, how the model's head is used, recipes.
 
 Nothing here follows a paper. All of it is decided before anything is trained. Sibling tasks.py carries it out.
 """
@@ -45,7 +45,7 @@ class TaskEvaluation:
         suite: its name.
         tasks: in the order of the table.
         arguments: the model, and where to compute and write.
-        data_dir: where the official files lie; the Hub's copies where None.
+        data_dir: where the official files are; the Hub's copies where None.
         seeds: one fine-tuning run for each.
         overrides: of every task's recipe; keys may be short (`lr`).
         head: what to do with a head that the model has.

@@ -30,12 +30,12 @@ class MeasurementArguments:
     Attributes:
         device: where to compute, always in fp32.
         batch_tokens: tokens computed at once; a default of the device's where None. Decides speed and memory alone.
-        runs_root: where runs lie.
+        runs_root: where runs are.
         run_dir: this run's directory, where it is not named by its hash.
         fresh: measure although a finished run of the same measurement exists.
         offline: use no network.
         command: the command line, for the record.
-        begun: called with the run's directory before the work starts.
+        on_start: called with the run's directory before the work starts.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -45,7 +45,7 @@ class MeasurementArguments:
     fresh: bool = False
     offline: bool = False
     command: Sequence[str] = ()
-    begun: Callable[[RunDirectory], None] = lambda run: None
+    on_start: Callable[[RunDirectory], None] = lambda run: None
 
     def engine(self) -> Engine:
         """The device and the tokens of a batch.
@@ -139,7 +139,7 @@ def finished_measurement(identity: RunIdentity, arguments: MeasurementArguments)
     """The finished run of this measurement, of models and data under the same names; None with `fresh`.
 
     Raises:
-        UsageError: `run_dir` holds a finished run of it that cannot serve.
+        UsageError: `run_dir` holds a finished run of it that cannot be reused.
     """
     if arguments.fresh:
         return None
@@ -154,7 +154,7 @@ def finished_measurement(identity: RunIdentity, arguments: MeasurementArguments)
 def begin_measurement(identity: RunIdentity, arguments: MeasurementArguments) -> RunDirectory:
     """A new run directory, named by the hash of all that decides the result."""
     run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
-    arguments.begun(run)
+    arguments.on_start(run)
     return run
 
 

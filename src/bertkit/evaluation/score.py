@@ -42,7 +42,7 @@ def score_file(task: str, predictions: Path, gold: Path, split: str = "dev") -> 
 
     Raises:
         UsageError: no such task.
-        DataError: a file at fault, gold without labels, or other examples than the gold file's.
+        DataError: an invalid file, gold without labels, or other examples than the gold file's.
     """
     spec = find_task(task)
     examples = READERS[spec.layout](gold, spec, split).examples
@@ -81,7 +81,7 @@ def read_predictions(path: Path, spec: TaskSpec) -> dict[str, Prediction]:
     """Predictions by id; by place from 0 where the file has no ids.
 
     Raises:
-        DataError: a line at fault, an id that occurs twice, or a label that the task does not have.
+        DataError: an invalid line, an id that occurs twice, or a label that the task does not have.
     """
     found: dict[str, Prediction] = {}
     for where, name, value, scores in _rows(path, spec):

@@ -1,6 +1,6 @@
 """Settings of the suites of `bertkit eval`: what decides a suite's result beside model and data.
 
-Own design. They stand apart from the suites, without torch, because options of the command line are made of them.
+Own design. They are kept apart from the suites, and import no torch, because options are generated from them.
 """
 
 from __future__ import annotations

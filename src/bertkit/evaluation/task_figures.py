@@ -1,7 +1,7 @@
 """Figures of a fine-tuned model: its learning curve, and which label is taken for which.
 
 Own design, in the style of evaluation/figures.py. Read off a run's metrics.jsonl and results.json, which fine-tuning
-writes; each figure lies beside the CSV that drew it.
+writes; each figure is beside the CSV that drew it.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def evaluate_tasks(
 
     Raises:
         UsageError: faulty overrides, or an unknown published row.
-        DataError: model or data at fault, or no task has data.
+        DataError: invalid model or data, or no task has data.
         StoppedError, DivergedError: of a fine-tuning run.
     """
     directory = encoder_directory(find_model(evaluation.arguments.model, offline=evaluation.arguments.offline))
@@ -99,7 +99,7 @@ def evaluate_tasks(
     run, is_done = _run_directory(evaluation, planned, fingerprints)
     if is_done and run.results is not None:
         return Evaluated(run, {**run.results, "published": rows})
-    evaluation.arguments.begun(run)
+    evaluation.arguments.on_start(run)
     deadline = None if evaluation.max_minutes is None else time.monotonic() + 60 * evaluation.max_minutes
     with run.recording(evaluation.arguments.command):
         run.write_environment()
@@ -263,7 +263,7 @@ def _predict_later(
 
 
 def _saved(run: RunDirectory, task: PlannedTask, split: str) -> Path:
-    """Where a split's predictions lie."""
+    """Where a split's predictions are."""
     return run.path / PREDICTIONS / f"{task.spec.name}-{split}.jsonl"
 
 
@@ -300,7 +300,7 @@ def _finetuned(
     progress: Progress,
     deadline: float | None,
 ) -> RunDirectory:
-    """The fine-tuning run: one that is finished, one that was begun here, or a new one."""
+    """The fine-tuning run: one that is finished, one that was started here, or a new one."""
     path = run.path / _RUNS / f"{task.spec.name}-seed={seed}"
     begun = RunDirectory.open(path) if (path / RECORD).exists() else None
     if begun is not None and begun.status == "done" and begun.results is not None:

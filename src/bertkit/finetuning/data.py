@@ -81,7 +81,7 @@ class Prepared:
     Attributes:
         spec: the task.
         task: with its labels in the order of the model's outputs.
-        model_directory: where the model lies.
+        model_directory: where the model is.
         config: of the encoder that is trained.
         new_head: whether the head that it may have is not the task's.
         tokenizer: the model's.
@@ -130,7 +130,7 @@ class Preparation:
         refuse_quantised(directory, contents)
 
     def labels(self, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """The task's labels in the order of a head that is drawn anew."""
+        """The task's labels in the order of a newly initialised head."""
         return names
 
     def encoder_config(self, found: EncoderConfig) -> EncoderConfig:
@@ -152,7 +152,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
 
     Raises:
         UsageError: a length that the model cannot read.
-        DataError: data, labels, model or tokenizer at fault.
+        DataError: invalid data, labels, model or tokenizer.
     """
     spec, preparation = recipe.spec, preparation or Preparation()
     watched = watched_splits(spec)
@@ -223,7 +223,7 @@ def build_task(
         names: of the labels, in the task's order; None where it has none.
         config: of the model.
         contents: of its config.json.
-        directory: where it lies.
+        directory: where it is.
 
     Raises:
         DataError: the model has the head already, and its labels are not the task's.
@@ -311,7 +311,7 @@ def load_examples(recipe: FinetuneRecipe, split: str, *, offline: bool = False) 
 
 
 def fewer(split: Split, count: int | None, seed: int) -> Split:
-    """So many of the split's examples, drawn by the seed, in their order."""
+    """This many of the split's examples, drawn by the seed, in their order."""
     if count is None or count >= len(split.examples):
         return split
     drawn = Draw(seed, "finetune").permuted("examples", np.arange(count), size=len(split.examples))

@@ -1,6 +1,6 @@
 """What a recipe of kind `finetune` starts from: a task, its data and a model.
 
-Nothing here follows a paper. It stands apart from recipe.py, without torch, because options of the command line are
+Nothing here follows a paper. It is kept apart from recipe.py, without torch, because command-line options are
 generated from it.
 """
 
@@ -26,7 +26,7 @@ class SplitSettings(Settings):
     folds: int | None = Field(
         None,
         ge=2,
-        description="Cross-validation: K runs, each with a different part of the training file as dev; mean and"
+        description="Number of folds: that many runs, each with another part of the training file as dev; mean and"
         " spread of their scores are the result.",
     )
     fold: int | None = Field(None, ge=0, description="The fold that is dev, from 0; null: each in turn.")
@@ -34,7 +34,7 @@ class SplitSettings(Settings):
         0, ge=0, description="Draws which examples become dev: the same for every seed and setting of a suite."
     )
     sha256: str | None = Field(
-        None, description="Of the content of the file that was split; a changed file is refused."
+        None, description="Hash of the file's content when it was split; a changed file is refused."
     )
 
     @model_validator(mode="after")
@@ -76,7 +76,7 @@ class OwnTask(Settings):
         description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
     )
     dev: str | None = Field(
-        None, description="Examples that the model is evaluated on (or split the training file: --split, --folds)."
+        None, description="Examples that the model is evaluated on (or part the training file: --split, --folds)."
     )
     split: SplitSettings | None = Field(None, description="How the training file is split where there is no dev.")
     test: str | None = Field(None, description="Extra file to predict; scored if it has labels.")
@@ -93,7 +93,7 @@ class OwnTask(Settings):
     def _one_dev(self) -> OwnTask:
         if (self.dev is None) == (self.split is None):
             raise ValueError(
-                "dev: give a file to evaluate on (--dev FILE), or split the training file (--split 0.1 or --folds 5)"
+                "dev: give a file to evaluate on (--dev FILE), or part the training file (--split 0.1 or --folds 5)"
                 + ("" if self.dev is None else "; not both")
             )
         if self.columns.group is not None and self.split is None:
@@ -106,7 +106,7 @@ class OwnTask(Settings):
         return self.split is not None and self.split.is_suite
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        read = (*_COLUMNS[self.kind], "group")  # refused above where nothing is parted
+        read = (*_COLUMNS[self.kind], "group")  # refused above where nothing is split
         for name in Columns.model_fields:
             if name not in read:
                 yield UnreadKey(f"columns.{name}", f"the files of a task of the kind {self.kind} have no such column")
@@ -115,7 +115,7 @@ class OwnTask(Settings):
 
 
 class FinetuneData(Settings):
-    """Where the examples lie, and how much of them is read."""
+    """Where the examples are, and how much of them is read."""
 
     directory: str | None = Field(
         None, description="Folder of the task's official files, such as DIR/MRPC/train.tsv (default: the Hub's copy)."
@@ -124,7 +124,7 @@ class FinetuneData(Settings):
         None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the task's own)."
     )
     train_examples: int | None = Field(
-        None, ge=1, description="Learn from so many examples only, drawn by the seed; null: from all."
+        None, ge=1, description="Learn from this many examples only, drawn by the seed; null: from all."
     )
     predict: tuple[str, ...] = Field((), description="Splits to predict besides those that are scored, such as test.")
 
@@ -144,7 +144,7 @@ TaskEntry = str | OwnTask
 
 
 class FinetuneInputs(RecipeHeader):
-    """The part of a recipe that says what is learnt from what."""
+    """The part of a recipe that names task, model and data."""
 
     kind: Literal["finetune"] = Field("finetune", description="The command that runs the recipe: `bertkit finetune`.")
     task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(

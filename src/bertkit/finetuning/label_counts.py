@@ -55,7 +55,7 @@ def tell_labels(name: str, counts: Mapping[str, Mapping[str, int]]) -> None:
         lacking = [label for label in train if label not in own]
         if own and lacking and split != "train":
             log.warning(
-                "%s, %s: has no example of %s, which train has: its scores say nothing of %s",
+                "%s, %s: has no example of %s, which train has: its scores do not measure %s",
                 *(name, split, _listed([repr(label) for label in lacking]), "it" if len(lacking) == 1 else "them"),
             )
     for label in train:

@@ -1,6 +1,6 @@
 """The splits of a user's own data: a file each, or dev out of the training file.
 
-Nothing here follows a paper; how a file is parted is in bertkit.tasks.splitting. Sibling data.py prepares what is read
+Nothing here follows a paper; how a file is split is in bertkit.tasks.splitting. Sibling data.py prepares what is read
 here and published tasks alike.
 """
 
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 SPLIT = "split"
 """The run's folder of what became train and dev."""
-PARTED = ("train", "dev")
-"""The splits that one file is parted into."""
+FROM_ONE_FILE = ("train", "dev")
+"""The splits that are made from one file."""
 
 
 def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
@@ -41,25 +41,25 @@ def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
         file: that holds it.
 
     Raises:
-        UsageError: a file that cannot be parted as the task asks.
-        DataError: whatever is wrong with the file, or another content than when it was first parted.
+        UsageError: a file that cannot be split as the task asks.
+        DataError: the file is invalid, or has changed since it was first split.
     """
     settings, columns = task.split, task.columns
-    if settings is None or split not in PARTED:
-        read = read_own if split in PARTED else read_perhaps_labelled
+    if settings is None or split not in FROM_ONE_FILE:
+        read = read_own if split in FROM_ONE_FILE else read_perhaps_labelled
         return read(file, task.kind, columns.model_copy(update={"group": None}), task.reading)
     if settings.sha256 is not None and _hash_of(file) != settings.sha256:
         raise DataError(
-            f"{file}: has changed since it was parted into train and dev, so that examples of one might now be in the"
+            f"{file}: has changed since it was split into train and dev, so that examples of one might now be in the"
             " other; restore it, or start a new run"
         )
-    modified = file.stat().st_mtime_ns if file.exists() else 0  # its reader tells what is not there
+    modified = file.stat().st_mtime_ns if file.exists() else 0  # its reader reports a missing file
     return part_of(_whole(file, modified, task.kind, columns, task.reading), settings, split)
 
 
 @lru_cache(maxsize=1)
 def _whole(file: Path, modified: int, kind: Kind, columns: Columns, reading: TableReading) -> Split:
-    """A file that is parted: read once for train and dev, and for all folds."""
+    """A file that is split: read once for train and dev, and for all folds."""
     return read_own(file, kind, columns, reading)
 
 
@@ -67,12 +67,12 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
     """Train or dev out of one file.
 
     Args:
-        whole: its examples; what was left out of it is told of train.
-        settings: how it is parted.
+        whole: its examples; rows that were left out are reported for train.
+        settings: how it is split.
         name: "train" or "dev".
 
     Raises:
-        UsageError: it cannot be parted so.
+        UsageError: it cannot be split this way.
     """
     in_dev = np.zeros(len(whole.examples), dtype=bool)
     if settings.share is not None:
@@ -97,14 +97,16 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
 
 
 def write_split(run: Path, task: Any, name: str, splits: Mapping[str, Split]) -> None:
-    """RUN/split/TASK.json: the ids of train and dev, where one file was parted into them."""
+    """RUN/split/TASK.json: the ids of train and dev, where one file was split into them."""
     if isinstance(task, OwnTask) and task.split is not None:
         (run / SPLIT).mkdir(exist_ok=True)
-        write_json(run / SPLIT / f"{name}.json", {part: [each.id for each in splits[part].examples] for part in PARTED})
+        write_json(
+            run / SPLIT / f"{name}.json", {part: [each.id for each in splits[part].examples] for part in FROM_ONE_FILE}
+        )
 
 
 def with_split_hash(recipe: AnyRecipe) -> AnyRecipe:
-    """The recipe with the content's hash of each file that is parted, which then belongs to its result."""
+    """The recipe with the content's hash of each file that is split, which then decides its identity."""
 
     def hashed(entry: Any) -> Any:
         if not isinstance(entry, OwnTask) or entry.split is None or entry.split.sha256 is not None:
@@ -119,7 +121,7 @@ def with_split_hash(recipe: AnyRecipe) -> AnyRecipe:
 
 
 def _hash_of(file: Path) -> str | None:
-    """None of a file that cannot be read, which its reader then tells."""
+    """None for a file that cannot be read, which its reader reports."""
     try:
         return sha256_of(file.expanduser())
     except OSError:

@@ -35,11 +35,11 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
 
     Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
     encoder as it is costs less. Settings of a grid are taken to cost what their own epochs and batch make of the same
-    sequences. The passes of a teacher are counted, and stand under `teacher`.
+    sequences. The passes of a teacher are counted, and listed under `teacher`.
     """
     recipe = arguments.new_recipe()
     prepared = [arguments.prepare(each) for each in recipe.alone]
-    parts = [_Part.of(each) for each in prepared]
+    parts = [_TaskCost.of(each) for each in prepared]
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
@@ -102,7 +102,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TaskCost:
     """One task: its model without weights, the lengths of its sequences, and the cost of an epoch of its examples."""
 
     model: HeadedModel
@@ -119,14 +119,13 @@ class _Part:
         return float((self.length_S**2).sum() / self.length_S.sum())
 
     def micro_batch_tokens(self, sequences: int | None, engine: Engine) -> float:
-        """Of the largest micro-batch: three standard deviations above the mean batch, or as many as the engine cuts
-        it to."""
+        """Of the largest micro-batch: three standard deviations above the mean batch, or the engine's limit."""
         count = len(self.length_S) if sequences is None else min(sequences, len(self.length_S))
         largest = count * self.length_S.mean() + 3 * np.sqrt(count) * self.length_S.std()
         return float(min(engine.micro_batch_tokens, largest, self.tokens))
 
     @classmethod
-    def of(cls, prepared: Prepared) -> _Part:
+    def of(cls, prepared: Prepared) -> _TaskCost:
         _, contents = read_config(prepared.model_directory)
         with torch.device("meta"):
             model = HeadedModel(

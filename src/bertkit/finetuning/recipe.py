@@ -89,7 +89,7 @@ class FinetuneRecipe(FinetuneInputs):
         names = [spec.name for spec in self.specs]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"task: {', '.join(twice)} stands in the list more than once; name each task once")
+            raise ValueError(f"task: {', '.join(twice)} occurs in the list more than once; name each task once")
         if isinstance(self.task, tuple) and any(isinstance(each, OwnTask) and each.is_suite for each in self.task):
             raise ValueError("task: folds are of one task, and this is a list; hold out a share, or name one fold")
         own = {_SECTIONS[spec.kind][0] for spec in self.specs}
@@ -228,7 +228,7 @@ def changed(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
 
 
 def load_own_task(path: Path) -> OwnTask:
-    """A task of the user's own from a YAML file, named after the file; its files may lie beside it.
+    """A task of the user's own from a YAML file, named after the file; its files may be beside it.
 
     Raises:
         UsageError: no such file, or errors in it.

@@ -29,8 +29,8 @@ from bertkit.run.code import code_sha256
 from bertkit.run.directory import RECIPE, RunDirectory, RunIdentity
 from bertkit.run.verify import result_errors
 from bertkit.training.run import (
-    Begun,
     FinishedRun,
+    OnStart,
     deadline_after,
     finished_of,
     identity_of,
@@ -48,25 +48,25 @@ _READ = {
 """Keys of a recipe that decide how the data are read; the last ones are of distillation."""
 _RUNS = "runs"
 BEFORE = "before"
-"""The name of a run whose model another starts from, in whose directory it lies."""
+"""Directory name of an intermediate run, inside that of the run that starts from its model."""
 
 log = logging.getLogger(__name__)
 
 
-def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun = lambda run: None) -> FinishedRun:
+def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnStart = lambda run: None) -> FinishedRun:
     """Start or resume a run, or a suite of runs, and train it to its end.
 
     Args:
         arguments: of the command line.
         progress: the display.
-        begun: called with each run's directory before its training starts.
+        on_start: called with each run's directory before its training starts.
 
     Raises:
         UsageError: errors in the recipe, or a resume under a recipe with another result.
         DataError: data, model or checkpoints cannot be used.
         StoppedError, DivergedError: see `Trainer.train`.
     """
-    runs = _Runs(arguments, progress, begun, deadline_after(arguments.max_minutes))
+    runs = _Runs(arguments, progress, on_start, deadline_after(arguments.max_minutes))
     if arguments.resume is None:
         recipe = arguments.new_recipe()
         if len(arguments.seeds) > 1 or arguments.grid or folds_of(recipe) != [None]:
@@ -90,10 +90,12 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, begun: Begun =
 class _Runs:
     """The runs of one command; they share its arguments, its deadline and the data last prepared."""
 
-    def __init__(self, arguments: FinetuneArguments, progress: Progress, begun: Begun, deadline: float | None) -> None:
+    def __init__(
+        self, arguments: FinetuneArguments, progress: Progress, on_start: OnStart, deadline: float | None
+    ) -> None:
         self.arguments = arguments
         self.progress = progress
-        self.begun = begun
+        self.on_start = on_start
         self.deadline = deadline
         self._data_key: str | None = None
         self._prepared: tuple[Prepared, ...] = ()
@@ -119,7 +121,7 @@ class _Runs:
             before = self.arguments.before(recipe)
             start = None if before is None else self.finished(before, BEFORE, run).model
             if before is not None:
-                self.begun(run)
+                self.on_start(run)
             return self.arguments.trainer(recipe, self.data(recipe), run, start)
 
         return train_run(
@@ -127,7 +129,7 @@ class _Runs:
             trainer,
             command=self.arguments.command,
             progress=self.progress,
-            begun=self.begun,
+            on_start=self.on_start,
             deadline=self.deadline,
         )
 

@@ -29,7 +29,7 @@ def show_task_batch(arguments: FinetuneArguments, *, step: int, sequences: int) 
 
     Raises:
         UsageError: no such recipe, or a step that the run does not have.
-        DataError: data or model at fault.
+        DataError: invalid data or model.
     """
     recipe = arguments.new_recipe()
     prepared = [arguments.prepare(each) for each in recipe.alone]
@@ -49,7 +49,7 @@ def show_task_batch(arguments: FinetuneArguments, *, step: int, sequences: int) 
 
 
 def _sequences(prepared: Prepared, item: int, epoch: int) -> list[ShownSequence]:
-    """The sequences of one item; its labels stand at each."""
+    """The sequences of one item; each has its labels."""
     features, tokenizer = prepared.train.features, prepared.tokenizer
     sample = int(features.origin_I[item])
     tags_T = features.token_labels.get(TAG)

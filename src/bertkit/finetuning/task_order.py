@@ -1,6 +1,6 @@
 """The examples and the task of each update: the batches of all tasks, shuffled in every epoch.
 
-Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1: every task is cut into mini-batches, those of all tasks are
+Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1: every task is divided into mini-batches, those of all tasks are
 merged and shuffled, and each update takes one of them, with the loss of its task. The order of one task's examples is
 a permutation for each epoch, with or without other tasks.
 

@@ -146,7 +146,7 @@ class TaskTrainer:
         model, report = load_model(directory, heads=(head,), labels=self.task.labels, new=(head,), is_trained=True)
         check_vocabulary(model, prepared.tokenizer, source=str(directory))
         hub_names = model.hub_form().hub_names(model.state_dict())
-        anew = set(report.drawn_anew)
+        anew = set(report.newly_initialised)
         names = {name for name, hub_name in hub_names.items() if hub_name in anew}
         if new_head:
             names |= {name for name in hub_names if name.startswith(f"{head}.")}

@@ -23,7 +23,7 @@ PART_CHARACTERS = 1 << 18
 OVERLAP = 1 << 13
 """Characters that two parts share: more than a window of the model holds."""
 SHOWN = 5
-"""Answers of a question where no number is asked for."""
+"""Default number of answers to a question."""
 _BEST = 20
 """Answers among which probabilities are shared out, as in run_squad.py."""
 
@@ -105,7 +105,7 @@ class AnswerCollector:
 
 
 def ranked_answers(context: str, candidates: Candidates) -> tuple[list[dict[str, Any]], float | None]:
-    """The best answers that differ, and the probability that there is none (None where the model knows no such case).
+    """The best answers that differ, and the probability that there is none (None where the model has no such output).
 
     Returns:
         `text`, `start`, `end` (characters of the context, the end not included) and `score`, a probability, of at most

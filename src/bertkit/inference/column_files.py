@@ -1,7 +1,7 @@
-"""A file of words in columns, tagged: the same lines come out, each word's with its tag.
+"""Tagging of a file of words in columns: the same lines, each word's with its tag added.
 
-Tjong Kim Sang and De Meulder 2003, CoNLL, and its script conlleval: the predicted tag is the last column, behind all
-that the file has. Nivre et al. 2020, arXiv:2004.10643: in CoNLL-U the part of speech has a column of its own. Sibling
+Tjong Kim Sang and De Meulder 2003, CoNLL, and its script conlleval: the predicted tag is the last column, after the
+file's own. Nivre et al. 2020, arXiv:2004.10643: in CoNLL-U the part of speech has a column of its own. Sibling
 entities.py finds words in plain text.
 """
 
@@ -51,7 +51,7 @@ class ColumnSentence:
 
 
 def _with_column(line: str, tag: str) -> str:
-    """The line with one more column, parted as its others are; by a space where there is one alone."""
+    """The line with one more column, separated as its others are, or by a space where it has one only."""
     return f"{line}\t{tag}" if "\t" in line else f"{line.rstrip(' ')} {tag}"
 
 

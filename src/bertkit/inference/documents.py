@@ -1,7 +1,7 @@
 """What `bertkit predict` and `bertkit.load(...).predict` give for each input: a document of the command's contract.
 
 Nothing here follows a paper. An input becomes one example, or several parts of a text (entities.py, answers.py); they
-are predicted in the windows of predict.py, and put together again here.
+are predicted in the windows of predict.py, and joined here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def documents(
     Args:
         predictor: the model.
         items: examples, texts for a tagger, or None for a blank line.
-        top: so many of the scores, the greatest first, or of the answers.
+        top: this many of the scores, the greatest first, or of the answers.
         windows: `first` and `largest` of `Predictor.stream`.
     """
     waiting: deque[tuple[_Assembly, Any, bool]] = deque()
@@ -147,7 +147,7 @@ def document_of(example: Example | None, prediction: Prediction | None, *, top: 
     Args:
         example: None where the input's line was blank, which is predicted as null.
         prediction: of the example.
-        top: so many of the scores, the greatest first; a tagger's are then one mapping for each word.
+        top: this many of the scores, the greatest first; a tagger's are then one mapping for each word.
     """
     if prediction is None:
         return {"prediction": None}

@@ -95,7 +95,7 @@ class EntityCollector:
     Args:
         raw: the text.
         names: of the tags, in the order of the model's outputs.
-        top: list the so many greatest scores of each entity, by type; none where None.
+        top: list this many of the greatest scores of each entity, by type; none where None.
 
     Attributes:
         found: `label`, `start`, `end` (characters, the end not included), `text`, `score`, and perhaps `scores`.

@@ -69,7 +69,7 @@ class Model:
             inputs: texts, pairs of texts as tuples (of a model for answers: question and context), lists of words (for
                 a tagger), or mappings with the fields that `bertkit predict` reads (`question` and `context`, `context`
                 and `endings`).
-            top: keep the so many greatest scores, or answers; all scores, and 5 answers, where None.
+            top: keep this many of the greatest scores, or answers; all scores, and 5 answers, where None.
 
         Returns:
             One document for each input, in order, as `bertkit predict` prints: `id`, `prediction` and, where the task

@@ -53,7 +53,7 @@ class Predictor:
     """A model with the head of its task.
 
     Attributes:
-        directory: where it lies.
+        directory: where it is.
         kind: what it predicts.
         task: with the labels in the order of the model's outputs.
         model, encoder: the model, and what lays out its sequences.
@@ -117,8 +117,8 @@ class Predictor:
         # Without the contents of config.json, `names` stay in the order of the model's outputs.
         task = build_task(recipe, examples, names, config, {}, directory)
         model, report = load_model(directory, heads=(task.head,), labels=task.labels)
-        if report.drawn_anew:
-            raise DataError(f"{name}: lacks weights of its head: {', '.join(sorted(report.drawn_anew)[:3])}")
+        if report.newly_initialised:
+            raise DataError(f"{name}: lacks weights of its head: {', '.join(sorted(report.newly_initialised)[:3])}")
         if isinstance(task, Span):
             task.may_be_impossible |= THRESHOLD in model.extras
         tokenizer = load_tokenizer(directory, offline=offline)
@@ -132,7 +132,7 @@ class Predictor:
     def __call__(
         self, examples: Sequence[Example], *, progress: Progress = silent_progress, label: str = "predictions"
     ) -> list[Prediction]:
-        """One prediction for each example, in their order; batches are cut by tokens.
+        """One prediction for each example, in their order; batches are limited by tokens.
 
         Args:
             examples: of the model's kind of task.

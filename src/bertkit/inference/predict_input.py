@@ -51,7 +51,7 @@ class InputColumns:
         text, text_pair: the user's choice; None for the first of the usual names that is there.
         texts, text_pairs: what the model's own data calls them, before `text` and `text_pair`.
         endings: likewise, of a choice: a column of lists, or a column for each ending.
-        question: asked of every context, in place of a column; None where there is a column.
+        question: used with every context, in place of a column; None where there is a column.
     """
 
     text: str | None = None
@@ -227,7 +227,7 @@ def examples_of(
     """The examples that rows hold; None where there is nothing to read, as on a blank line or in a bad row.
 
     Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, whose words are found later.
-    Spans: `question` and `context` (or `text`, where one question is asked of all). Choice: `context` (or `text`),
+    Spans: `question` and `context` (or `text`, where one question serves all). Choice: `context` (or `text`),
     perhaps `question`, and `endings`, a list.
 
     Args:

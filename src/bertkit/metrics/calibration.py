@@ -61,7 +61,7 @@ def best_threshold(probability_I: Floats, holds_I: NDArray[np.bool_]) -> float:
     """The probability from which on a label is predicted with the greatest F1; of equally good ones the nearest to a
     half.
 
-    Candidates lie halfway between neighbouring probabilities, so that a threshold does not hang on one example.
+    Candidates are halfway between neighbouring probabilities, so that a threshold does not depend on one example.
     """
     value_U = np.unique(probability_I)
     candidate_C = np.concatenate([[value_U[0] / 2], (value_U[:-1] + value_U[1:]) / 2, [0.5]])

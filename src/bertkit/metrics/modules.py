@@ -171,7 +171,7 @@ class AdditionalMetric:
         return features if isinstance(features, list) else [features]
 
     def _fitting(self, side: str, items: Sequence[Any]) -> list[Any]:
-        """The items; of items with fields those that it knows (squad has no `no_answer_probability`)."""
+        """The items; of items with fields those that it reads (squad has no `no_answer_probability`)."""
         known = self._options[0][side]
         if not isinstance(known, dict):
             return list(items)
@@ -217,7 +217,7 @@ def load_metric(name: str, *, offline: bool = False) -> AdditionalMetric:
         offline: do not use the network, not even for `hub:`.
 
     Raises:
-        DataError: there is no such metric here, it cannot be fetched, or its script is at fault.
+        DataError: there is no such metric here, it cannot be fetched, or its script is invalid.
     """
     if name in METRICS:
         return AdditionalMetric(name, local_metric(name))

@@ -105,7 +105,7 @@ def squad(predictions: Texts, references: Answers) -> Scores:
     _some(references)
     for question, answers in references.items():
         if not answers:
-            raise DataError(f"question {question} has no answer, which SQuAD 1.1 does not know; score with squad_v2")
+            raise DataError(f"question {question} has no answer, which SQuAD 1.1 does not allow; score with squad_v2")
     missing = [question for question in references if question not in predictions]
     if missing:
         log.warning("%d of %d questions have no prediction and score 0, such as %s", *_shown(missing, references))
@@ -177,7 +177,7 @@ def choose_null_threshold(
     """The threshold on `null_odds` with the best `score` ("exact" or "f1") on these data, and that score.
 
     The score is the one that `squad_v2` gives to the predictions after `apply_null_threshold`. The official script's
-    `best_*` can lie above it: where questions share one number, the script also counts cuts between them, which no
+    `best_*` can be above it: where questions share one number, the script also counts cuts between them, which no
     threshold makes. Of equally good thresholds the lowest is taken.
 
     Raises:

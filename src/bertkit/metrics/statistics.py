@@ -102,7 +102,7 @@ def no_better_than_constant(
         predictions: labels, numbers or texts, one per example. For tags, those of all words in one list.
         references: likewise.
         score: the run's score; greater is better.
-        baseline: of always predicting the commonest label; None where that says nothing.
+        baseline: of always predicting the most frequent label; None where that is meaningless.
 
     Raises:
         DataError: the lists are empty or of unequal length.
@@ -158,7 +158,7 @@ class PairedBootstrap:
         low, high: the percentile interval of the difference at `confidence`.
         p_value: two-sided, of the hypothesis that the models are equally good; at least 1 / (resamples + 1).
         resamples: those on which both scores exist.
-        undefined: those drawn on which one does not; they count for nothing.
+        undefined: those drawn on which one does not; they are ignored.
     """
 
     score_a: float

@@ -23,7 +23,7 @@ NO_TYPE = "_"
 _BIOES_OF = {"U": "S", "L": "E"}
 
 
-class Span(NamedTuple):
+class TaggedSpan(NamedTuple):
     """A chunk of the tokens `start` to `stop`, the latter not included."""
 
     type: str
@@ -44,32 +44,32 @@ def split_tag(tag: str) -> tuple[str, str]:
     return prefix, "" if prefix == "O" else kind or NO_TYPE
 
 
-def conlleval_spans(tags: Tags) -> list[Span]:
+def conlleval_spans(tags: Tags) -> list[TaggedSpan]:
     """Chunks by conlleval's rules, with S- as a chunk of one token.
 
     A chunk continues only while its type stays and the prefix is I or E; it ends with an E or S.
     """
-    spans: list[Span] = []
+    spans: list[TaggedSpan] = []
     start, previous, current = 0, "O", ""
     for index, tag in enumerate((*tags, "O")):
         prefix, kind = split_tag(tag)
         continues = previous in ("B", "I") and prefix in ("I", "E") and kind == current
         if not continues:
             if previous != "O":
-                spans.append(Span(current, start, index))
+                spans.append(TaggedSpan(current, start, index))
             start = index
         previous, current = prefix, kind
     return spans
 
 
-def iob2_spans(tags: Tags) -> list[Span]:
+def iob2_spans(tags: Tags) -> list[TaggedSpan]:
     """Chunks of well-formed IOB2 alone: a B- and the I- of its type that follow. Any other I- is no part of a chunk.
 
     Raises:
         DataError: a prefix that IOB2 does not have.
     """
-    spans: list[Span] = []
-    open_span: Span | None = None
+    spans: list[TaggedSpan] = []
+    open_span: TaggedSpan | None = None
     for index, tag in enumerate(tags):
         prefix, kind = split_tag(tag)
         if prefix in ("E", "S"):
@@ -79,7 +79,7 @@ def iob2_spans(tags: Tags) -> list[Span]:
             continue
         if open_span is not None:
             spans.append(open_span)
-        open_span = Span(kind, index, index + 1) if prefix == "B" else None
+        open_span = TaggedSpan(kind, index, index + 1) if prefix == "B" else None
     return spans if open_span is None else [*spans, open_span]
 
 
@@ -105,7 +105,7 @@ class ChunkF1(Additive):
 
     name = "f1"
 
-    def __init__(self, spans: Callable[[Tags], list[Span]] = conlleval_spans) -> None:
+    def __init__(self, spans: Callable[[Tags], list[TaggedSpan]] = conlleval_spans) -> None:
         """`spans` reads a sentence's chunks from its tags."""
         self.spans = spans
 

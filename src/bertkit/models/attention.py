@@ -1,4 +1,4 @@
-"""Self-attention over packed sequences: the only place that knows where sequences end.
+"""Self-attention over packed sequences: the only place that reads where sequences end.
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py),
 and each rectangle goes through torch's scaled dot-product attention. Probabilities are computed explicitly where they
@@ -36,7 +36,7 @@ Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values to the heads' outputs, each (T, N, H)."""
 
 _FEW_KEYS = 512
-"""With so many and fewer, a kept probability for every pair of tokens costs less memory than the rest of a layer."""
+"""With at most this many, a kept probability for every pair of tokens costs less memory than the rest of a layer."""
 
 Projection = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
 """Linear maps and what they all read, (T, D), to the output of each, (T, F)."""
@@ -53,7 +53,7 @@ def causal(length: int, device: torch.device) -> Tensor:
 
 
 def sliding_window(each_side: int) -> Visible:
-    """A token sees at most so many tokens on either side: Beltagy et al. 2020, Longformer, arXiv:2004.05150, 3.1."""
+    """A token sees at most this many tokens on either side: Beltagy et al. 2020, Longformer, arXiv:2004.05150, 3.1."""
 
     def near(length: int, device: torch.device) -> Tensor:
         position_S = torch.arange(length, device=device)

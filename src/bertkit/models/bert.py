@@ -214,7 +214,7 @@ class BertStack(Encoder):
         return self.finish(self._through(len(self.layers), batch, scope), scope)
 
     def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """What becomes of the last layer's states: nothing in most families."""
+        """A map applied to the last layer's states: the identity in most families."""
         return hidden_TD
 
     def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
@@ -246,12 +246,12 @@ class BertStack(Encoder):
 
     @property
     def _last(self) -> PostNormLayer | PreNormLayer | None:
-        """The last layer, where tokens meet in its attention alone."""
+        """The last layer, in which only attention mixes tokens."""
         last = self.layers[-1] if len(self.layers) else None
         return last if isinstance(last, PostNormLayer | PreNormLayer) else None
 
     def _through(self, layers: int, batch: PackedBatch, scope: Scope) -> Tensor:
-        """The states after so many layers, (T, D)."""
+        """The states after this many layers, (T, D)."""
         hidden_TD = self.embed(batch, scope)
         for number, layer in enumerate(self.layers[:layers]):
             hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."))

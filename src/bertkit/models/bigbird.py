@@ -4,7 +4,7 @@ Zaheer et al. 2020, arXiv:2007.14062, section 2; details as in google-research/b
 construction, whose global tokens are the first and the last block) and in the Hub's class. Which blocks attend to which
 is in block_sparse.py.
 
-Quirks: dropout on the embeddings stands before their norm, and block-sparse attention has none on its probabilities.
+Quirks: dropout on the embeddings is before their norm, and block-sparse attention has none on its probabilities.
 The released code draws its random blocks by a plan of the padded length; here they follow from the sequence's own, so
 which blocks a layer draws differs, as it does there between lengths. The Hub's class evaluates with its random blocks
 all at the first block, which then counts several times; this one sees what it was trained with.

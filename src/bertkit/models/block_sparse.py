@@ -1,10 +1,10 @@
 """Block-sparse attention, in time and memory linear in the length.
 
-Zaheer et al. 2020, BigBird, arXiv:2007.14062, section 2 and appendix D. A sequence is cut into blocks of tokens. The
-first and the last block attend to all and are attended to by all; every other one attends to these, to itself and its
-two neighbours, and to a few drawn at random, others for each head. The draws are a function of the layer and of the
-number of blocks alone: training and evaluation see the same, as in the released code, and no sequence depends on its
-company. A sequence of so few blocks that hardly any would be left out is read whole.
+Zaheer et al. 2020, BigBird, arXiv:2007.14062, section 2 and appendix D. A sequence is divided into blocks of
+tokens. The first and the last block attend to all and are attended to by all; every other one attends to these, to
+itself and its two neighbours, and to a few drawn at random for each head. The draws depend only on the layer and the
+number of blocks: they are the same in training and evaluation, as in the released code, whatever other sequences the
+batch has. A sequence so short that hardly any block would be left out is read whole.
 
 Shapes: T packed tokens, N heads, H head width; b sequences of one block of the batch, S its longest; C blocks of w
 tokens of a sequence, K slots: the blocks that one of them attends to, -1 where a slot is not used.
@@ -47,7 +47,7 @@ class BlockPattern:
 
     @property
     def whole_blocks(self) -> int:
-        """Sequences of up to so many blocks are read whole, as in the released code."""
+        """Sequences of up to this many blocks are read whole, as in the released code."""
         return _ALWAYS + 2 * self.random
 
     def keys_seen(self, length: float) -> float:
@@ -58,8 +58,8 @@ class BlockPattern:
         return share_of_global * length + (1 - share_of_global) * (_ALWAYS + self.random) * self.size
 
     def slots(self, blocks: int) -> NDArray[np.int64]:
-        """The blocks that each block of a sequence of so many attends to, (N, C, K); those that attend to all have none
-        where not all are few."""
+        """The blocks that each block attends to, (N, C, K), in a sequence of this many blocks. Blocks that attend to
+        all have no slots, unless the sequence is short enough to be read whole."""
         if blocks <= self.whole_blocks:
             return np.broadcast_to(np.arange(blocks), (self.heads, blocks, blocks))
         middle = np.arange(1, blocks - 1)
@@ -194,7 +194,7 @@ def _by_slots(
 
 
 def _slots(blocks_b: list[int], pattern: BlockPattern, device: torch.device) -> Tensor:
-    """(b, N, C, K) of all sequences; what has no slot looks at the first block, and is not used."""
+    """(b, N, C, K) of all sequences; an unused slot names the first block."""
     by_count = {blocks: pattern.slots(blocks) for blocks in set(blocks_b)}
     most, widest = max(blocks_b), max(slots.shape[-1] for slots in by_count.values())
     every = np.full((len(blocks_b), pattern.heads, most, widest), -1)

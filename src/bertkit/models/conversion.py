@@ -127,7 +127,7 @@ def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConf
 
     Args:
         found: the model's.
-        wanted: the recipe's; within one family its sizes give way to the model's.
+        wanted: the recipe's; within one family the model's sizes replace its own.
 
     Raises:
         UsageError: the families differ, and no conversion is known.
@@ -332,6 +332,6 @@ def _conversion(found: EncoderConfig, wanted: EncoderConfig) -> _Conversion:
         known = ", ".join(f"{first} to {second}" for first, second in _CONVERSIONS)
         raise UsageError(
             f"init: the model is of family {pair[0]!r}, the recipe's model.family is {pair[1]!r}; known conversions:"
-            f" {known}. Take a recipe of the model's own family, or domain-adapt, which goes on with any model"
+            f" {known}. Take a recipe of the model's own family, or domain-adapt, which continues any model"
         )
     return _CONVERSIONS[pair]

@@ -110,7 +110,7 @@ class Convolution(nn.Module):
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, embedded_TD: Tensor, hidden_TD: Tensor, sequences: PackedSequences) -> Tensor:
-        """What the first layer read and what it gave, each (T, D), to (T, D)."""
+        """From the first layer's input and output, each (T, D), to (T, D)."""
         near = []
         for rows_b1SD, block in zip(to_blocks(embedded_TD[:, None], sequences), sequences.blocks, strict=True):
             if block.mask_b11S is not None:

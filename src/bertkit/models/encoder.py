@@ -54,7 +54,7 @@ class EncoderConfig(Settings, ABC):
     live_fields: ClassVar[frozenset[str]] = frozenset()
     """Settings that may change while a model is trained, since no weight's shape depends on them."""
     tiled_parts: ClassVar[Mapping[str, int] | None] = None
-    """What `tiled` (models/tiling.py) must know of a family: which linear maps hold several matrices one above the
+    """What `tiled` (models/tiling.py) needs of a family: which linear maps hold several matrices one above the
     other, and how many; None where a family's weights cannot be tiled."""
     joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {}
     """The Hub's classes with several heads."""
@@ -183,7 +183,7 @@ class TransformerConfig(EncoderConfig):
         return self.max_position_embeddings
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Truncated normal, at two standard deviations: BERT's; normal where `initializer` says so."""
+        """Truncated normal, at two standard deviations: BERT's; normal where `initializer` is `normal`."""
         if getattr(self, "initializer", "family") == "normal":
             nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
             return
@@ -220,7 +220,7 @@ class Encoder(nn.Module, ABC):
         self.vocab_size = vocab_size
 
     def reconfigure(self, config: EncoderConfig) -> None:
-        """Go on under a configuration in which only keys of `config.live_fields` differ; the weights stay."""
+        """Continue under a configuration in which only keys of `config.live_fields` differ; the weights stay."""
         self.config = config
 
     @property

@@ -16,7 +16,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.pseudo_likelihood import EncoderLeftToRight, MaskedNextToken
+from bertkit.models.pseudo_likelihood import EncoderLeftToRight, MaskedNextTokenScoring
 from bertkit.text.tokenizer import Tokenizer
 
 _CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def fill_masks(
     rule = model.extras.get(SCORING_RULE)
     if rule == EncoderLeftToRight.name:
         raise DataError("the model was trained from left to right alone; take one that was pretrained with masked_lm")
-    offset = -1 if rule == MaskedNextToken.name else 0
+    offset = -1 if rule == MaskedNextTokenScoring.name else 0
     mask = tokenizer.token(tokenizer.mask_id)
     model.eval()
     results = []

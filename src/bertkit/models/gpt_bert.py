@@ -261,7 +261,7 @@ class GptBertAttention(SharedPositions):
 
 
 class GptBertFeedForward(nn.Module):
-    """norm((x A) * GELU(x B)), then a linear map; A and B lie in one matrix; no biases."""
+    """norm((x A) * GELU(x B)), then a linear map; A and B are in one matrix; no biases."""
 
     def __init__(self, config: GptBertConfig) -> None:
         super().__init__()
@@ -312,7 +312,7 @@ class GptBert(Encoder):
 
     Attributes:
         mixing: behind sub-layer s, from 0, the factors of the embeddings and of the outputs of sub-layers 0 to s; the
-            output of a sub-layer is what it read and what it added.
+            output of a sub-layer is its input plus what it added.
     """
 
     hub_names: ClassVar[Names] = {

@@ -3,7 +3,7 @@
 Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4. The family's `HeadPlan`s define which heads there are, how
 they pool, and their names on the Hub.
 
-A companion is a second model that trains beside the first and may share parameters with it: the generator of ELECTRA
+A companion is a second model that is trained with the first and may share parameters with it: the generator of ELECTRA
 (Clark et al. 2020, arXiv:2003.10555, section 3.2). Its parameters are the model's, its files are its own.
 
 Shapes: T packed tokens, B sequences, M selected tokens, D width, V vocabulary, K labels.
@@ -46,7 +46,7 @@ class HeadedModel(nn.Module):
     Attributes:
         head_names: the heads, in the family's order.
         extras: keys of the config.json that are not interpreted here; they are saved again.
-        companions: models that train beside this one, by name.
+        companions: models that are trained with this one, by name.
 
     Raises:
         UsageError: the family has no such head.
@@ -73,7 +73,7 @@ class HeadedModel(nn.Module):
             self.add_module(name, self.plans[name].build(shape))
         if POOLER in heads and not self.has_pooler:
             self.add_module(POOLER, encoder.config.build_pooler(encoder.width))
-        # Behind everything else: a parameter that both have goes by its name in this model.
+        # Last: a parameter that both have keeps its name in this model.
         self.companions = nn.ModuleDict()
 
     @property

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = SAFETENSORS
 _MODEL = "model"
-"""A run's model directory, beside which those of its companions lie."""
+"""A run's model directory; those of its companion models are siblings of it."""
 _KINDS: dict[str, type[EncoderConfig]] = {
     **FAMILIES,
     BilstmConfig.model_type: BilstmConfig,
@@ -192,7 +192,7 @@ def load_model(
         labels: of the classification heads; None: config.json's. A classifier with another number of labels is
             initialised.
         new: heads that are expected to be initialised, without a warning.
-        is_trained: whether the caller goes on to train the model, and with it what is initialised.
+        is_trained: whether the caller will train the model, and with it what is initialised.
 
     Raises:
         DataError: a file is damaged, a weight of the encoder is missing, or a shape disagrees.
@@ -229,7 +229,7 @@ def load_model(
     model.to_empty(device="cpu")
     with torch.no_grad():
         load_weights(model, tensors, form, source=str(path), may_differ=may_differ)
-    initialised = set(report.drawn_anew)
+    initialised = set(report.newly_initialised)
     model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
     unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
     for line in untrained_parts(names, unexpected, source=str(path), is_trained=is_trained):

@@ -292,7 +292,7 @@ def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> t
 
 
 def pair_sums(weight_FD: Tensor) -> Tensor:
-    """Sums of the absolute values of neighbours, (F, D / 2); the last of an odd number stands alone."""
+    """Sums of the absolute values of neighbours, (F, D / 2); the last of an odd number is a group of its own."""
     even_FD = functional.pad(weight_FD.abs(), (0, weight_FD.shape[1] % 2))
     return even_FD.view(even_FD.shape[0], -1, 2).sum(dim=2)
 
@@ -347,7 +347,7 @@ def row_product(input: Tensor, product: Int8Matrix, bias: Tensor | None) -> Tens
 
 
 def _ends(input: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest number of each row, and how far the largest lies above it, (..., 1)."""
+    """The smallest number of each row, and how far the largest is above it, (..., 1)."""
     low = input.amin(dim=-1, keepdim=True)
     return low, input.amax(dim=-1, keepdim=True) - low
 

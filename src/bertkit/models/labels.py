@@ -25,7 +25,7 @@ class Labels:
 
     Attributes:
         names: one per logit, in their order; LABEL_0, LABEL_1, ... if unnamed.
-        problem_type: what the logits mean; None if the checkpoint does not tell.
+        problem_type: what the logits mean; None if the checkpoint does not name it.
     """
 
     names: tuple[str, ...]

@@ -111,7 +111,7 @@ class LongformerAttention(SelfAttention):
     def _see_all(
         self, near_TNH: Tensor, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens, scope: Scope
     ) -> Tensor:
-        """Put what global tokens see in place of what they saw near them."""
+        """Replace the global tokens' local attention outputs by their global ones."""
         if recorded(scope):
             sequences = sequences.as_one_block()
         rate = self.dropout_rate if self.training else 0.0

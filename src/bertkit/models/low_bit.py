@@ -29,7 +29,7 @@ def row_groups(outputs: int, groups: int, heads: int = 1) -> Tensor:
     Args:
         outputs: F, a multiple of `heads`.
         groups: how many, at least one per head and at most one per output.
-        heads: whose outputs lie end to end.
+        heads: whose outputs are concatenated.
     """
     each = outputs // heads
     per_head = max(1, min(each, groups // heads))
@@ -54,7 +54,7 @@ def codes_of(weight_FD: Tensor, group_F: Tensor, bits: int) -> tuple[Tensor, Ten
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Whole numbers of so many bits each, end to end in bytes, the lowest bit first; the last byte is filled up."""
+    """Whole numbers of this many bits each, end to end in bytes, the lowest bit first; the last byte is filled up."""
     numbers_N = codes.flatten().to(torch.uint8).numpy()
     bits_Nb = (numbers_N[:, None] >> np.arange(bits, dtype=np.uint8)) & 1
     return torch.from_numpy(np.packbits(bits_Nb, bitorder="little"))
@@ -136,7 +136,7 @@ class LowBitLinear(QuantisedModule, nn.Linear):
     def of(
         cls, linear: nn.Linear, group_F: Tensor, bits: int, threshold: Tensor, *, activation_bits: int = 8
     ) -> LowBitLinear:
-        """A map's weights in so many bits, and its input's threshold."""
+        """A map's weights in this many bits, and its input's threshold."""
         code_FD, low_G, step_G = codes_of(linear.weight.detach().cpu(), group_F, bits)
         made = cls(
             linear.in_features,

@@ -111,7 +111,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:  # the library wraps what the disk says
+    except (OSError, SafetensorError) as error:  # the library wraps errors of the disk
         raise DataError(f"{path}: cannot be written: {error}; free some space, or choose another disk") from error
 
 
@@ -139,7 +139,7 @@ def _remedy(path: Path) -> str:
 
 CONFIG_FILE = "config.json"
 MODULES_FILE = "modules.json"
-"""Of a sentence-transformers directory, whose encoder may lie in a directory of its own."""
+"""Of a sentence-transformers directory, whose encoder may be in a directory of its own."""
 _SMALL_FILES = ["*.json", "*.txt", "*.model"]
 _SAFE_WEIGHTS = ["*.safetensors"]
 _PICKLED_WEIGHTS = [PICKLE, f"*/{PICKLE}", "pytorch_model-*.bin"]
@@ -184,7 +184,7 @@ def is_model(directory: Path) -> bool:
 
 
 def encoder_directory(directory: Path) -> Path:
-    """Where config.json, weights and tokenizer lie: old sentence encoders have them in 0_Transformer."""
+    """Where config.json, weights and tokenizer are: old sentence encoders have them in 0_Transformer."""
     inner = directory / "0_Transformer"
     return inner if not (directory / CONFIG_FILE).is_file() and (inner / CONFIG_FILE).is_file() else directory
 

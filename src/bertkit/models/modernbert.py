@@ -52,14 +52,14 @@ class ModernBertConfig(TransformerConfig):
     max_position_embeddings: int = Field(8192, ge=1, description="Longest sequence in tokens.")
     initializer: Initializer = "family"
     initializer_cutoff_factor: float = Field(
-        2.0, gt=0, description="Initial weights are cut off at so many standard deviations."
+        2.0, gt=0, description="Initial weights are cut off at this many standard deviations."
     )
     norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
     norm_bias: bool = Field(False, description="Whether norms have a bias.")
     attention_bias: bool = Field(False, description="Whether the linear maps of attention have a bias.")
     mlp_bias: bool = Field(False, description="Whether the linear maps of the feed-forward layers have a bias.")
     local_attention: int = Field(128, ge=2, description="Window of local layers in tokens, half of it on either side.")
-    global_attn_every_n_layers: int = Field(3, ge=1, description="Of so many layers the first is global.")
+    global_attn_every_n_layers: int = Field(3, ge=1, description="The first of every n layers is global.")
     layer_types: tuple[LayerType, ...] | None = Field(
         None, description="Each layer's kind; null: by global_attn_every_n_layers."
     )
@@ -280,7 +280,7 @@ class ModernBertAttention(SelfAttention):
 
 
 class GatedFeedForward(nn.Module):
-    """activation(x A) * (x B), then a linear map; A and B lie in one matrix."""
+    """activation(x A) * (x B), then a linear map; A and B are in one matrix."""
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""MosaicBERT: BERT whose attention knows distances by linear biases (ALiBi), with gated feed-forward layers.
+"""MosaicBERT: BERT with linear attention biases (ALiBi) for distances, with gated feed-forward layers.
 
 Portes et al. 2023, arXiv:2312.17482, section 2; details as in mosaicml/examples, benchmarks/bert/src/bert_layers.py. A
 head's scores fall by a fixed slope with each token of distance (Press et al. 2022, arXiv:2108.12409, section 3; here in
 both directions), so there is no table of positions. Gated linear units of Shazeer 2020, arXiv:2002.05202.
 
-Quirks: dropout stands inside the feed-forward layer, behind the gate, and not behind its second map; the masked-LM
+Quirks: dropout is inside the feed-forward layer, behind the gate, and not behind its second map; the masked-LM
 head's norm adds 1e-12 whatever `layer_norm_eps` is. Hub: the published config.json calls the family `bert` and is known
 by its `alibi_starting_size`; `transformers` itself has no such class.
 
@@ -110,8 +110,8 @@ class MosaicBertEmbeddings(nn.Module):
         return normed_TD
 
 
-class GatedFeedForward(nn.Module):
-    """activation(x A) * (x B), dropout, then a linear map; A and B lie in one matrix without bias."""
+class MosaicBertFeedForward(nn.Module):
+    """activation(x A) * (x B), dropout, then a linear map; A and B are in one matrix without bias."""
 
     def __init__(self, config: MosaicBertConfig) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class MosaicBertLayer(PostNorm):
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         super().__init__(
             SelfAttention(width, config.num_attention_heads, dropout_rate=rate),
-            GatedFeedForward(config),
+            MosaicBertFeedForward(config),
             width=width,
             norm_eps=config.layer_norm_eps,
             dropout_rate=0.0,

@@ -120,7 +120,7 @@ def prune_heads(model: HeadedModel, chosen: HeadChoice) -> None:
 
 
 def restore_heads(model: HeadedModel) -> dict[int, tuple[int, ...]]:
-    """Put zeros in the place of pruned heads, in place; the outputs stay the same. Returns the heads.
+    """Restore pruned heads as zeros, in place; the outputs stay the same. Returns the heads.
 
     All weights of such a head are 0, so no gradient reaches them: they are 0 after further training, too.
     """
@@ -211,7 +211,7 @@ def smallest_to_zero(weight: Tensor, share: float) -> None:
 
 
 def cubic_share(final: float, step: int, *, ramp_steps: int, every_steps: int = 1) -> float:
-    """The share of zero weights after so many updates: s_f (1 - (1 - t / r)^3), Zhu and Gupta 2017, equation 1.
+    """The share of zero weights after this many updates: s_f (1 - (1 - t / r)^3), Zhu and Gupta 2017, equation 1.
 
     Args:
         final: s_f.

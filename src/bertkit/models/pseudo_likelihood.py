@@ -149,7 +149,7 @@ class ScoringRule(ABC):
     causal: ClassVar[bool] = False
     """Whether a bidirectional encoder is run with causal attention."""
     needs_words: ClassVar[bool] = False
-    """Whether it uses the words that the tokenizer's pre-tokenizer cuts."""
+    """Whether it uses the words of the tokenizer's pre-tokenizer."""
     shifted: ClassVar[bool] = False
     """Whether a token is predicted from the state before it, not from its own."""
 
@@ -193,7 +193,7 @@ class MaskedRule(ScoringRule):
         masked_RN = np.where(self.masked(word_RN, token_R), self.tokenizer.mask_id, ids_RN)
         ids_RL = np.pad(masked_RN, ((0, 0), (1, 1)))
         ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id
-        position_R1 = token_R[:, None] + 1 - self.shifted  # before the first token stands [CLS]
+        position_R1 = token_R[:, None] + 1 - self.shifted  # [CLS] is before the first token
         return Copies(ids_RL, position_R1, np.take_along_axis(ids_RN, token_R[:, None], axis=1))
 
     @abstractmethod
@@ -211,7 +211,7 @@ class Original(MaskedRule):
         return np.asarray(np.arange(word_RN.shape[1]) == token_R[:, None])
 
 
-class MaskedNextToken(Original):
+class MaskedNextTokenScoring(Original):
     """Charpentier and Samuel 2024: the token alone is masked, and predicted from the state before it.
 
     The BabyLM challenge's evaluation of GPT-BERT as a masked model; its other way is `encoder_left_to_right`.
@@ -285,7 +285,8 @@ class EncoderLeftToRight(LeftToRight):
 
 
 SCORING_RULES: dict[str, type[ScoringRule]] = {
-    rule.name: rule for rule in (Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight, MaskedNextToken)
+    rule.name: rule
+    for rule in (Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight, MaskedNextTokenScoring)
 }
 """The ways to score a text; the first one whose head the model has is the default, unless its config.json names one."""
 
@@ -321,7 +322,7 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
 
 
 def reads_causally(model: HeadedModel) -> bool:
-    """Whether an encoder was trained from left to right alone, as its config.json says."""
+    """Whether an encoder was trained from left to right alone, by its config.json."""
     rule = SCORING_RULES.get(str(model.extras.get(SCORING_RULE)))
     return rule is not None and rule.causal and model.encoder.config.causal_attention
 

@@ -39,7 +39,7 @@ _LEAVES = (WEIGHT, SCALE, INPUT_THRESHOLD, OUTPUT_THRESHOLD, *LowBitLinear.LEAVE
 
 
 def quantise(model: HeadedModel) -> list[str]:
-    """Put int8 maps and tables in the place of all linear maps and tables; returns their names."""
+    """Replace all linear maps and tables by int8 ones; returns their names."""
     model.extras[QUANTISATION] = {
         "quant_method": METHOD,
         "format": "int8",

@@ -1,7 +1,7 @@
 """Sentence encoders: an encoder, a pooling of its states, and modules after it.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. Directories are those of `sentence-transformers`:
-modules.json lists the modules, the encoder lies in the root or in 0_Transformer. Differs from a pooler in headed.py:
+modules.json lists the modules, the encoder is in the root or in 0_Transformer. Differs from a pooler in headed.py:
 all states can take part, and nothing here is trained for a task.
 
 Shapes: T packed tokens, B sequences, D width, E width of the vectors.
@@ -158,7 +158,7 @@ class ModuleEntry(NamedTuple):
 
 
 def read_modules(path: Path) -> list[ModuleEntry]:
-    """The modules of a modules.json in their order; whoever opens one's directory checks its name (`file_within`).
+    """The modules of a modules.json in their order; callers check the names of directories with `file_within`.
 
     Raises:
         DataError: it is no list of modules.

@@ -1,9 +1,9 @@
-"""A larger model that starts from a smaller one: its weights are repeated in every direction, its layers drawn out.
+"""A larger model initialised from a smaller one: weights are repeated in both directions, layers along the depth.
 
 Warner et al. 2024, ModernBERT, arXiv:2412.13663, section 2.2 (the large model starts from the base one), as in its
-released initialization.py and model.py, mode tile_weights_from_middle: the smaller matrix stands in the middle of the
+released initialization.py and model.py, mode tile_weights_from_middle: the smaller matrix is in the middle of the
 larger one and is repeated to all sides; queries, keys, values and the two halves of a gated map are taken each by
-itself; layer i is that of round(i * L / L'), as Rae et al. 2021, Gopher, arXiv:2112.11446, drew a model out. The norm
+itself; layer i is that of round(i * L / L'), as in Rae et al. 2021, Gopher, arXiv:2112.11446. The norm
 behind the last layer keeps its first weights there, and here. Sibling conversion.py keeps all sizes.
 
 Shapes: L layers of the smaller model, L' of the larger.
@@ -98,5 +98,5 @@ def _tiled(small: Tensor, large: Tensor, name: str, matrices: int) -> Tensor:
 
 
 def _places(small: int, large: int) -> Tensor:
-    """Which of `small` rows stands at each of `large`: all of them in the middle, repeated to both sides."""
+    """The row of `small` that fills each row of `large`: all of them in the middle, repeated to both sides."""
     return (torch.arange(large) - (large - small) // 2) % small

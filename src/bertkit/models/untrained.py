@@ -1,7 +1,7 @@
-"""What it means for the user that parts of a model are not in its file: which part starts untrained, and what to do.
+"""Messages for parts of a model that its file lacks: which part starts untrained, and what to do.
 
 Nothing here follows a paper. The weights of such a part are drawn at random, so its predictions mean nothing before it
-is trained; sibling weights.py says which weights a file lacks.
+is trained; sibling weights.py reports which weights a file lacks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FINETUNE = "train it by `bertkit finetune --model MODEL`"
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ModelPart:
     """A part of a model: its name, what depends on it, and how it is trained."""
 
     name: str
@@ -25,19 +25,19 @@ class _Part:
 
 
 _PARTS = {
-    "masked_lm": _Part("masked-LM head", "`fill`, `eval mlm` and `eval blimp`", _PRETRAIN),
-    "causal_lm": _Part("causal-LM head", "the probability of a text and `eval blimp`", _PRETRAIN),
-    "permutation_lm": _Part("permutation-LM head", "its predictions of words", _PRETRAIN),
-    "span_boundary": _Part("span-boundary head", "its predictions of spans", _PRETRAIN),
-    "next_sentence": _Part("next-sentence head", "its predictions of pairs", _PRETRAIN),
-    "sentence_order": _Part("sentence-order head", "its predictions of pairs", _PRETRAIN),
-    "sentence_structure": _Part("sentence-structure head", "its predictions of pairs", _PRETRAIN),
-    "replaced_token": _Part("replaced-token head", "its predictions of replaced tokens", _PRETRAIN),
-    "sequence_classification": _Part("classification head", "`predict` and `eval`", _FINETUNE),
-    "token_classification": _Part("tagging head", "`predict` and `eval`", _FINETUNE),
-    "span": _Part("span head", "`predict` and `eval`", _FINETUNE),
-    "multiple_choice": _Part("multiple-choice head", "`predict` and `eval`", _FINETUNE),
-    POOLER: _Part("pooler", "all that reads one vector a text", _FINETUNE),
+    "masked_lm": _ModelPart("masked-LM head", "`fill`, `eval mlm` and `eval blimp`", _PRETRAIN),
+    "causal_lm": _ModelPart("causal-LM head", "the probability of a text and `eval blimp`", _PRETRAIN),
+    "permutation_lm": _ModelPart("permutation-LM head", "its predictions of words", _PRETRAIN),
+    "span_boundary": _ModelPart("span-boundary head", "its predictions of spans", _PRETRAIN),
+    "next_sentence": _ModelPart("next-sentence head", "its predictions of pairs", _PRETRAIN),
+    "sentence_order": _ModelPart("sentence-order head", "its predictions of pairs", _PRETRAIN),
+    "sentence_structure": _ModelPart("sentence-structure head", "its predictions of pairs", _PRETRAIN),
+    "replaced_token": _ModelPart("replaced-token head", "its predictions of replaced tokens", _PRETRAIN),
+    "sequence_classification": _ModelPart("classification head", "`predict` and `eval`", _FINETUNE),
+    "token_classification": _ModelPart("tagging head", "`predict` and `eval`", _FINETUNE),
+    "span": _ModelPart("span head", "`predict` and `eval`", _FINETUNE),
+    "multiple_choice": _ModelPart("multiple-choice head", "`predict` and `eval`", _FINETUNE),
+    POOLER: _ModelPart("pooler", "all that reads one vector a text", _FINETUNE),
 }
 
 
@@ -48,14 +48,14 @@ def untrained_parts(names: Mapping[str, str], drawn: Collection[str], *, source:
         names: the Hub's name of each parameter.
         drawn: Hub names of the weights that were drawn.
         source: the file, for the message.
-        is_trained: whether the caller goes on to train the model.
+        is_trained: whether the caller will train the model.
     """
     drawn = set(drawn)
     lines = []
     for part in dict.fromkeys(name.partition(".")[0] for name, hub_name in names.items() if hub_name in drawn):
         own = {hub_name for name, hub_name in names.items() if name.partition(".")[0] == part}
         lacking = sorted(own & drawn)
-        known = _PARTS.get(part) or _Part(part.replace("_", " "), "what it predicts", _FINETUNE)
+        known = _PARTS.get(part) or _ModelPart(part.replace("_", " "), "what it predicts", _FINETUNE)
         weights = ", ".join(lacking[:2]) + (f" and {len(lacking) - 2} more" if len(lacking) > 2 else "")
         has = f"has no {known.name}" if lacking == sorted(own) else f"lacks weights of its {known.name}"
         means = (

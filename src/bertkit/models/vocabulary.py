@@ -160,7 +160,7 @@ class _CrossEntropy(_PartLoss):
         label_m1 = self.id_M[part, None]
         top_m1 = logits_mV.amax(dim=-1, keepdim=True)
         label_logit_m1 = logits_mV.gather(1, label_m1)
-        # Looking for the first of equal largest is slow, and pays only where the label is among them.
+        # Finding the first of equal maxima is slow, and needed only where the label is among them.
         reached = (label_logit_m1 == top_m1).flatten().nonzero().flatten()
         correct = (logits_mV[reached].argmax(dim=-1) == label_m1.flatten()[reached]).sum()
         probability = torch.softmax(logits_mV, dim=-1)

@@ -170,7 +170,7 @@ class WeightReport:
     reinitialised: list[str] = field(default_factory=list)
 
     @property
-    def drawn_anew(self) -> list[str]:
+    def newly_initialised(self) -> list[str]:
         return sorted([*self.missing, *self.reinitialised])
 
 

@@ -1,10 +1,10 @@
 """What an objective is: a corruption of samples in a data worker, and a loss over the encoder's states in the step.
 
 An objective declares what it needs: what kind of target it has, which states it reads, and which head predicts.
-`show-batch`, the cost model, the metrics and the forward pass read these declarations and know no objective by name.
+`show-batch`, the cost model, the metrics and the forward pass read these declarations and name no objective.
 
 A loss is a sum and a count, never a mean: the step divides once, by the count over all micro-batches and ranks, so that
-gradient accumulation and world size change nothing. Sibling forward.py says which model reads what for which objective.
+gradient accumulation and world size change nothing. Sibling forward.py decides which model reads what for an objective.
 
 Shapes: T packed tokens, B sequences, D width, M targets, K classes.
 """
@@ -50,8 +50,8 @@ class Objective(Settings, ABC):
     """Its name in the recipe and in the metrics, and of its targets and labels in a batch."""
 
     target: ClassVar[Target | None] = None
-    """What it predicts. Of tokens it stands in `batch.targets[term]`: in `id_M`, a number in `columns["number"]`. Of
-    sequences it stands in `batch.labels[term]`. None: the batch holds no target, as where a teacher gives it."""
+    """What it predicts. Token targets are in `batch.targets[term]`: in `id_M`, a number in `columns["number"]`.
+    Sequence labels are in `batch.labels[term]`. None: the batch has no target, as where a teacher gives it."""
 
     states: ClassVar[States] = "tokens"
     """The states that its loss reads."""
@@ -117,15 +117,15 @@ class Objective(Settings, ABC):
         return []
 
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
-        """Why it cannot stand among these objectives, itself included: one sentence each, with key and remedy."""
+        """Why it cannot be among these objectives, itself included: one sentence each, with key and remedy."""
         return []
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        """The objective with what it must know of the vocabulary and the corpus, computed once before the first step.
+        """The objective with what it needs of the vocabulary and the corpus, computed once before the first step.
 
         Raises:
             UsageError: if the tokenizer cannot serve it.
-            DataError: if a file that it names is at fault.
+            DataError: if a file that it names is invalid.
         """
         return self
 

@@ -127,8 +127,8 @@ def states(
 ) -> Tensor:
     """The states that these objectives read, (T, D); rows that none of them reads may be zero.
 
-    A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.rows`. Whoever is
-    looked into computes all of it.
+    A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.rows`. A model
+    that is recorded computes all of it.
     """
     index_M = read_rows(model, objectives, batch)
     if index_M is None or recorder is not None:
@@ -140,9 +140,9 @@ def states(
 
 def read_rows(model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor | None:
     """The tokens whose states these objectives read of this model, each once, in order; None for all of them."""
-    asked = [objective.reads(model, batch) for objective in objectives]
-    some = [index_M for index_M in asked if index_M is not None]
-    return torch.unique(torch.cat(some)) if some and len(some) == len(asked) else None
+    declared = [objective.reads(model, batch) for objective in objectives]
+    some = [index_M for index_M in declared if index_M is not None]
+    return torch.unique(torch.cat(some)) if some and len(some) == len(declared) else None
 
 
 def takes_over(objectives: Sequence[Objective]) -> CompanionObjective | None:
@@ -171,7 +171,7 @@ def set_trained(model: HeadedModel, objectives: Sequence[Objective]) -> None:
 def scoring_rule(objectives: Sequence[Objective]) -> str | None:
     """The rule of `bertkit.models.pseudo_likelihood` that reads the head as these objectives trained it.
 
-    It is that of the highest rank. None where the heads alone tell: those of a masked LM and of a causal family.
+    It is that of the highest rank. None where the heads decide it: those of a masked LM and of a causal family.
     """
     ranked = sorted(objectives, key=lambda objective: -objective.rank)
     rule = next((each.scoring_rule for each in ranked if each.scoring_rule is not None), None)

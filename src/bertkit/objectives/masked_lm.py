@@ -11,8 +11,8 @@ the count is exact, not a draw for each token; a random word is drawn from the w
 included. SpanBERT's released code draws random words by their frequency in the corpus: `random_from: corpus`. Quirks
 left: RoBERTa's can hide <s> and </s>, draws no special token at random, and rounds its count up or down by chance;
 ELECTRA's draws positions with replacement, so that some are fewer.
-Whether masks are static or drawn anew is the data's choice (`data.static_copies`); with a rate that changes, static
-copies have the same draws and not the same number of masks.
+Whether masks are static or dynamic (drawn again each epoch) is set by `data.static_copies`; with a
+masking rate that changes, static copies have the same draws and not the same number of masks.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
 """

@@ -4,7 +4,7 @@ Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2, so that mask
 (sibling causal_lm.py). Tokens are chosen and masked as in masked_lm.py; only the state that predicts is another one.
 A score of a model trained like this must be read at the state before a token, too.
 
-Quirk left: the released code's documents that share a sample each begin with <s>; here a separator stands between them,
+Quirk left: the released code's documents that share a sample each begin with <s>; here a separator is between them,
 and its state predicts what follows it.
 
 Shapes: T packed tokens, M predicted tokens.
@@ -50,7 +50,7 @@ class MaskedNextToken(MaskedLM):
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """As the masked LM, with every target one place earlier.
 
-        A sample begins with a special token, which is never chosen, so that the place before lies in the same sample.
+        A sample begins with a special token, which is never chosen, so that the place before is in the same sample.
 
         Raises:
             UsageError: if a masked LM has masked tokens before.

@@ -2,7 +2,7 @@
 
 Di Liello et al. 2022, "Effective pretraining objectives for transformer-based autoencoders", arXiv:2210.13536, Random
 Token Substitution: ELECTRA's binary target with random tokens in place of a generator, so that there is neither a
-second model nor a projection to the vocabulary. Sibling of replaced_token.py, whose head it shares. It stands alone or
+second model nor a projection to the vocabulary. Sibling of replaced_token.py, whose head it shares. It is used alone or
 beside masked_lm, whose targets it leaves as they are.
 
 As in the authors' code (lucadiliello/transformers-lightning, random_token_substitution.py): 15% of the tokens, special

@@ -1,13 +1,13 @@
 """Replaced-token detection: which tokens are the text's own, and which were predicted by a small masked LM?
 
 Clark et al. 2020, ELECTRA, arXiv:2003.10555, sections 2 and 3.2 and table 6; details as in google-research/electra.
-Beside it stands `masked_lm`, which belongs to the generator: a smaller model that trains with the first, reads the
+It needs `masked_lm`, which belongs to the generator: a smaller model that trains with the first, reads the
 masked batch and fills its masks by drawing from its own predictions. The model itself reads the filled text, and
 predicts of every token whether it was replaced. Siblings: masked_lm.py, whose loss is at the masked tokens alone;
 random_token_detection.py, which needs no generator.
 
 Quirks honoured: the loss is the mean over all tokens, [CLS] and [SEP] included, times 50; a token drawn that is the
-text's own counts as such; tokens that were chosen but not masked are drawn anew, too; no gradient passes the drawing,
+text's own counts as such; tokens that were chosen but not masked are sampled too; no gradient passes the drawing,
 which is at temperature 1; the embeddings are shared with their norm (in the released code one scope holds them all).
 Quirks left: the released code chooses the masked positions with replacement, so that a few are chosen twice and fewer
 than 15% are masked; masked_lm chooses without. It draws by the Gumbel trick from the framework's generator; here one
@@ -16,8 +16,8 @@ the number is the worker's, addressed by sample and position, so that evaluation
 
 Section 3.2 and figure 3 (right) compare with a two-stage procedure, of which no code was released: the generator trains
 alone, the model of the same size starts from its weights, then the model trains alone (`training: two-stage`, in a
-stage behind one with masked_lm alone). What the paper leaves open: the optimiser forgets all in between, the head of
-the model is new, and the generator draws with its dropout on, as in joint training.
+stage behind one with masked_lm alone). What the paper leaves open: the optimiser's state is reset in between, the
+head of the model is new, and the generator draws with its dropout on, as in joint training.
 
 Shapes: T packed tokens, M masked tokens, V vocabulary, D width.
 """

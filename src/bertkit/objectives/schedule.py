@@ -2,7 +2,7 @@
 
 Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159; in the released pretraining/dataset.py the masking rate is
 `start + (end - start) * step / steps`, with 0.3 and 0.15. Learning rates have schedules of their own
-(training/schedules.py); this one belongs to an objective and depends on nothing but the progress of the run.
+(training/schedules.py); this one belongs to an objective and depends only on the progress of the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the second segment of a pair stands to the first: the three sentence objectives.
+"""Classification of pairs by the relation of their segments: the three sentence objectives.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1, task 2 (next or random); Lan et al. 2020, ALBERT,
 arXiv:1909.11942, section 3.1 (next or previous: both come from one document, so that topic alone does not solve it);
@@ -26,7 +26,7 @@ from bertkit.settings import UnreadKey
 
 
 class PairRelation(SequenceClassification):
-    """Classification of each pair by how its second segment stands to its first."""
+    """Classification of each pair by the relation of its second segment to its first."""
 
     told_apart_by: Literal["embeddings", "separator"] = Field(
         "embeddings",

@@ -1,7 +1,7 @@
 """The command line of pretraining, and its recipe: the only place that resolves it.
 
 Own design (contract: `pretrain`). Distillation on text has more options (distillation/text_arguments.py); sibling
-run.py trains. Beside the path of a file that decides the result stands the hash of its content: a changed file then
+run.py trains. A file that decides the result is recorded with the hash of its content: a changed file then
 changes the hash of the recipe, and a resume names the key.
 """
 
@@ -146,7 +146,7 @@ class PretrainArguments(RunArguments[Recipe]):
 
 
 def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
-    """The recipe with the steps that `optimisation.passes` makes of this text.
+    """The recipe with `optimisation.passes` converted to steps of this text.
 
     Args:
         recipe: resolved.
@@ -198,7 +198,7 @@ def warn_of_stages(recipe: Recipe, overrides: Sequence[Override]) -> None:
 def with_file_hashes(recipe: Recipe, *, recompute: bool = False) -> Recipe:
     """The recipe with the content's hash of each file that objectives and stages name.
 
-    Whoever reads a file refuses one that is unreadable.
+    A file's reader refuses one that is unreadable.
 
     Args:
         recipe: resolved.
@@ -228,7 +228,7 @@ def _hashed(data: Any, *, recompute: bool) -> Any:
 
 
 def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
-    """The recipe with at most so many steps; warm-up and stages shrink in proportion."""
+    """The recipe with at most this many steps; warm-up and stages shrink in proportion."""
     optimisation = recipe.optimisation
     if max_steps is None or max_steps >= optimisation.steps:
         return recipe

@@ -1,6 +1,6 @@
 """The loss terms of pretraining: one for each objective.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. Which model reads what for which objective stands in
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. Which model reads what for which objective is decided in
 objectives/forward.py; sibling of finetuning/loss_terms.py, whose one term is the task's.
 """
 

@@ -68,7 +68,7 @@ def pretraining_plan(
     stretches: list[_Stretch] = []
     for stage in stages:
         length = stage.recipe.data.sequence_length
-        for first, end, sequences in stage.batch_sizes.pieces(stage.first_step, stage.end_step):
+        for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
             predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
             in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
             step = step_flops(
@@ -186,7 +186,7 @@ def _flops(stretches: Sequence[_Stretch]) -> float:
 
 
 def _within(stretches: Sequence[_Stretch], flops: float) -> list[_Stretch]:
-    """The first updates, as many as so many operations make; at least one."""
+    """The first updates that fit into this many operations; at least one."""
     found: list[_Stretch] = []
     for each in stretches:
         fitting = min(each.steps, int(flops / each.step_flops + 1e-6))

@@ -128,13 +128,13 @@ class Recipe(RecipeHeader):
     init_tiling: bool = Field(
         False,
         description="Whether the initial model may be smaller than the recipe's: its weights are then repeated in every"
-        " direction, and its layers drawn out; the recipe's sizes stay.",
+        " direction, and its layers spread over the depth; the recipe's sizes stay.",
     )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
     model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
     objective: Annotated[tuple[AnyTerm, ...], AfterValidator(_each_once)] = Field(
-        description="What is learnt: a list of objectives, each with its settings."
+        description="The loss: a list of objectives, each with its settings."
     )
     optimisation: PretrainingOptimisation = Field(description="Optimiser, schedule, batch and number of steps.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")

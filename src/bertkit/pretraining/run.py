@@ -19,8 +19,8 @@ from bertkit.run.directory import RunDirectory
 from bertkit.text.sources import hub_commits, open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import (
-    Begun,
     FinishedRun,
+    OnStart,
     deadline_after,
     finished_of,
     identity_of,
@@ -32,14 +32,14 @@ from bertkit.training.run import (
 
 
 def run_pretraining(
-    arguments: PretrainArguments, *, progress: Progress, begun: Begun = lambda run: None
+    arguments: PretrainArguments, *, progress: Progress, on_start: OnStart = lambda run: None
 ) -> FinishedRun:
     """Start or resume a run and train it to its end; one that is finished is not repeated.
 
     Args:
         arguments: of the command line.
         progress: the display.
-        begun: called with the run's directory before the training starts.
+        on_start: called with the run's directory before the training starts.
 
     Raises:
         UsageError: errors in the recipe, or a resume under a recipe with another result.
@@ -78,7 +78,7 @@ def run_pretraining(
         trainer,
         command=arguments.command,
         progress=progress,
-        begun=begun,
+        on_start=on_start,
         deadline=deadline_after(arguments.max_minutes),
     )
 

@@ -132,7 +132,7 @@ def _recipe_on_text(run: RunDirectory) -> Recipe:
     if not isinstance(recipe, Recipe):
         raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}` on a task; give one that read text")
     if not all(objective.is_shown for objective in recipe.objectives):
-        raise UsageError(f"{run.path}: its batches are cut by two vocabularies, and are not shown")
+        raise UsageError(f"{run.path}: its batches are tokenized by two vocabularies, and are not shown")
     return recipe
 
 

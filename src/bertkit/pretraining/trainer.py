@@ -70,9 +70,6 @@ class StageRun:
         UsageError: the tokenizer cannot serve an objective.
     """
 
-    terms: ObjectiveTerms | None = None
-    """Made when the stage is first trained or evaluated, by `Pretrainer.terms`."""
-
     def __init__(
         self,
         stage: Stage,
@@ -136,6 +133,7 @@ class Pretrainer(Trainer[PackedBatch]):
         super().__init__(run, resolve_engine(recipe.engine))
         self.recipe = recipe
         self.shards = shards
+        self._terms: dict[int, ObjectiveTerms] = {}
         self.tokenizer = load_tokenizer(shards.directory)
         self.vocabulary = Vocabulary.of(self.tokenizer)
         self.steps = recipe.optimisation.steps
@@ -166,7 +164,7 @@ class Pretrainer(Trainer[PackedBatch]):
         self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
 
     def _check_growth(self) -> None:
-        """Raise UsageError if the model would grow where what stands beside it cannot."""
+        """Raise UsageError if the model would grow and a model trained with it cannot."""
         if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
             raise UsageError(
                 "optimisation.stages: the model cannot grow beside objective.replaced_token, whose generator would stay"
@@ -207,10 +205,11 @@ class Pretrainer(Trainer[PackedBatch]):
         return ObjectiveTerms(stage_run.objectives)
 
     def terms(self, stage_run: StageRun) -> ObjectiveTerms:
-        """`new_terms`, made once."""
-        if stage_run.terms is None:
-            stage_run.terms = self.new_terms(stage_run)
-        return stage_run.terms
+        """`new_terms`, made once, when the stage is first trained or evaluated."""
+        number = stage_run.stage.number
+        if number not in self._terms:
+            self._terms[number] = self.new_terms(stage_run)
+        return self._terms[number]
 
     def loss_terms(self, step: int) -> ObjectiveTerms:
         return self.terms(self.current)

@@ -26,7 +26,7 @@ def shipped_directory() -> Path:
 
 
 def recipe_names() -> list[str]:
-    """The names of the shipped recipes, sorted; a file whose name begins with `_` is a part of others, not a recipe."""
+    """The names of the shipped recipes, sorted; a file whose name begins with `_` is not a recipe of its own."""
     return sorted(path.stem for path in shipped_directory().glob("*.yaml") if not path.name.startswith("_"))
 
 

@@ -67,7 +67,7 @@ def new_key(key: str) -> str:
 
 
 def is_bare_schedule(key: str, value: object) -> bool:
-    """Whether an override names a schedule and says nothing else of it."""
+    """Whether an override names a schedule and nothing else of it."""
     return key == f"{_SECTION}.{_SCHEDULE}" and isinstance(value, str)
 
 

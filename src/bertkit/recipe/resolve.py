@@ -193,7 +193,7 @@ def _header(path: Path) -> dict[str, Any]:
 def _read_base(path: Path) -> Located:
     """A file that another recipe names in `extends`.
 
-    The recipe may come from somebody else, and the file be one of the user's own that is no recipe: an error then
+    The recipe may be another person's, and the file be one of the user's own that is no recipe: an error then
     repeats nothing of it.
 
     Raises:
@@ -207,7 +207,7 @@ def _read_base(path: Path) -> Located:
         tree = _read(path)
     except UsageError:
         # Without the error that it comes from, which quotes the file.
-        raise UsageError(f"{what}; `bertkit recipes show {shown}` tells what is wrong in it") from None
+        raise UsageError(f"{what}; `bertkit recipes show {shown}` shows its errors") from None
     assert isinstance(tree.value, dict)
     if not _OF_RECIPES & tree.value.keys():
         raise UsageError(f"{what}: it has none of the keys {', '.join(sorted(_OF_RECIPES))}")
@@ -303,6 +303,6 @@ def _index(items: Sequence[Located], key: str, place: str, parent: Sequence[str]
 
 
 def _shown(path: Path) -> str:
-    """A path as messages show it: relative where it lies in the working directory."""
+    """A path as messages show it: relative if it is below the working directory."""
     real, here = path.resolve(), Path.cwd()
     return os.path.relpath(real, here) if real.is_relative_to(here) else str(path)

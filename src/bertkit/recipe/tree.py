@@ -36,12 +36,12 @@ _LARGEST_WHOLE_POWER = 10**18
 MAX_CHARACTERS = 4 << 20
 MAX_DEPTH = 32
 MAX_NODES = 100_000
-"""Of one YAML text: a recipe has some hundred values, six levels deep. Aliases count with all that they stand for."""
+"""Of one YAML text: a recipe has some hundred values, six levels deep. Aliases count with all that they expand to."""
 MAX_DIGITS = 1000
 """Of a number; Python refuses to print an integer of more than 4,300."""
 
 VARIANT_KEY = "name"
-"""The key that says which of several kinds a mapping configures."""
+"""The key that decides which of several kinds a mapping configures."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Keys of a recipe that change its hash and nothing that is computed: found, then refused or warned of.
+"""Keys of a recipe that change its hash and nothing that is computed: found, then refused or reported in a warning.
 
-Nothing here follows a paper. Which keys nothing reads is said by each settings class (`Settings.unread_keys`), beside
-what reads the others. Here they are collected over a whole recipe, with its stages or a run that goes before: a key
-counts as read if any part of the run reads it. It counts as set if the recipe would be another without it: its value
-is not the default, and not that of the recipe which this one extends. Sibling hashing.py has the hash.
+Nothing here follows a paper. Each settings class lists its unread keys (`Settings.unread_keys`), next to the code that
+reads the others. Here they are collected over a whole recipe, with its stages or the run before it: a key counts as
+read if any part of the run reads it. It counts as set if removing it would change the recipe: its value differs from
+the default and from that of the recipe which this one extends. Sibling hashing.py has the hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Part:
 
     Attributes:
         recipe: with the part's settings in place.
-        changes: the dotted keys that the part sets otherwise than the recipe itself.
+        changes: the dotted keys that the part sets differently from the recipe itself.
         where: of these changes, as a prefix of messages.
     """
 
@@ -80,8 +80,8 @@ def unread_settings(
         inherited: settings by section that the user did not write, such as those of an initial model under `model`: a
             value that is the inherited one is not set.
         base: the recipe that it extends, as plain data.
-        overridden: dotted keys that the command line sets. What every stage sets for itself is in a recipe what a run
-            without the stages would have; on the command line it is a mistake.
+        overridden: dotted keys that the command line sets. A value that every stage replaces is allowed in a
+            recipe, where it holds for a run without the stages; on the command line it is a mistake.
     """
     parts = parts or [Part(recipe)]
     inherited = inherited or {}

@@ -250,7 +250,7 @@ def _read(directory: Path) -> Checkpoint:
         for name in sorted(manifest["files"]):
             if name.endswith(SUFFIX):
                 with safe_open(directory / name, framework="pt", device="cpu") as file:
-                    # Cloned: a tensor in the mapped file lies at any address, and a kernel that treats the first
+                    # Cloned: a tensor in the mapped file is at any address, and a kernel that treats the first
                     # unaligned elements apart would sum in another order than the run that never stopped.
                     tensors[name.removesuffix(SUFFIX)] = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
@@ -343,7 +343,7 @@ def _prune(directory: Path, step: int, keep: int) -> None:
             os.rename(path, doomed)
             shutil.rmtree(doomed)
         except OSError as error:
-            log.warning("the old checkpoint %s could not be removed (%s); training goes on", path, error)
+            log.warning("the old checkpoint %s could not be removed (%s); training continues", path, error)
 
 
 def _write_failure(directory: Path, final: Path, error: Exception) -> str:

@@ -1,6 +1,6 @@
 """The identity of the code that a run was made with: a hash of the package's own files.
 
-Own design. A version number stays the same while a checkout changes, and a commit says nothing of files that are edited
+Own design. A version number stays the same while a checkout changes, and a commit does not cover files that are edited
 and not committed.
 """
 
@@ -16,7 +16,7 @@ _SUFFIXES = (".py", ".yaml")
 
 @cache
 def code_sha256() -> str:
-    """sha256 over the names and contents of the package's source files and tables, as they are when first asked."""
+    """sha256 over the names and contents of the package's source files and tables, as they are at the first call."""
     digest = hashlib.sha256()
     for path in sorted(path for path in _PACKAGE.rglob("*") if path.suffix in _SUFFIXES and path.is_file()):
         content = path.read_bytes()

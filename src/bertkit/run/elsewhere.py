@@ -1,7 +1,7 @@
-"""A run that goes on in another directory, as when the disk of its own is full.
+"""A run that continues in another directory, as when its disk is full.
 
-Own design. The copy is made aside and renamed, so that it is whole or absent; the run that it was made of stays as it
-is. Imports neither torch, pydantic nor yaml.
+Own design. The copy is made in a temporary directory and renamed, so that it is complete or absent; the original
+run stays unchanged. Imports neither torch, pydantic nor yaml.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def continued_in(run: RunDirectory, directory: Path | None) -> RunDirectory:
 
     Args:
         run: to resume.
-        directory: where it goes on; None, or its own: where it is. A copy that was made earlier is taken as it is.
+        directory: where it continues; None, or its own: where it is. A copy that was made earlier is taken as it is.
 
     Raises:
         UsageError: a process is writing the run, it is a suite of runs, or the directory holds something else.
@@ -39,7 +39,9 @@ def continued_in(run: RunDirectory, directory: Path | None) -> RunDirectory:
     if (directory / RECORD).is_file():
         return _same_run(run, directory)
     if (run.path / _RUNS).is_dir():
-        raise UsageError(f"--run-dir {directory}: {run.path} is a suite of runs, which cannot go on elsewhere")
+        raise UsageError(
+            f"--run-dir {directory}: {run.path} is a suite of runs, which cannot continue in another directory"
+        )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"--run-dir {directory}: holds other files; give a directory that is not there yet")
     copying = directory.with_name(f".{directory.name}.{os.getpid()}.writing")
@@ -54,7 +56,7 @@ def continued_in(run: RunDirectory, directory: Path | None) -> RunDirectory:
     finally:
         shutil.rmtree(copying, ignore_errors=True)
         lock.release()
-    log.info("%s goes on in %s", run.path, directory)
+    log.info("%s continues in %s", run.path, directory)
     return RunDirectory.open(directory)
 
 

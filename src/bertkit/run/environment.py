@@ -102,7 +102,7 @@ def dependency_versions() -> dict[str, str | None]:
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """Commit of the repository that `directory` lies in and whether its tracked files differ; None outside of one."""
+    """Commit of the repository that `directory` is in and whether its tracked files differ; None outside of one."""
     if shutil.which("git") is None:
         return None
     commit = _git(directory, "rev-parse", "HEAD")

@@ -1,6 +1,6 @@
-"""What is finished is not repeated: a done run that the same command would only make again.
+"""What is finished is not repeated: a done run that the same command would only repeat.
 
-Own design. A run stands for a command where recipe, data, starting model and code are those of its record, and its
+Own design. A run is reused for a command where recipe, data, starting model and code are those of its record, and its
 files are as it wrote them: recipe, results and model are compared with their hashes; checkpoints and logs, which are no
 part of the result, are not read. Sibling find.py finds runs by name.
 """
@@ -21,13 +21,13 @@ from bertkit.run.verify import result_errors
 log = logging.getLogger(__name__)
 
 Objection = Callable[[RunDirectory], str | None]
-"""Why a finished run does not serve, beyond what every run is checked for; None where it does."""
+"""Why a finished run cannot be reused, beyond the checks of every run; None where it can."""
 
 
 def finished_before(
     root: Path, identity: RunIdentity, *, run_dir: Path | None = None, objection: Objection = lambda run: None
 ) -> RunDirectory | None:
-    """The newest finished run with this identity; None where there is none that can stand for a new one.
+    """The newest finished run with this identity; None where none can be reused.
 
     Args:
         root: directory of all runs.
@@ -36,7 +36,7 @@ def finished_before(
         objection: further reasons.
 
     Raises:
-        UsageError: `run_dir` holds a finished run of the same recipe that cannot serve; the message says why.
+        UsageError: `run_dir` holds a finished run of the same recipe that cannot be reused; the message says why.
     """
     if run_dir is not None and not (run_dir / RECORD).is_file():
         return None
@@ -51,7 +51,7 @@ def finished_before(
             return run
         if run_dir is not None:
             raise UsageError(
-                f"{run.path}: holds a finished run of this recipe that does not stand for a new one: {reason}; name"
+                f"{run.path}: holds a finished run of this recipe that cannot be reused: {reason}; name"
                 " another --run-dir"
             )
         log.info("%s is finished and of the same recipe, but is not used: %s", run.path, reason)
@@ -59,7 +59,7 @@ def finished_before(
 
 
 def why_not(run: RunDirectory, fingerprints: Mapping[str, str | None] | None = None) -> str | None:
-    """Why a finished run cannot stand for a new one of the same recipe; None where it can.
+    """Why a finished run cannot be reused for the same recipe; None where it can.
 
     Args:
         run: of status done.

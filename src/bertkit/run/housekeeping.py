@@ -18,7 +18,7 @@ _DAY = 86_400
 
 
 def is_older(run: RunDirectory, days: float | None) -> bool:
-    """Whether a run ended (or else started) so many days ago; always where `days` is None."""
+    """Whether a run ended (or else started) this many days ago; always where `days` is None."""
     if days is None:
         return True
     ended = datetime.fromisoformat(str(run.record.get("ended") or run.record["started"]))

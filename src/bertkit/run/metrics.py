@@ -168,5 +168,5 @@ def _write_all(descriptor: int, content: bytes) -> None:
 def _open_events(directory: Path, start_step: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
-    # TensorBoard itself hides the points of a killed attempt that lie at and after purge_step.
+    # TensorBoard itself hides the points of a killed attempt that are at and after purge_step.
     return SummaryWriter(str(directory), purge_step=start_step + 1 if start_step else None)

@@ -74,5 +74,5 @@ def step_cost(recipe: Recipe, shards: TokenShards, *, cache: Path) -> StepCost:
 
 
 def spread(count: int, most: int) -> Sequence[int]:
-    """At most so many of the first `count` numbers, evenly spread."""
+    """At most this many of the first `count` numbers, evenly spread."""
     return range(count) if count <= most else [index * count // most for index in range(most)]

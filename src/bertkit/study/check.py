@@ -1,6 +1,6 @@
-"""What is refused before a study's first step: arms that do not differ, settings that change nothing, missing data.
+"""Checks before a study's first step: arms that do not differ, settings that change nothing, missing data.
 
-Own design; the schema (settings.py) refuses what it can see alone. All errors in the arms are found by loading every
+Own design; the schema (settings.py) checks what needs no recipe. All errors in the arms are found by loading every
 recipe that may be run.
 """
 
@@ -31,16 +31,16 @@ from bertkit.study.measure_settings import (
     FinetuneMeasure,
     HeldOutMeasure,
     LayersMeasure,
-    Measure,
+    MeasureSettings,
     MlmMeasure,
 )
-from bertkit.study.pieces import shown_setting
 from bertkit.study.settings import Study
+from bertkit.study.study_runs import shown_setting
 from bertkit.tasks.readers import load_split
 from bertkit.text.sources import open_corpus
 
 _HEADS = {rule.head for rule in SCORING_RULES.values()}
-"""Those that give a text a probability."""
+"""Heads that give a text a probability."""
 
 
 def check_recipes(study: Study, recipes: dict[str, list[tuple[dict[str, Any], Recipe]]]) -> None:
@@ -72,8 +72,8 @@ def check_recipes(study: Study, recipes: dict[str, list[tuple[dict[str, Any], Re
             )
 
 
-def check_asked(study: Study, recipes: dict[str, Recipe]) -> None:
-    """Refuse a choice or a claim by a measure that an arm cannot be asked.
+def check_measurable(study: Study, recipes: dict[str, Recipe]) -> None:
+    """Refuse a choice or a claim by a measure that is not defined for an arm.
 
     Args:
         study: resolved.
@@ -89,13 +89,15 @@ def check_asked(study: Study, recipes: dict[str, Recipe]) -> None:
         sides = (claim.arm, claim.against or study.against)
         wanted += [(f"claims.{number}", name, arm) for name in claim.names for arm in sides]
     for place, name, arm in wanted:
-        reason = unasked(study.measure(name), recipes[arm])
+        reason = not_measurable(study.measure(name), recipes[arm])
         if reason is not None:
-            raise UsageError(f"{place}: measures.{name} cannot be asked of arm {arm}: {reason}; take another measure")
+            raise UsageError(
+                f"{place}: measures.{name} cannot be computed for arm {arm}: {reason}; take another measure"
+            )
 
 
-def unasked(measure: Measure, recipe: Recipe) -> str | None:
-    """Why a run of this recipe cannot be asked a measure; None where it can."""
+def not_measurable(measure: MeasureSettings, recipe: Recipe) -> str | None:
+    """Why a measure cannot be computed for a run of this recipe; None where it can."""
     objectives = stages_of(recipe)[-1].recipe.objectives
     if isinstance(measure, MlmMeasure):
         rule = SCORING_RULES.get(str(scoring_rule(objectives)))
@@ -111,8 +113,8 @@ def unasked(measure: Measure, recipe: Recipe) -> str | None:
     return None
 
 
-def speaker(recipe: Recipe) -> str | None:
-    """The companion that holds a run's masked LM, such as the generator of replaced tokens; None: the model itself."""
+def masked_lm_companion(recipe: Recipe) -> str | None:
+    """The companion model with a run's masked-LM head, such as ELECTRA's generator; None: the model itself."""
     objectives = stages_of(recipe)[-1].recipe.objectives
     companions = {each.companion for each in objectives if isinstance(each, CompanionObjective)}
     learners = [each.learnt_by for each in objectives if each.fills_masks]
@@ -132,7 +134,7 @@ def check_measures(study: Study, *, offline: bool) -> None:
             raise type(error)(f"measures.{name}: {error}") from error
 
 
-def _check(measure: Measure, *, offline: bool) -> None:
+def _check(measure: MeasureSettings, *, offline: bool) -> None:
     if isinstance(measure, MlmMeasure):
         open_corpus(measure.data, offline=offline)
     elif isinstance(measure, BlimpMeasure):

@@ -1,4 +1,4 @@
-"""Measures of a study: what is asked of each finished run, with the settings of that question.
+"""Measures of a study: scores that are computed for each finished run, with their settings.
 
 Own design; each kind calls the command of its name. A relative path starts from the study's folder of data
 (`--data-dir`). Sibling measuring.py computes them.
@@ -19,8 +19,8 @@ _LOWER_IS_BETTER = ("loss", "perplexity", "error")
 _NOT_FILES = ("hub:", "builtin:")
 
 
-class Measure(Settings, ABC):
-    """One question to every run; its answer is one number."""
+class MeasureSettings(Settings, ABC):
+    """One score, a single number, that is computed for every run."""
 
     title: str | None = Field(None, description="Label in tables and figures (default: the measure's name).")
     higher_is_better: bool | None = Field(
@@ -60,7 +60,7 @@ class Measure(Settings, ABC):
         return self.model_copy(update={name: full(getattr(self, name)) for name in self.path_fields})
 
 
-class HeldOutMeasure(Measure):
+class HeldOutMeasure(MeasureSettings):
     """A metric of the run's own results on its held-out text, under its own objective."""
 
     kind: Literal["held-out"]
@@ -78,7 +78,7 @@ class HeldOutMeasure(Measure):
         return self.metrics[0]
 
 
-class MlmMeasure(Measure):
+class MlmMeasure(MeasureSettings):
     """Masked tokens of a text, the same windows and masks for every run (`bertkit eval mlm`)."""
 
     kind: Literal["mlm"]
@@ -97,7 +97,7 @@ class MlmMeasure(Measure):
         return self.metric
 
 
-class BlimpMeasure(Measure):
+class BlimpMeasure(MeasureSettings):
     """Share of minimal pairs whose grammatical sentence is preferred (`bertkit eval blimp`)."""
 
     kind: Literal["blimp"]
@@ -108,7 +108,7 @@ class BlimpMeasure(Measure):
     path_fields: ClassVar[tuple[str, ...]] = ("directory",)
 
 
-class LayersMeasure(Measure):
+class LayersMeasure(MeasureSettings):
     """The score of a linear probe of the best layer, the embeddings not counted (`bertkit probe layers`)."""
 
     kind: Literal["layers"]
@@ -121,7 +121,7 @@ class LayersMeasure(Measure):
     path_fields: ClassVar[tuple[str, ...]] = ("data", "test_data")
 
 
-class FinetuneMeasure(Measure):
+class FinetuneMeasure(MeasureSettings):
     """A task's score on dev after fine-tuning with the run's seed (`bertkit finetune`)."""
 
     kind: Literal["finetune"]

@@ -1,7 +1,7 @@
-"""The answer of one finished run to one measure: a number, by the commands `eval`, `probe` and `finetune`.
+"""One measure of one finished run: a score, computed as by the commands `eval`, `probe` and `finetune`.
 
-Own design. Each measurement is a run directory of its own, below the piece's; one that is done is not repeated, one
-that was broken off begins anew, and fine-tuning resumes.
+Own design. Each measurement is a run directory of its own, below the study run's. A finished one is not repeated; an
+interrupted one starts over, except fine-tuning, which resumes.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from bertkit.probing.run import ProbeRequest
 from bertkit.progress import Progress
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RECORD, RESULTS, RunDirectory
-from bertkit.study.check import finetune_arguments, speaker, unasked
+from bertkit.study.check import finetune_arguments, masked_lm_companion, not_measurable
 from bertkit.study.measure_settings import (
     BlimpMeasure,
     FinetuneMeasure,
     HeldOutMeasure,
     LayersMeasure,
-    Measure,
+    MeasureSettings,
     MlmMeasure,
 )
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Of a run to a measure.
+class MeasureResult:
+    """One measure of one run.
 
     Attributes:
-        score: None where the run cannot be asked.
-        reason: why it cannot.
-        of: the companion that was asked in place of the model.
+        score: None where the measure is not defined for the run.
+        reason: why it is not.
+        of: the companion model that was evaluated in place of the model.
         more: further figures.
     """
 
@@ -59,11 +59,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Asking:
+class Measurer:
     """How measures are computed.
 
     Attributes:
-        directory: of the piece's measurements.
+        directory: of the run's measurements.
         command: for the record.
         progress: the display.
         offline: use no network.
@@ -76,8 +76,8 @@ class Asking:
     offline: bool
     minutes_left: Callable[[], float | None] = lambda: None
 
-    def ask(self, name: str, measure: Measure, run: RunDirectory, recipe: Recipe) -> Answer:
-        """The answer of a finished pretraining run.
+    def measure(self, name: str, measure: MeasureSettings, run: RunDirectory, recipe: Recipe) -> MeasureResult:
+        """Compute a measure of a finished pretraining run.
 
         Args:
             name: of the measure.
@@ -86,12 +86,12 @@ class Asking:
             recipe: of the run.
 
         Raises:
-            UsageError, DataError: the data of the measure are at fault.
+            UsageError, DataError: the measure's data are missing or invalid.
             StoppedError: a signal stopped the fine-tuning.
         """
-        reason = unasked(measure, recipe)
+        reason = not_measurable(measure, recipe)
         if reason is not None:
-            return Answer(None, reason)
+            return MeasureResult(None, reason)
         place = self.directory / name
         if isinstance(measure, HeldOutMeasure):
             return _held_out(measure, run)
@@ -99,7 +99,7 @@ class Asking:
             return self._finetuned(measure, run, recipe, place)
         if isinstance(measure, LayersMeasure):
             return self._layers(measure, run, recipe, place)
-        of = speaker(recipe)
+        of = masked_lm_companion(recipe)
         model = run.path if of is None else run.path / of
         arguments = EvalArguments(
             str(model), device=recipe.engine.device, run_dir=place, offline=self.offline, command=self.command
@@ -113,14 +113,14 @@ class Asking:
             )
             data, metric = measure.data, measure.metric
             results = _once(place, lambda: evaluate_mlm(arguments, data, mlm, progress=self.progress))
-            return Answer(results["tasks"]["mlm"][metric]["mean"], of=of)
+            return MeasureResult(results["tasks"]["mlm"][metric]["mean"], of=of)
         assert isinstance(measure, BlimpMeasure)
         blimp = BlimpSettings(pairs=measure.pairs, only=measure.only)
         pairs = Path(measure.directory)
         results = _once(place, lambda: evaluate_blimp(arguments, pairs, blimp, progress=self.progress))
-        return Answer(results["average"], of=of)
+        return MeasureResult(results["average"], of=of)
 
-    def _layers(self, measure: LayersMeasure, run: RunDirectory, recipe: Recipe, place: Path) -> Answer:
+    def _layers(self, measure: LayersMeasure, run: RunDirectory, recipe: Recipe, place: Path) -> MeasureResult:
         """The best layer's score; the embeddings, layer 0, are left out."""
         settings = LayersSettings(
             tasks=[measure.task], sentences=measure.sentences, test_sentences=measure.test_sentences
@@ -142,9 +142,9 @@ class Asking:
             write_json(file, {"score": scores})
         scores = read_json(file)["score"]
         best = max(range(1, len(scores)), key=scores.__getitem__)
-        return Answer(scores[best], more={"layer": best})
+        return MeasureResult(scores[best], more={"layer": best})
 
-    def _finetuned(self, measure: FinetuneMeasure, run: RunDirectory, recipe: Recipe, place: Path) -> Answer:
+    def _finetuned(self, measure: FinetuneMeasure, run: RunDirectory, recipe: Recipe, place: Path) -> MeasureResult:
         common: dict[str, Any] = {"command": self.command, "offline": self.offline, "max_minutes": self.minutes_left()}
         if (place / RECORD).is_file():
             arguments = finetune_arguments(measure, str(run.path), **common)
@@ -160,16 +160,16 @@ class Asking:
         metric = measure.metric or results["primary"]
         score = scores[metric]["mean"]
         reason = "its score is undefined, as where every prediction is the same" if score is None else None
-        return Answer(score, reason, more={"metric": metric})
+        return MeasureResult(score, reason, more={"metric": metric})
 
 
-def _held_out(measure: HeldOutMeasure, run: RunDirectory) -> Answer:
+def _held_out(measure: HeldOutMeasure, run: RunDirectory) -> MeasureResult:
     assert run.results is not None
     held_out = run.results["held_out"]
     found = next((metric for metric in measure.metrics if held_out.get(metric) is not None), None)
     if found is None:
-        return Answer(None, f"the run has no {' or '.join(measure.metrics)}")
-    return Answer(held_out[found], more={"metric": found})
+        return MeasureResult(None, f"the run has no {' or '.join(measure.metrics)}")
+    return MeasureResult(held_out[found], more={"metric": found})
 
 
 def _once(place: Path, evaluate: Callable[[], Any]) -> dict[str, Any]:

@@ -22,13 +22,13 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
         costs = {
             key: StepCost(plan["flops"] / plan["steps"], plan["tokens"] / plan["steps"]) for key, plan in plans.items()
         }
-        pieces = [piece for piece in planned.pieces() if piece.arm == arm]
-        steps = [(costs[str(dict(piece.setting))], piece) for piece in pieces]
-        counted = [(cost, cost.steps(study.budget, piece.share)) for cost, piece in steps]
+        study_runs = [study_run for study_run in planned.runs() if study_run.arm == arm]
+        steps = [(costs[str(dict(study_run.setting))], study_run) for study_run in study_runs]
+        counted = [(cost, cost.steps(study.budget, study_run.share)) for cost, study_run in steps]
         first = next(iter(plans.values()))
         arms[arm] = {
-            "candidates": sum(piece.candidate is not None for piece in pieces),
-            "runs": len(pieces),
+            "candidates": sum(study_run.candidate is not None for study_run in study_runs),
+            "runs": len(study_runs),
             "steps_per_run": counted[-1][1],
             "steps": sum(number for _, number in counted),
             "tokens": int(sum(cost.tokens * number for cost, number in counted)),

@@ -1,6 +1,6 @@
-"""A study whose recipes are all loaded and checked: its pieces, their steps, and what its inputs' hashes are.
+"""A study whose recipes are all loaded and checked: its runs, their steps, and the hashes of its inputs.
 
-Own design. Sibling work.py carries the pieces out.
+Own design. Sibling work.py carries the runs out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ from bertkit.pretraining.run import open_shards
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
 from bertkit.study.budget import StepCost, cost_key, step_cost
-from bertkit.study.check import check_asked, check_measures, check_recipes
-from bertkit.study.pieces import Piece, candidates_of, piece_arguments, piece_recipe, scored_of, settings_of
+from bertkit.study.check import check_measurable, check_measures, check_recipes
 from bertkit.study.settings import Study
+from bertkit.study.study_runs import (
+    StudyRun,
+    candidates_of,
+    pretrain_arguments,
+    pretrain_recipe,
+    scored_of,
+    settings_of,
+)
 
 
 @dataclass(frozen=True)
@@ -41,28 +48,28 @@ class PlannedStudy:
     def recipes(self) -> dict[str, list[tuple[dict[str, Any], Recipe]]]:
         """Each arm's settings with the recipe that they make, at the recipe's own steps and the first seed."""
         return {
-            arm: [(setting, self.recipe(Piece(arm, setting, self.study.seeds[0]), None)) for setting in settings]
+            arm: [(setting, self.recipe(StudyRun(arm, setting, self.study.seeds[0]), None)) for setting in settings]
             for arm in self.study.arms
             for settings in [settings_of(self.study, arm)]
         }
 
-    def recipe(self, piece: Piece, steps: int | None) -> Recipe:
-        """Of a piece."""
-        return piece_recipe(
-            piece_arguments(self.study, piece, steps, cache=self.cache, offline=self.offline), piece.arm
+    def recipe(self, study_run: StudyRun, steps: int | None) -> Recipe:
+        """The recipe of one run."""
+        return pretrain_recipe(
+            pretrain_arguments(self.study, study_run, steps, cache=self.cache, offline=self.offline), study_run.arm
         )
 
     def check(self) -> None:
-        """Refuse what the first step would be too late for.
+        """Check recipes, measures and data before the first step.
 
         Raises:
             UsageError, DataError: see check.py.
         """
         check_recipes(self.study, self.recipes)
-        check_asked(self.study, {arm: own[0][1] for arm, own in self.recipes.items()})
+        check_measurable(self.study, {arm: own[0][1] for arm, own in self.recipes.items()})
         check_measures(self.study, offline=self.offline)
 
-    def pieces(self, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> list[Piece]:
+    def runs(self, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> list[StudyRun]:
         """All runs; the scored ones are of the chosen settings, or of an arm's first where nothing is chosen yet.
 
         Args:
@@ -70,8 +77,8 @@ class PlannedStudy:
         """
         arms = list(self.study.arms)
         settings = {arm: own[0][0] for arm, own in self.recipes.items()} if chosen is None else chosen
-        candidates = [piece for arm in arms for piece in candidates_of(self.study, arm)]
-        # Seed by seed, so that a study that is broken off has something of every arm.
+        candidates = [study_run for arm in arms for study_run in candidates_of(self.study, arm)]
+        # Seed by seed, so that an interrupted study has scores of every arm.
         scored = [
             scored_of(self.study, arm, settings[arm])[n]
             for n in range(len(self.study.seeds))
@@ -81,7 +88,7 @@ class PlannedStudy:
         return [*candidates, *scored]
 
     def fingerprints(self, progress: Progress) -> dict[str, str | None]:
-        """Of the text of all arms, and of all recipes that may be run."""
+        """Hashes of the text of all arms, and of all recipes that may be run."""
         recipes = [recipe for own in self.recipes.values() for _, recipe in own]
         corpora: dict[str, str] = {}
         for recipe in recipes:
@@ -103,10 +110,10 @@ class PlannedStudy:
                 meter.update(done)
         return found
 
-    def steps(self, piece: Piece, costs: Mapping[str, Any]) -> int:
-        """Updates of a piece."""
-        recipe = next(recipe for setting, recipe in self.recipes[piece.arm] if setting == dict(piece.setting))
-        return StepCost(**costs[cost_key(recipe)]).steps(self.study.budget, piece.share)
+    def steps(self, study_run: StudyRun, costs: Mapping[str, Any]) -> int:
+        """Updates of one run."""
+        recipe = next(recipe for setting, recipe in self.recipes[study_run.arm] if setting == dict(study_run.setting))
+        return StepCost(**costs[cost_key(recipe)]).steps(self.study.budget, study_run.share)
 
 
 def _text_key(recipe: Recipe) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertkit.study.figures import factor
-from bertkit.study.pieces import short_key, shown_setting
 from bertkit.study.settings import Study
+from bertkit.study.study_runs import short_key, shown_setting
 
 NONE = "–"
 
@@ -86,7 +86,7 @@ def _scores(study: Study, results: Mapping[str, Any]) -> str:
 
 
 def _missing(results: Mapping[str, Any]) -> str:
-    """Why a field is empty, or who was asked in the model's place, once for each arm and reason."""
+    """Why a field is empty, or which companion model was evaluated instead, once for each arm and reason."""
     notes: dict[str, None] = {}
     for run in results["runs"]:
         if run["diverged"]:
@@ -95,7 +95,7 @@ def _missing(results: Mapping[str, Any]) -> str:
             if answer["score"] is None:
                 notes[f"{run['arm']}, {name}: {answer.get('reason')}"] = None
             elif "of" in answer:
-                notes[f"{run['arm']}, {name}: asked of its {answer['of']}"] = None
+                notes[f"{run['arm']}, {name}: computed with its {answer['of']}"] = None
     return "\n".join(f"- {note}" for note in notes)
 
 
@@ -121,7 +121,7 @@ def _claims(study: Study, results: Mapping[str, Any]) -> str:
         margin = f" (margin {scale * claim['margin']:g})" if claim["margin"] else ""
         compared = f"{claim['arm']} {claim['expects']} than {claim['against']} in {' and '.join(names)}{margin}"
         rows.append([f"{claim['claim']} ({claim['source']})", compared, found, f"**{claim['verdict']}**"])
-    return table(["claim", "asked here", "difference", "verdict"], rows)
+    return table(["claim", "comparison", "difference", "verdict"], rows)
 
 
 def _number(value: float | None, scale: float) -> str:

@@ -1,8 +1,8 @@
 """What a study found, from the scores of its runs: each arm's choice, spreads over seeds, differences and verdicts.
 
 Differences are paired by seed, and their interval is Student's t (Student 1908, Biometrika 6): mean +- t(97.5%, n - 1)
-s / sqrt(n) over n seeds. It speaks of one comparison: of twenty claims that are true of no arm one is decided wrongly
-on average. Pure functions.
+s / sqrt(n) over n seeds. It is the interval of one comparison: of twenty claims about arms that do not differ, one is
+decided wrongly on average. Pure functions.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from statistics import fmean
 from typing import Any
 
 from bertkit.metrics.statistics import mean_interval, summarise
-from bertkit.study.pieces import shown_setting
 from bertkit.study.settings import Claim, Study
+from bertkit.study.study_runs import shown_setting
 
 Document = Mapping[str, Any]
-"""What is known of a finished run: `scores.json`, with the key `run`."""
+"""The scores of a finished run: `scores.json`, with the key `run`."""
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenSetting:
     """An arm's choice.
 
     Attributes:
         setting: of the best candidate; None where none has a score.
         candidates: each with its setting, steps, scores and the score that decides.
-        at_edge: keys whose chosen value is the first or the last of its list, so that the best may lie outside.
+        at_edge: keys whose chosen value is the first or the last of its list, so that the best may be outside.
     """
 
     setting: Mapping[str, Any] | None
@@ -36,7 +36,7 @@ class Chosen:
 
     @property
     def shown(self) -> str:
-        """For people."""
+        """The setting as the log and the report show it."""
         return shown_setting(self.setting or {}).rstrip(", ")
 
 
@@ -46,7 +46,7 @@ def score_of(document: Document, names: Sequence[str]) -> float | None:
     return None if None in scores else fmean(scores)
 
 
-def choose(study: Study, arm: str, documents: Sequence[Document]) -> Chosen:
+def choose(study: Study, arm: str, documents: Sequence[Document]) -> ChosenSetting:
     """The best of an arm's candidates, the first of equal ones.
 
     Args:
@@ -55,7 +55,7 @@ def choose(study: Study, arm: str, documents: Sequence[Document]) -> Chosen:
         documents: of its candidates; none where nothing is chosen.
     """
     if study.choose is None:
-        return Chosen({})
+        return ChosenSetting({})
     names = study.choose.names
     sign = 1.0 if study.measure(names[0]).higher else -1.0
     known = [(document, score) for document in documents if (score := score_of(document, names)) is not None]
@@ -74,11 +74,11 @@ def choose(study: Study, arm: str, documents: Sequence[Document]) -> Chosen:
     ]
     ordered = {key for key, values in grid.items() if all(isinstance(value, int | float) for value in values)}
     at_edge = [key for key in grid if key in ordered and setting and setting[key] in (min(grid[key]), max(grid[key]))]
-    # Of two values each is at the edge, which says nothing.
-    return Chosen(setting, candidates, [key for key in at_edge if len(grid[key]) > 2])
+    # Of two values each is at the edge, so that the note would be meaningless.
+    return ChosenSetting(setting, candidates, [key for key in at_edge if len(grid[key]) > 2])
 
 
-def study_results(study: Study, chosen: Mapping[str, Chosen], documents: Sequence[Document]) -> dict[str, Any]:
+def study_results(study: Study, chosen: Mapping[str, ChosenSetting], documents: Sequence[Document]) -> dict[str, Any]:
     """The contents of results.json.
 
     Args:
@@ -130,9 +130,9 @@ def difference(arm: Sequence[Document], against: Sequence[Document], names: Sequ
 
 
 def verdict(expects: str, margin: float, low: float, high: float) -> str:
-    """What an interval of the difference says of a claim: confirmed, contradicted or undecided.
+    """Verdict on a claim from the interval of the difference: confirmed, contradicted or undecided.
 
-    Confirmed where all of it lies on the claim's side of the margin, contradicted where none of it does.
+    Confirmed where all of it is on the claim's side of the margin, contradicted where none of it is.
     """
     if expects == "lower":
         low, high = -high, -low
@@ -151,7 +151,7 @@ def _decided(study: Study, claim: Claim, by_arm: Mapping[str, Sequence[Document]
     return claim.model_dump(mode="json") | {"against": against, "difference": found, "verdict": decided} | missing
 
 
-def _choice(study: Study, chosen: Chosen) -> dict[str, Any]:
+def _choice(study: Study, chosen: ChosenSetting) -> dict[str, Any]:
     return {
         "setting": None if chosen.setting is None else dict(chosen.setting),
         "by": [] if study.choose is None else study.choose.names,

@@ -4,8 +4,8 @@ Own design (contract: the run directory). A study is a run directory:
 
     RUN/recipe.yaml          the study, resolved
     RUN/costs.json           measured cost of a step of each arm's settings
-    RUN/runs/PIECE/          a pretraining run each
-    RUN/measured/PIECE/      its measurements, a run directory each, and scores.json
+    RUN/runs/NAME/          a pretraining run each
+    RUN/measured/NAME/      its measurements, a run directory each, and scores.json
     RUN/results.json, report.md, figures/
 """
 
@@ -25,14 +25,14 @@ from bertkit.progress import Progress
 from bertkit.recipe.find import SUFFIXES, find_recipe, shipped_directory
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.study.figures import draw_figures
-from bertkit.study.piece_run import Workplace
 from bertkit.study.planned import PlannedStudy
 from bertkit.study.report import report
 from bertkit.study.settings import KIND, Study, changed_study, load_study
 from bertkit.study.work import StudyWork
+from bertkit.study.workplace import Workplace
 from bertkit.training.run import (
-    Begun,
     FinishedRun,
+    OnStart,
     RunArguments,
     deadline_after,
     identity_of,
@@ -100,16 +100,16 @@ def located(study: Study, base: Path, sources: Sequence[str], folder: Path) -> S
     return study.model_copy(update={"recipe": recipe, "set": common, "measures": measures})
 
 
-def run_study(arguments: StudyArguments, *, progress: Progress, begun: Begun = lambda run: None) -> FinishedRun:
+def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStart = lambda run: None) -> FinishedRun:
     """Start or resume a study and carry it out to its end.
 
     Args:
         arguments: of the command line.
         progress: the display.
-        begun: called with each run's directory before its work starts.
+        on_start: called with each run's directory before its work starts.
 
     Raises:
-        UsageError, DataError: the study or its data are at fault.
+        UsageError, DataError: the study or its data are invalid.
         StoppedError: a signal or the time limit came first.
     """
     run = None if arguments.resume is None else run_of(arguments)
@@ -122,8 +122,8 @@ def run_study(arguments: StudyArguments, *, progress: Progress, begun: Begun = l
     fingerprints = planned.fingerprints(progress)
     known = {} if run is None or not (run.path / COSTS).is_file() else read_json(run.path / COSTS)
     costs = planned.costs(known, progress)
-    for piece in planned.pieces():
-        planned.recipe(piece, planned.steps(piece, costs))
+    for study_run in planned.runs():
+        planned.recipe(study_run, planned.steps(study_run, costs))
     if run is None:
         identity = identity_of(arguments, study, fingerprints)
         run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
@@ -137,13 +137,13 @@ def run_study(arguments: StudyArguments, *, progress: Progress, begun: Begun = l
         deadline_after(arguments.max_minutes),
     )
     log.info("run directory %s", run.path)
-    begun(run)
+    on_start(run)
     started = time.monotonic()
     with run.recording(arguments.command):
         run.write_environment()
         write_json(run.path / COSTS, costs)
         try:
-            results = StudyWork(planned, workplace, costs, progress, begun, arguments.jobs).results()
+            results = StudyWork(planned, workplace, costs, progress, on_start, arguments.jobs).results()
             write_report(run.path, study, results)
         except KeyboardInterrupt as interrupt:
             raise StoppedError("interrupted", f"go on with `bertkit study --resume {run.path}`") from interrupt
@@ -154,6 +154,6 @@ def run_study(arguments: StudyArguments, *, progress: Progress, begun: Begun = l
 
 
 def write_report(directory: Path, study: Study, results: Mapping[str, Any]) -> None:
-    """The results for people: report.md, and figures."""
+    """Write report.md and figures."""
     drawn = draw_figures(directory / "figures", study, results)
     write_text(directory / "report.md", report(study, results, [path.name for path in drawn]))

@@ -21,7 +21,7 @@ from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.resolve import Override, kind_of, require_kind, resolve_recipe, with_values
 from bertkit.recipe.tree import Located
 from bertkit.settings import Settings
-from bertkit.study.measure_settings import AnyMeasure, Measure
+from bertkit.study.measure_settings import AnyMeasure, MeasureSettings
 
 KIND: Final = "study"
 OWN_KEYS = {
@@ -67,17 +67,17 @@ class Budget(Settings):
 
 
 class Arm(Settings):
-    """One of the things that are compared: the recipe with these settings."""
+    """One variant that is compared: the recipe with these settings."""
 
     set: dict[str, Any] = Field(default_factory=dict, description="Settings by dotted key, after the study's own.")
     grid: Grid = Field(
         default_factory=dict,
         description="Further keys to choose, in all combinations with those of choose.grid. Such an arm has more"
-        " candidates than the others, which the results say.",
+        " candidates than the others; the report states it.",
     )
 
 
-class Choice(Settings):
+class SettingChoice(Settings):
     """How an arm's settings are chosen: by one short run of each candidate."""
 
     grid: Grid = Field(description="Values to try, by dotted key, the same for every arm.")
@@ -94,7 +94,7 @@ class Choice(Settings):
 class Claim(Settings):
     """A sentence of a paper, as a difference between two arms that the study can decide."""
 
-    claim: str = Field(description="What the paper says, in one sentence.")
+    claim: str = Field(description="What the paper claims, in one sentence.")
     source: str = Field(description="Authors, year, and where in the paper.")
     arm: str = Field(description="The arm that the claim is about.")
     against: str | None = Field(None, description="The arm that it is compared with (default: the baseline).")
@@ -103,7 +103,9 @@ class Claim(Settings):
         "higher", description="Whether the claim expects the arm's score to be higher, or lower, than the other's."
     )
     margin: float = Field(
-        0.0, ge=0, description="A difference the other way that the claim allows, as where it says `no worse`."
+        0.0,
+        ge=0,
+        description="Difference in the opposite direction that the claim allows, for claims such as `no worse`.",
     )
 
     @property
@@ -130,9 +132,13 @@ class Study(RecipeHeader):
     set: dict[str, Any] = Field(default_factory=dict, description="Settings of all arms, by dotted key.")
     budget: Budget = Field(description="What each run may cost.")
     arms: dict[str, Arm] = Field(description="What is compared, by name.")
-    choose: Choice | None = Field(None, description="How each arm's settings are chosen (default: they are not).")
+    choose: SettingChoice | None = Field(
+        None, description="How each arm's settings are chosen (default: they are not)."
+    )
     seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(description="A scored run of each arm for each seed.")
-    measures: dict[str, AnyMeasure] = Field(min_length=1, description="What is asked of each finished run, by name.")
+    measures: dict[str, AnyMeasure] = Field(
+        min_length=1, description="Scores to compute for each finished run, by name."
+    )
     baseline: str | None = Field(None, description="The arm that the others are compared with (default: the first).")
     claims: list[Claim] = Field(default_factory=list, description="Sentences of papers to decide.")
     engine: StudyEngine = Field(default_factory=StudyEngine, description="What does not change the results.")
@@ -229,9 +235,9 @@ class Study(RecipeHeader):
     def _direction_errors(self, place: str, names: Sequence[str]) -> Iterable[str]:
         known = [self.measures[name] for name in names if name in self.measures]
         if len({measure.higher for measure in known}) > 1:
-            yield f"{place}: the mean of {', '.join(names)} says nothing: of one higher is better, of another lower"
+            yield f"{place}: the mean of {', '.join(names)} has no meaning: higher is better for one, lower for another"
 
-    def measure(self, name: str) -> Measure:
+    def measure(self, name: str) -> MeasureSettings:
         """The measure of that name."""
         return self.measures[name]
 

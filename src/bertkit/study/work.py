@@ -1,7 +1,7 @@
-"""The pieces of a study, carried out one after another or some at a time, and its results.
+"""The runs of a study, carried out in sequence or in parallel, and its results.
 
-Own design. The order is: all candidates, the choice, then the scored runs seed by seed, so that a study that is broken
-off has something of every arm.
+Own design. The order is: all candidates, the choice, then the scored runs seed by seed, so that an interrupted study
+has scores of every arm.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 from bertkit.errors import StoppedError
 from bertkit.progress import Progress
 from bertkit.study.jobs import carry_out_together
-from bertkit.study.piece_run import Workplace
-from bertkit.study.pieces import Piece, candidates_of
 from bertkit.study.planned import PlannedStudy
-from bertkit.study.results import Chosen, choose, study_results
-from bertkit.training.run import Begun
+from bertkit.study.results import ChosenSetting, choose, study_results
+from bertkit.study.study_runs import StudyRun, candidates_of
+from bertkit.study.workplace import Workplace
+from bertkit.training.run import OnStart
 
 log = logging.getLogger(__name__)
 
 
 class StudyWork:
-    """All pieces of one study.
+    """All runs of one study.
 
     Args:
         planned: the study.
-        workplace: where its pieces are carried out.
+        workplace: where its runs are carried out.
         costs: of `PlannedStudy.costs`.
         progress: the display.
-        begun: called with the directory of each run before its training starts.
-        jobs: pieces at a time.
+        on_start: called with the directory of each run before its training starts.
+        jobs: runs in parallel.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class StudyWork:
         workplace: Workplace,
         costs: Mapping[str, Any],
         progress: Progress,
-        begun: Begun,
+        on_start: OnStart,
         jobs: int = 1,
     ) -> None:
         self.planned, self.workplace, self.costs = planned, workplace, costs
-        self.progress, self.begun, self.jobs = progress, begun, jobs
-        self.pieces = planned.pieces()
+        self.progress, self.on_start, self.jobs = progress, on_start, jobs
+        self.runs = planned.runs()
 
     def results(self) -> dict[str, Any]:
         """Carry out what is not finished; the contents of results.json.
@@ -54,7 +54,7 @@ class StudyWork:
             StoppedError: a signal or the time limit came first; the message says how to go on.
         """
         study = self.planned.study
-        candidates = [piece for piece in self.pieces if piece.candidate is not None]
+        candidates = [study_run for study_run in self.runs if study_run.candidate is not None]
         self._carry_out(candidates)
         chosen = {arm: self._chosen(arm) for arm in study.arms}
         for arm, own in chosen.items():
@@ -63,56 +63,64 @@ class StudyWork:
             elif own.setting is None:
                 log.warning("%s: no candidate has a score to be chosen by; the arm is left out", arm)
         found = {arm: own.setting for arm, own in chosen.items() if own.setting is not None}
-        self.pieces = self.planned.pieces(found)
-        scored = [piece for piece in self.pieces if piece.candidate is None]
+        self.runs = self.planned.runs(found)
+        scored = [study_run for study_run in self.runs if study_run.candidate is None]
         self._carry_out(scored)
-        return study_results(study, chosen, [self._document(piece) for piece in scored])
+        return study_results(study, chosen, [self._document(study_run) for study_run in scored])
 
-    def _chosen(self, arm: str) -> Chosen:
+    def _chosen(self, arm: str) -> ChosenSetting:
         study = self.planned.study
-        return choose(study, arm, [self._document(piece) for piece in candidates_of(study, arm)])
+        return choose(study, arm, [self._document(study_run) for study_run in candidates_of(study, arm)])
 
-    def _document(self, piece: Piece) -> dict[str, Any]:
-        """What is known of a finished piece, with its directory."""
-        document = self._scores(piece)
+    def _document(self, study_run: StudyRun) -> dict[str, Any]:
+        """The scores of a finished run, with its directory."""
+        document = self._scores(study_run)
         assert document is not None
-        return {**document, "run": str(self.workplace.run_of(piece).relative_to(self.workplace.directory))}
+        return {**document, "run": str(self.workplace.run_of(study_run).relative_to(self.workplace.directory))}
 
-    def _carry_out(self, pieces: Sequence[Piece]) -> None:
-        """Those that are not finished."""
-        left = [(piece, self.planned.steps(piece, self.costs)) for piece in pieces if self._scores(piece) is None]
+    def _carry_out(self, study_runs: Sequence[StudyRun]) -> None:
+        """Train and measure those that are not finished."""
+        left = [
+            (study_run, self.planned.steps(study_run, self.costs))
+            for study_run in study_runs
+            if self._scores(study_run) is None
+        ]
         try:
             if self.jobs > 1:
                 carry_out_together(self.workplace, left, self.jobs, self._announce)
                 return
-            for piece, steps in left:
+            for study_run, steps in left:
                 if self.workplace.minutes_left() == 0:
                     raise StoppedError("stopped by the time limit between two runs")
-                self._announce(piece, steps)
-                self.workplace.carry_out(piece, steps, progress=self.progress, begun=self.begun)
+                self._announce(study_run, steps)
+                self.workplace.carry_out(study_run, steps, progress=self.progress, on_start=self.on_start)
         except StoppedError as stopped:
             remedy = f"go on with `bertkit study --resume {self.workplace.directory}`"
             raise StoppedError(stopped.reason, remedy) from stopped
 
-    def _scores(self, piece: Piece) -> dict[str, Any] | None:
-        return self.workplace.scores_of(piece)
+    def _scores(self, study_run: StudyRun) -> dict[str, Any] | None:
+        return self.workplace.scores_of(study_run)
 
-    def _announce(self, piece: Piece, steps: int) -> None:
-        number = self.pieces.index(piece) + 1
-        log.info("run %d of %d: %s, %s steps%s", number, len(self.pieces), piece.shown, f"{steps:,}", self._left())
+    def _announce(self, study_run: StudyRun, steps: int) -> None:
+        number = self.runs.index(study_run) + 1
+        log.info("run %d of %d: %s, %s steps%s", number, len(self.runs), study_run.shown, f"{steps:,}", self._left())
 
     def _left(self) -> str:
-        """`, 2.5 h left`, judged by the pieces that are done; nothing before there is one."""
-        done = [(piece, scores) for piece in self.pieces if (scores := self._scores(piece))]
-        timed = [(piece, scores) for piece, scores in done if "measuring_seconds" in scores]
+        """`, 2.5 h left`, estimated from the finished runs; empty before the first."""
+        done = [(study_run, scores) for study_run in self.runs if (scores := self._scores(study_run))]
+        timed = [(study_run, scores) for study_run, scores in done if "measuring_seconds" in scores]
         if not timed:
             return ""
-        training = sum(scores["training_seconds"] for _, scores in timed) / sum(piece.share for piece, _ in timed)
-        asked = sum(len(self.workplace.asked(piece)) for piece, _ in timed)
-        measuring = sum(scores["measuring_seconds"] for _, scores in timed) / asked
-        names = {piece.name for piece, _ in done}
-        rest = [piece for piece in self.pieces if piece.name not in names]
-        left = sum(piece.share * training + len(self.workplace.asked(piece)) * measuring for piece in rest)
+        training = sum(scores["training_seconds"] for _, scores in timed) / sum(
+            study_run.share for study_run, _ in timed
+        )
+        measured = sum(len(self.workplace.measures_of(study_run)) for study_run, _ in timed)
+        measuring = sum(scores["measuring_seconds"] for _, scores in timed) / measured
+        names = {study_run.name for study_run, _ in done}
+        rest = [study_run for study_run in self.runs if study_run.name not in names]
+        left = sum(
+            study_run.share * training + len(self.workplace.measures_of(study_run)) * measuring for study_run in rest
+        )
         return f", {_duration(left / self.jobs)} left"
 
 

@@ -177,7 +177,7 @@ class TextTask(Task):
 
     @abstractmethod
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[Any]:
-        """The labels as the loss wants them, one row an example."""
+        """The labels in the form that the loss reads, one row for each example."""
 
     @abstractmethod
     def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
@@ -379,7 +379,7 @@ class Regression(TextTask):
 
 
 def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each (example, label) by name; an exact match goes before one in another case.
+    """The number of each (example, label) by name; an exact match is preferred to one in another case.
 
     Raises:
         DataError: a label that is none of `names`.

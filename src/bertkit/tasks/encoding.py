@@ -1,4 +1,4 @@
-"""Laying out sequences: the special tokens of one text or of two, and what is cut where both are too long.
+"""Laying out sequences: the special tokens of one text or of two, and truncation where both are too long.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (`[CLS] A [SEP] B [SEP]`), and the released run_classifier.py
 for the cut: of the two texts the longer loses its last token, until both fit. Where a family puts its special tokens is
@@ -146,7 +146,7 @@ class SequenceEncoder:
         return list(self._plain.encode_batch(list(texts), add_special_tokens=False))
 
     def word_encodings(self, words: Sequence[Sequence[str]]) -> list[Any]:
-        """`tokenizers.Encoding` of each sentence that is cut into words: ids with the word that each belongs to."""
+        """`tokenizers.Encoding` of each sentence that is split into words: ids with the word that each belongs to."""
         sentences = [list(each) for each in words]
         return list(self._words.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False))
 

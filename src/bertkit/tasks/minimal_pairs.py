@@ -2,7 +2,7 @@
 
 Warstadt et al. 2020, BLiMP, arXiv:1912.00582, section 3: JSON Lines, one pair an object, one paradigm a file. Any file
 of this shape is read: `sentence_good` and `sentence_bad` are needed; a file without `UID` (the BabyLM supplement) is
-one paradigm that goes by the file's name.
+one paradigm named after the file.
 
 Quirks of the released files: `field` is spelled `syntax_semantics` in thirteen paradigms and `syntax/semantics` in one,
 here one field; seven pairs have two identical sentences.
@@ -28,7 +28,7 @@ FIELD_SPELLINGS = {"syntax/semantics": "syntax_semantics"}
 """Fields that the released files spell in two ways, and the spelling that is kept."""
 
 BELOW = ("", "blimp", "data")
-"""Where the files may lie in the directory that is named: BLiMP's repository has them in `data`."""
+"""Where the files may be in the directory that is named: BLiMP's repository has them in `data`."""
 
 
 @dataclass(frozen=True, slots=True)

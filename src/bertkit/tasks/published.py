@@ -30,7 +30,7 @@ class PublishedModel(Settings):
     """A model that has rows."""
 
     name: str = Field(description="What `--published` calls it.")
-    title: str = Field(description="For people.")
+    title: str = Field(description="Display name.")
     shape: tuple[str, int, int] = Field(description="model_type, layers and hidden size of config.json.")
     rows: tuple[PublishedRow, ...]
     pattern: str | None = Field(None, description="What a model's name must hold where another has the same shape.")

@@ -22,7 +22,7 @@ class PublishedCompression(Settings):
     """One row."""
 
     method: str = Field(description="A key of METHODS.")
-    title: str = Field(description="For people.")
+    title: str = Field(description="Display name.")
     compression: float = Field(description="How many times smaller than `against`.")
     retention: float = Field(description="Share of the score of `against` that is left.")
     speed_up: float | None = Field(None, description="How many times faster than `against`; null: nothing is printed.")

@@ -51,8 +51,8 @@ class SpanSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Where a chunk's tokens lie.
+class ContextWindow:
+    """Where a chunk's tokens are.
 
     Attributes:
         example: number of the question.
@@ -136,7 +136,7 @@ class Span(Task):
 
     def _chunks(
         self, number: int, example: QuestionExample, query: list[int], context: Any, encoder: SequenceEncoder
-    ) -> list[tuple[Chunk, list[int], list[int], int]]:
+    ) -> list[tuple[ContextWindow, list[int], list[int], int]]:
         """The chunks of a context, each with its sequence, its types and where in the context it begins."""
         room = encoder.room(2) - len(query)
         cut = list(windows(context.ids, room, self.settings.doc_stride))
@@ -147,7 +147,7 @@ class Span(Task):
             sequence, types = encoder.sequence(query, ids, example=example.id)
             null = sequence.index(encoder.tokenizer.cls_id)
             offsets = context.offsets[start : start + len(ids)]
-            chunk = Chunk(number, first, offsets, most[start : start + len(ids)] == row, null)
+            chunk = ContextWindow(number, first, offsets, most[start : start + len(ids)] == row, null)
             chunks.append((chunk, sequence, types, start))
         return chunks
 
@@ -244,7 +244,7 @@ class Span(Task):
         ]
 
     def _scored_spans(
-        self, chunk: Chunk, logits_S2: NDArray[Any]
+        self, chunk: ContextWindow, logits_S2: NDArray[Any]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
         """The `n_best` starts and ends in the chunk's own tokens; each pair's score, minus infinity if not allowed."""
         own = logits_S2[chunk.first : chunk.first + len(chunk.offsets)]
@@ -255,7 +255,7 @@ class Span(Task):
         allowed = (length >= 1) & (length <= self.settings.max_answer_tokens) & chunk.has_most_context[starts][:, None]
         return starts, ends, np.where(allowed, own[starts, 0][:, None] + own[ends, 1][None, :], -np.inf)
 
-    def _best_span(self, chunk: Chunk, logits_S2: NDArray[Any]) -> tuple[float, tuple[int, int] | None]:
+    def _best_span(self, chunk: ContextWindow, logits_S2: NDArray[Any]) -> tuple[float, tuple[int, int] | None]:
         """The best of the allowed spans of the `n_best` starts and ends, in the chunk's own tokens."""
         starts, ends, score = self._scored_spans(chunk, logits_S2)
         if not np.isfinite(score).any():

@@ -67,7 +67,7 @@ class HubCopy(Settings):
 
 
 class TaskSpec(Settings):
-    """One task: what it is, where its files lie, and how the paper fine-tuned on it."""
+    """One task: what it is, where its files are, and how the paper fine-tuned on it."""
 
     name: str = Field(
         pattern=r"^\w[\w.+-]*$", max_length=100, description="What the command line calls it; files are named after it."

@@ -1,10 +1,10 @@
 """Dev examples out of one file: a share that is held out, or K folds; stratified by label, and groups kept whole.
 
 Stratified cross-validation: Kohavi 1995, IJCAI. scikit-learn's splitters are the oracle in tests and not used: a run is
-evaluated on the rows that it held out, so that the same seed has to mean the same rows in every version; and rare
+evaluated on the rows that it held out, so that a seed must give the same rows in every version; and rare
 labels, groups and sizes that do not fit are errors here that name what to do.
 
-What is dealt is a unit: an example, or a whole group. Shapes: N examples, U units, L strata, K folds.
+A unit is an example, or a whole group. Shapes: N examples, U units, L strata, K folds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Spli
 Integers = NDArray[np.int64]
 
 ATTEMPTS, FEW_GROUPS = 50, 200
-"""Orders in which groups are tried, where there are at most so many."""
+"""Random orders of the groups that are tried, and the greatest number of groups for which it is done."""
 SCORE_BINS = 10
-"""Scores of a regression are stratified by so many quantiles."""
+"""Scores of a regression are stratified by this many quantiles."""
 
 
 def held_out(split: Split, share: float, seed: int) -> Integers:
-    """Which examples are dev: about `share` of all and of each label, by whole groups; no label is dev's alone.
+    """Which examples are dev: about `share` of all and of each label, by whole groups; no label is in dev alone.
 
     Args:
         split: of the whole file.
@@ -56,8 +56,8 @@ def held_out(split: Split, share: float, seed: int) -> Integers:
     dev = _leaving_every_label(examples, [units[unit] for unit in chosen])
     if not dev or len(dev) == len(units):
         raise UsageError(
-            f"{option}: the {len(units)} groups of {split.source} cannot be split so; {remedy}, or group by another"
-            " column"
+            f"{option}: the {len(units)} groups of {split.source} cannot be split this way; {remedy}, or group by"
+            " another column"
         )
     return np.sort(np.concatenate(dev))
 
@@ -80,12 +80,12 @@ def folds(split: Split, count: int, seed: int) -> Integers:
     option = f"--folds {count} (task.split.folds)"
     if count > len(units):
         what = "examples" if len(units) == len(examples) else "groups"
-        raise UsageError(f"{option}: {split.source} has {len(units)} {what}; take at most that many folds")
+        raise UsageError(f"{option}: {split.source} has {len(units)} {what}; take at most this many folds")
     counts_UL = _counts(examples, units)
     order = _order(len(units), seed)
     fold_U = np.empty(len(units), dtype=np.int64)
     if len(units) == len(examples):
-        # All of a label come after one another, and each gets the next fold.
+        # Examples of a label are consecutive, and each goes to the next fold.
         dealt = order[np.argsort(counts_UL.argmax(1)[order], kind="stable")]
         fold_U[dealt] = np.arange(len(units)) % count
     else:
@@ -156,7 +156,7 @@ def _strata(examples: Sequence[Example]) -> list[Any]:
 
 
 def _names(example: Example) -> set[str]:
-    """The labels that a model has to know for this example; B- and I- of one type are one."""
+    """The labels that a model must have seen for this example; B- and I- of one type are one."""
     if isinstance(example, TaggedExample):
         return {tag[2:] if tag[:2] in ("B-", "I-") else tag for tag in example.tags or ()}
     label = example.label if isinstance(example, TextExample) else None
@@ -179,9 +179,9 @@ def _proportional(counts_UL: Integers, size: int, order: Integers) -> list[int]:
 
 
 def _nearest(counts_UL: Integers, size: int, seed: int) -> list[int]:
-    """Groups, in a random order, each taken if it brings the strata's counts and their sum nearer to what is wanted.
+    """Groups, in a random order, each taken if it brings the strata's counts and their sum nearer to the target.
 
-    Of few groups, whose sizes matter, that is tried in several orders, and the nearest choice is taken.
+    With few groups, whose sizes matter, several orders are tried, and the nearest choice is taken.
     """
     found: list[tuple[float, list[int]]] = []
     for attempt in range(ATTEMPTS if len(counts_UL) <= FEW_GROUPS else 1):

@@ -109,7 +109,7 @@ def glue_tsv(file: GlueFile, predictions: Sequence[str | float]) -> str:
 
     Args:
         file: which file, of GLUE_FILES.
-        predictions: label names, exactly as the file wants them, or (STS-B) scores, which are cut to [0, 5] and
+        predictions: label names, exactly as the file needs them, or (STS-B) scores, which are cut to [0, 5] and
             written with three decimals.
 
     Raises:

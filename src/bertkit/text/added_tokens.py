@@ -131,9 +131,9 @@ def _with_entries(tokenizer: Tokenizer, words: list[WordUse], total: int) -> Tok
     model, added = settings["model"], settings["added_tokens"]
     first = tokenizer.vocab_size
     if model["type"] == "Unigram":
-        _add_pieces(model, added, words, total, first)
+        _add_unigram_tokens(model, added, words, total, first)
     else:
-        # Tokens behind the model's own would stand in the way of entries behind them.
+        # Ids above the model's own would shift those of entries added after them.
         model["vocab"] |= {token["content"]: token["id"] for token in added}
         model["vocab"] |= {use.word: first + number for number, use in enumerate(words)}
     if model["type"] == "BPE":
@@ -142,7 +142,7 @@ def _with_entries(tokenizer: Tokenizer, words: list[WordUse], total: int) -> Tok
     return Tokenizer(Backend.from_str(json.dumps(settings)), dict(tokenizer.roles), lowercases=tokenizer.lowercases)
 
 
-def _add_pieces(
+def _add_unigram_tokens(
     model: dict[str, Any], added: list[dict[str, Any]], words: list[WordUse], total: int, first: int
 ) -> None:
     """Entries of a Unigram model, whose ids are their places. A word's score is the log of its share of the words, or

@@ -1,4 +1,4 @@
-"""How a file of text or a table is read where neither its ending nor its first bytes say it: delimiter and encoding.
+"""Delimiter and encoding of a text file or table where neither its extension nor its first bytes determine them.
 
 No paper; CSV is RFC 4180, UTF-8 RFC 3629, UTF-16 RFC 2781. The sources of pretraining (sources.py) and the tables of
 tasks (bertkit.tasks.readers) extend the one settings class here. Only what is unambiguous is read without being named;
@@ -27,7 +27,7 @@ _IN_WORDS = {"\t": "tabs", ",": "commas", ";": "semicolons", " ": "spaces"}
 
 
 class FileFormat(Settings):
-    """How files are decoded and cut into columns."""
+    """How files are decoded and split into columns."""
 
     delimiter: str | None = Field(
         None,
@@ -107,7 +107,7 @@ def delimiter_of(header: str, usual: str, place: str, given: str | None = None) 
         return usual
     if len(others) > 1:
         raise DataError(
-            f"{place}: one column by {delimiter_in_words(usual)}, {header!r:.60}{seems}; say which with --delimiter"
+            f"{place}: one column by {delimiter_in_words(usual)}, {header!r:.60}{seems}; name it with --delimiter"
             " (reading.delimiter)"
         )
     log.info(

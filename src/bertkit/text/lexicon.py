@@ -119,7 +119,7 @@ class PhraseTable:
             ids_T: the text.
             begins_T: tokens that begin a word; a phrase begins at one and ends before one, or with its run.
             run_T: a number for each run of tokens that a phrase may not reach out of; negative where no phrase may
-                stand.
+                be.
         """
         if not ids_T.size:
             return Finds(*(np.zeros(0, np.int64) for _ in range(3)))
@@ -148,8 +148,7 @@ class PhraseTable:
         return place_P[equal_P], row_P[equal_P]
 
     def _not_overlapping(self, found: list[tuple[Integers, Integers]], tokens: int) -> Finds:
-        """The finds of each length, from 1, without those that a longer one, or one further left, stands in the way
-        of."""
+        """The finds of each length, from 1, without those that a longer one, or an earlier one, overlaps."""
         taken_T = np.zeros(tokens, dtype=np.bool_)
         kept: list[tuple[Integers, Integers, Integers]] = []
         for length in range(len(found), 0, -1):

@@ -2,7 +2,7 @@
 
 No paper. The formats are those of gzip, xz, bzip2 and Zstandard; UTF-8 is RFC 3629. Python's own text mode would read
 the same lines, but does not locate the byte at which the text stops being UTF-8. What an encoding is called, and what
-damaged UTF-8 may be instead, is said in file_format.py.
+damaged UTF-8 may be instead, is in file_format.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_LINE_BYTES = 16 << 20
 five million characters."""
 MAX_XZ_BYTES = 256 << 20
 """Memory for an .xz file's dictionary; `xz -9` needs 65 MiB."""
-# Beginnings of file kinds that people hand over by mistake, and what to do about them.
+# First bytes of file types that are given by mistake, and what to do about them.
 _FOREIGN = {
     b"%PDF": "a PDF document; extract its text first",
     b"PK\x03\x04": "a zip archive (or an office document); unpack it first",
@@ -50,7 +50,7 @@ def read_lines(path: Path, encoding: str | None = None, *, errors: str = "strict
     Args:
         path: the file.
         encoding: of its text; where None UTF-8, and UTF-16 where it begins with a byte order mark, which is logged.
-        errors: what becomes of bytes that are no text, as Python's codecs call it.
+        errors: how undecodable bytes are handled, as in Python's codecs.
 
     Raises:
         DataError: missing or unreadable file, damaged compression, a binary file, bytes that are not of the encoding
@@ -164,7 +164,7 @@ def read_bytes(path: Path) -> Iterator[bytes]:
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: damaged or truncated {path.suffix} file: {error}") from error
     except MemoryError as error:  # liblzma, above its limit
-        raise DataError(f"{path}: needs more than {MAX_XZ_BYTES >> 20} MiB to decompress; compress it anew") from error
+        raise DataError(f"{path}: needs more than {MAX_XZ_BYTES >> 20} MiB to decompress; compress it again") from error
     except OSError as error:
         if path.suffix in COMPRESSIONS and error.errno is None:
             raise DataError(f"{path}: damaged or truncated {path.suffix} file: {error}") from error
@@ -211,7 +211,7 @@ def _xz_decompressor() -> lzma.LZMADecompressor:
 
 def _zstandard(file: BinaryIO) -> Iterator[bytes]:
     """All frames of the file, by Arrow: zstandard's own reader takes a cut-off frame for whole, and its decompressor
-    gives all that a piece of the file expands to at once."""
+    gives all that a block of the file expands to at once."""
     import pyarrow
 
     with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd") as stream:

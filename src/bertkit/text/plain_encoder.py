@@ -21,15 +21,15 @@ import tokenizers
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
-# How a text is cut into words: at any space and around punctuation, at single spaces only, or before single spaces,
+# How a text is split into words: at any space and around punctuation, at single spaces only, or before single spaces,
 # which the word then keeps.
 Cutting = Literal["bert", "single-space", "before-space"]
 
 MAX_WORDS = 1 << 18
 MAX_TOKENS = 1 << 22
-# BERT parts a word from its punctuation itself; parted beforehand, half as many distinct words remain.
-# Where a mark usually has a space on one side, it is parted on the other only.
-_PARTED = [
+# BERT separates words from punctuation itself; done beforehand, half as many distinct words remain.
+# A mark that usually has a space on one side is separated on the other side only.
+_SEPARATED = [
     *((mark, b" " + mark) for mark in (b",", b".", b")", b";", b":")),
     (b"(", b"( "),
     *((mark, b" " + mark + b" ") for mark in (b'"', b"'", b"-")),
@@ -85,8 +85,8 @@ class PlainEncoder:
         if self._lowercases:
             # Of bytes, ASCII letters alone are lowercased: the rest is left to the tokenizer's own tables.
             content = content.lower()
-        for mark, parted in _PARTED:
-            content = content.replace(mark, parted)
+        for mark, separated in _SEPARATED:
+            content = content.replace(mark, separated)
         return content
 
     def _spaced_words(self, texts: Sequence[str]) -> bytes:
@@ -112,7 +112,7 @@ class PlainEncoder:
         start_W = self._start_U[index_W]
         length_W = self._start_U[index_W + 1] - start_W
         end_W = np.cumsum(length_W)
-        # Token t of a word lies in the table at the word's start + (t - the word's first t): one shift for each word.
+        # Token t of a word is in the table at the word's start + (t - the word's first t): one shift for each word.
         source_T = np.arange(int(end_W[-1])) + np.repeat(start_W - (end_W - length_W), length_W)
         text_end_K = end_W[np.append(np.flatnonzero(index_W == 0), len(index_W) - 1)]
         return self._tokens[source_T], np.diff(text_end_K, prepend=0)
@@ -204,7 +204,7 @@ def _flattened(rows: list[list[int]]) -> tuple[Int64s, Int64s]:
 Uint64s = NDArray[np.uint64]
 _Number = TypeVar("_Number", bound=np.generic)
 
-# Stands between two texts and is number 0.
+# The separator between two texts; number 0.
 BORDER = b"\n"
 CHUNK_WORDS = 1 << 16
 PLACE_BITS = 19
@@ -224,7 +224,7 @@ class WordIndex:
     Words are in UTF-8, which is cut up faster than text.
 
     Args:
-        separator: the byte that stands between two words.
+        separator: the byte that is between two words.
     """
 
     def __init__(self, separator: bytes) -> None:
@@ -232,7 +232,7 @@ class WordIndex:
         self._numbers = _Numbers()
         # A free place has the number of the border, whose key is known: no other word is taken for found there.
         self._number_P = np.zeros(1 << PLACE_BITS, np.int32)
-        # Keys by number, not by place: frequent words have small numbers, so theirs lie close together.
+        # Keys by number, not by place: frequent words have small numbers, so theirs are close together.
         border = int.from_bytes(BORDER + separator, "little")
         self._key_1_U: Uint64s = np.array([border], np.uint64)
         self._key_2_U: Uint64s = np.zeros(1, np.uint64)

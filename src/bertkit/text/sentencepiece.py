@@ -135,7 +135,7 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     scores = [*style.before, *_scores(model, style)[style.dropped :], *style.behind]
     unknown = next((number for number, (piece, _) in enumerate(scores) if piece == style.roles["unk"]), None)
     if unknown is None:
-        raise DataError(f"{path}: has no piece {style.roles['unk']} for what it does not know")
+        raise DataError(f"{path}: has no piece {style.roles['unk']} for unknown text")
     byte_fallback = any(kind == _BYTE for _, _, kind in model.pieces)
     backend = Backend(models.Unigram(scores, unk_id=unknown, byte_fallback=byte_fallback))
     backend.normalizer = _normalizer(model, style, lowercases, keeps_accents=bool(config.get("keep_accents", False)))
@@ -179,8 +179,8 @@ def _scores(model: SentencePieceModel, style: Style) -> list[tuple[str, float]]:
     """A token that ends in digit and comma is used only if nothing else fits: ALBERT and XLNet separate the two."""
 
     def score(piece: str, value: float) -> float:
-        parted = style.rewrites and len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()
-        return value - _COMMA_PENALTY if parted else value
+        penalised = style.rewrites and len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()
+        return value - _COMMA_PENALTY if penalised else value
 
     return [(piece, score(piece, value)) for piece, value, _ in model.pieces]
 

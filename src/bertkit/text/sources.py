@@ -1,7 +1,7 @@
 """A corpus: SOURCE arguments of the command line or a recipe, opened as one stream of documents.
 
-No paper; the grammar of SOURCE is the command-line contract's. readers.py reads each kind, sentences.py cuts documents
-into segments.
+No paper; the grammar of SOURCE is the command-line contract's. readers.py reads each kind, sentences.py splits
+documents into segments.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class SourceOptions(FileFormat):
         if kinds and kinds <= {"text", "builtin"}:
             why = "no source has records with fields, as JSONL, CSV, Parquet or Hub data have"
             yield UnreadKey("text_field", why, refused=False)
+            yield UnreadKey("delimiter", "no source is a CSV file", refused=False)
         if kinds and kinds <= {"records", "builtin"}:
             why = "no source is a text file, and in other formats each record is a document"
             yield UnreadKey("documents", why, refused=False)
@@ -97,7 +98,7 @@ class SourceOptions(FileFormat):
 
 @dataclass(frozen=True)
 class Position:
-    """Where reading continues: after so many parts of this reader."""
+    """Where reading continues: after this many parts of this reader."""
 
     reader: int = 0
     parts: int = 0
@@ -171,7 +172,7 @@ class Corpus:
             yield Block(parts, Position(len(self.readers), 0))
 
     def sample_text(self, megabytes: float, progress: Progress = silent_progress) -> Iterator[str]:
-        """Lines of documents drawn evenly from the whole corpus, in its order, of about so many megabytes."""
+        """Lines of documents drawn evenly from the whole corpus, in its order, of about this many megabytes."""
         sample = TextSample(int(megabytes * 1e6))
         with progress("reading a sample", unit="characters") as meter:
             for block in self.blocks():

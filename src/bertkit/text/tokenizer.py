@@ -102,7 +102,12 @@ class TokenizerConfig(Settings):
             read |= {"added_frequency", "sample_megabytes"} if self.add_tokens else set()
             remedy = "leave tokenizer.path out, and a vocabulary is learnt"
             yield from (UnreadKey(name, why, remedy, refused=False) for name in sorted(names - read))
-        elif self.type == "unigram":
+        else:
+            yield from self._unread_of_learnt()
+
+    def _unread_of_learnt(self) -> Iterator[UnreadKey]:
+        yield UnreadKey("added_frequency", "no words are added to a vocabulary that is learnt")
+        if self.type == "unigram":
             yield UnreadKey("min_frequency", "a unigram vocabulary has no merges", "take another tokenizer.type")
         elif self.type == "byte-bpe":
             yield UnreadKey(
@@ -204,7 +209,7 @@ class Tokenizer:
         return self._encoder.encode(texts)
 
     def offsets_plain(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """Where each of a text's ids of `encode_plain` stands: its first character and the one behind its last, (T, 2).
+        """Where each of a text's ids of `encode_plain` is: its first character and the one behind its last, (T, 2).
 
         Much slower than `encode_plain`.
         """

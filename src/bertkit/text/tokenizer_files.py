@@ -177,7 +177,7 @@ def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     if len(vocabulary) < len(pieces):
         line = next(i for i, piece in enumerate(pieces) if vocabulary[piece] != i)
-        raise DataError(f"{path}, line {line + 1}: piece {pieces[line]!r} occurs a second time further down")
+        raise DataError(f"{path}, line {line + 1}: token {pieces[line]!r} occurs a second time further down")
     missing = [names[0] for names in KNOWN_NAMES.values() if names[0] not in vocabulary]
     if missing:
         raise DataError(f"{path}: not a BERT vocabulary, it lacks {', '.join(missing)}")
@@ -203,7 +203,7 @@ def _from_byte_pieces(path: Path) -> Backend:
     """vocab.json with merges.txt (RoBERTa), or encoder.json with vocab.bpe (GPT-2)."""
     merges = path.parent / ("merges.txt" if path.name == "vocab.json" else "vocab.bpe")
     if not merges.is_file():
-        raise DataError(f"{path}: {merges.name} must lie beside it")
+        raise DataError(f"{path}: {merges.name} must be beside it")
     backend = Backend(_read(path, lambda: models.BPE.from_file(str(path), str(merges))))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -93,7 +93,7 @@ class _Cutter:
         return piece.removeprefix(self._new_marker)
 
     def _continuing(self, piece: str) -> list[int]:
-        """Inside a word there is nothing to split: the old vocabulary's model alone cuts the text."""
+        """Inside a word there is nothing to split: the old vocabulary's model alone tokenizes the text."""
         text, normalizer = self._text(piece), self._old.backend.normalizer
         if _REPLACEMENT in text:
             written = piece if self._old_marker == _BYTE_MARK else ""

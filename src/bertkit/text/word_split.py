@@ -52,7 +52,7 @@ def word_places(text: str, start: int = 0, end: int | None = None) -> list[Place
 
 
 def whole_words(text: str, start: int, end: int) -> Place:
-    """The range, extended to the words that it cuts into.
+    """The range, extended to whole words.
 
     A word here is a run of letters, digits and marks, and a number with its points and commas; scripts that are written
     without spaces (Han) are never extended.

@@ -69,7 +69,7 @@ def read_word_vectors(path: Path, *, only: Collection[str] | None = None, most_w
     Args:
         path: the file; .gz, .xz, .bz2 and .zst are decompressed.
         only: words to keep; None: all.
-        most_words: the file is read up to so many words.
+        most_words: the file is read up to this many words.
 
     Raises:
         DataError: the file cannot be read, or a line does not hold a word and as many numbers as the others.

@@ -49,7 +49,7 @@ class WeightAverage:
         _copy(self.model, self.tensors)
 
     def restore(self, tensors: Mapping[str, Tensor] | None, source: str) -> None:
-        """Go on from a checkpoint's average.
+        """Continue from a checkpoint's average.
 
         Raises:
             DataError: the checkpoint has none, or one of other weights.

@@ -1,4 +1,4 @@
-"""A batch that grows along the run, and the number of sequences that any stretch of updates reads.
+"""A batch that grows along the run, and the number of sequences that any range of updates reads.
 
 Warner et al. 2024, ModernBERT, arXiv:2412.13663 (sequence_packer.py: each size for as many updates); Geiping and
 Goldstein 2022, arXiv:2212.14034 (torch_default.py: each size for as many sequences). The size is a pure function of the
@@ -31,7 +31,7 @@ class BatchRamp(Settings):
         """The sizes before the full one.
 
         Raises:
-            ValueError: they do not lead to it.
+            ValueError: they do not end at the full size.
         """
         if self.start >= full or (full - self.start) % self.increment:
             raise ValueError(
@@ -70,8 +70,8 @@ class BatchSizes:
         number = self._number(step)
         return self._before[number] + (step - self._starts[number]) * self._sizes[number]
 
-    def pieces(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Stretches of updates of one size: (first update, update after the last, sequences of each)."""
+    def ranges(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Ranges of updates of one size: (first update, update after the last, sequences of each)."""
         while first < end:
             number = self._number(first)
             next_start = self._starts[number + 1] if number + 1 < len(self._starts) else end

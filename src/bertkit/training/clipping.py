@@ -46,7 +46,7 @@ class RowClipping(Clipping):
     """Clips the gradients of a model whose word embeddings have a sparse gradient.
 
     Args:
-        model: its word embeddings' gradient is sparse from here on, where they lie in a CPU's memory.
+        model: its word embeddings' gradient is sparse from here on, where they are in a CPU's memory.
         max_norm: of all gradients together; None to measure it alone.
     """
 

@@ -2,8 +2,8 @@
 
 Izsak et al. 2021, arXiv:2104.07705 (a budget of 24 hours; schedules.py of the released code), and Geiping and Goldstein
 2022, arXiv:2212.14034 (cramming's budget schedules). There a repetition has other rates; here the time at which each
-update began is kept in the run's directory, so that a resumed run goes on exactly, updates that were lost by a kill are
-made again as they were, and another run can follow the same times.
+update began is kept in the run's directory, so that a resumed run continues exactly, updates that were lost by a kill
+are repeated as they were, and another run can follow the same times.
 """
 
 from __future__ import annotations

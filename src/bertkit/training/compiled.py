@@ -17,7 +17,7 @@ _CACHE_SETTINGS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def bound_compiled_products() -> None:
-    """Let oneDNN keep `CACHED_PRIMITIVES` compiled products, unless the environment says otherwise.
+    """Let oneDNN keep `CACHED_PRIMITIVES` compiled products, unless the environment overrides it.
 
     Effective before the first matrix product of a process. Results stay the same to the bit.
     """

@@ -57,7 +57,7 @@ class OptimisationConfig(Settings):
     steps: int | None = Field(
         None,
         ge=1,
-        description="Updates; of a task at most so many, and the schedule ends with them unless it has total_steps.",
+        description="Updates; of a task at most this many, and the schedule ends with them unless it has total_steps.",
     )
     epochs: float | None = Field(None, gt=0, description="Of a task: passes over the training examples.")
     stages: list[StageConfig] = Field(default_factory=list, description="Parts of the run, in order; shares sum to 1.")
@@ -83,7 +83,7 @@ class OptimisationConfig(Settings):
     early_stopping: int | None = Field(
         None,
         ge=1,
-        description="Of a task: stop after so many evaluations on dev in a row without a better score; null: never.",
+        description="Of a task: stop after this many evaluations on dev in a row without a better score; null: never.",
     )
     select: Literal["last", "best"] | None = Field(
         None,
@@ -121,6 +121,11 @@ class OptimisationConfig(Settings):
         return self
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        stages = [getattr(each, "set", {}) for each in getattr(self, "stages", ())]
+        batches_differ = self.batch_ramp is not None or any("batch" in key for each in stages for key in each)
+        if self.schedule.clock == "sequences" and not batches_differ:
+            why = "all batches have as many sequences, which then go with the updates"
+            yield UnreadKey("schedule.clock", why, "write clock: updates, or let batches grow (batch_ramp)")
         if hasattr(recipe, "task") and not isinstance(recipe.task, tuple):
             yield UnreadKey("task_smoothing", "there is one task", "give several tasks")
         if getattr(getattr(recipe, "method", None), "trains_head_alone", False):

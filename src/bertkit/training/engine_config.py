@@ -1,6 +1,6 @@
 """The engine section of a recipe: what decides speed and what is reported, and is not hashed.
 
-Own design. It stands alone, without torch, because options of the command line are generated from it. Sibling engine.py
+Own design. A file of its own, without torch, because command-line options are generated from it. Sibling engine.py
 decides what is `auto`.
 """
 
@@ -56,12 +56,12 @@ class EngineConfig(Settings):
     feature_store_gb: float = Field(
         8.0,
         ge=0,
-        description="Maximum disk that features of a frozen encoder take while the run lasts (method.name=features);"
-        " what does not fit is computed anew in every pass.",
+        description="Most disk that features of a frozen encoder may take while the run lasts (method.name=features);"
+        " what does not fit is recomputed in every pass.",
     )
     teacher_store_gb: float = Field(
         4.0,
         ge=0,
-        description="Maximum disk that a teacher's outputs on a task take in the cache; what does not fit is computed"
+        description="Most disk that a teacher's outputs on a task may take in the cache; what does not fit is computed"
         " in every pass.",
     )

@@ -50,7 +50,7 @@ class StopRequest:
         if self.signal is not None:
             return self.signal
         if self._limit_seconds is not None and time.monotonic() - self._opened >= self._limit_seconds:
-            return "the time limit"  # what is left of it here says nothing where runs share one
+            return "the time limit"  # without its length: runs may share one limit
         return None
 
     def _note(self, number: int, _frame: FrameType | None) -> None:

@@ -42,7 +42,7 @@ _TEXT_COPIES = 8
 
 
 def program_memory(engine: Engine) -> MemoryTerms:
-    """What a process takes whatever the model."""
+    """Memory of a process that does not depend on the model."""
     if engine.device.type != "cpu":
         return {}
     products = CACHED_PRIMITIVES * PRIMITIVE_BYTES if engine.bf16 else 0.0
@@ -105,10 +105,10 @@ def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool) -> float:
 
 
 def peak_memory(update: Mapping[str, float], *, program: Mapping[str, float], text_bytes: float = 0.0) -> MemoryTerms:
-    """The terms of the largest of a process's peaks.
+    """The terms of the largest of a process's three peaks.
 
     Args:
-        update: of the largest update, all that is trained or kept beside it together.
+        update: of the largest update, of all models that are trained or kept, together.
         program: `program_memory`.
         text_bytes: of the sample that a vocabulary is learnt from; 0 where none is learnt.
     """

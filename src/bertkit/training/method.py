@@ -56,7 +56,7 @@ class Method(Settings):
         """Whether a parameter is trained.
 
         Args:
-            depth: how many layers it lies below the head: 0 for head and pooler, 1 for the top layer, and so on down to
+            depth: how many layers it is below the head: 0 for head and pooler, 1 for the top layer, and so on down to
                 the embeddings.
             epoch: counted from 0.
         """
@@ -123,7 +123,7 @@ class Full(Method):
 
 
 def depth_below_head(model: HeadedModel) -> Mapping[str, int]:
-    """How many layers each parameter lies below the head: head and pooler 0, top layer 1, first layer L, embeddings
+    """How many layers each parameter is below the head: head and pooler 0, top layer 1, first layer L, embeddings
     L + 1. Weights that several layers share, as ALBERT's, count as the top layer's, like a norm behind it."""
     numbers = {name: int(found[1]) if (found := _LAYER.match(name)) else None for name, _ in model.named_parameters()}
     layers = 1 + max((number for number in numbers.values() if number is not None), default=0)

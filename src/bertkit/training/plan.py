@@ -39,7 +39,7 @@ class PlannedTeacher:
         parameters: of all of them.
         flops: of the whole run.
         memory: its terms, by their names beside the student's.
-        disk_bytes: where it trains beside its student.
+        disk_bytes: where it is trained with its student.
     """
 
     model: str | list[str]

@@ -58,7 +58,7 @@ def group_rates(
         key: of the groups, for messages.
 
     Raises:
-        UsageError: a group names no parameter, or none that the groups before it leave; or all would be frozen.
+        UsageError: a group names no parameter, or only parameters of earlier groups; or all would be frozen.
     """
     left = list(names)
     rates = dict.fromkeys(left, 1.0)
@@ -92,7 +92,7 @@ def _unknown(group: RateGroup, names: Sequence[str], taken: bool) -> str:
 
 
 class ParameterRates:
-    """What the factors change in an optimiser and its model; they may be set again and again.
+    """Applies the factors to an optimiser and its model; they may be set repeatedly.
 
     Args:
         model: whose parameters the optimiser has.
@@ -128,7 +128,7 @@ class ParameterRates:
         self.freeze()
 
     def freeze(self) -> None:
-        """Let no gradient reach parameters of factor 0, also where a method of training let it since."""
+        """Let no gradient reach parameters of factor 0, even where a training method enabled it since."""
         for parameter in self._frozen:
             parameter.requires_grad_(False)
 

@@ -35,7 +35,7 @@ from bertkit.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 RunRecipe = TypeVar("RunRecipe", bound=RecipeHeader)
-Begun = Callable[[RunDirectory], None]
+OnStart = Callable[[RunDirectory], None]
 """Called with a run's directory before its training starts."""
 
 
@@ -289,24 +289,24 @@ def train_run(
     *,
     command: Sequence[str],
     progress: Progress,
-    begun: Begun,
+    on_start: OnStart,
     deadline: float | None,
 ) -> FinishedRun:
     """Train a run to its end.
 
     Args:
         run: a new one, or one to resume.
-        make_trainer: called once the run is recorded as begun.
+        make_trainer: called once the run is recorded as started.
         command: the command line, for the record.
         progress: the display.
-        begun: called before the training starts.
+        on_start: called before the training starts.
         deadline: of `deadline_after`; the run then stops with a checkpoint.
 
     Raises:
         StoppedError, DivergedError, DataError: see `Trainer.train`.
     """
     log.info("run directory %s", run.path)
-    begun(run)
+    on_start(run)
     started = time.monotonic()
     with run.recording(command):
         run.write_environment()

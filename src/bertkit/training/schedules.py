@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from bertkit.settings import Settings, UnreadKey
 
 _FINE_STEPS = 1 << 30
-"""Steps in which another clock than that of updates is told: so many that the first one is nothing."""
+"""Steps into which a schedule by time is divided: so fine that one step is negligible."""
 
 
 class Schedule(Settings):
@@ -98,7 +98,7 @@ class Schedule(Settings):
         return self.learning_rate(progress * _FINE_STEPS, _FINE_STEPS)
 
     def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
-        """The learning rate with this peak and so many updates of warm-up."""
+        """The learning rate with this peak and this many warm-up updates."""
         if step < warmup:
             return peak * (step + 1) / (warmup + 1)
         return self.after_warmup(step, steps, peak, warmup)
@@ -192,6 +192,8 @@ class PolynomialSchedule(Schedule):
         yield from super().unread_keys(recipe)
         if self.floor == 1:
             yield UnreadKey("power", "schedule.floor is 1: the learning rate stays at its peak")
+            if self.warmup_share is None:
+                yield UnreadKey("total_steps", "the learning rate stays at its peak, however long the schedule is")
 
     def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * (self.floor + (1 - self.floor) * math.pow(1 - _progress(step, steps, warmup), self.power))
@@ -257,6 +259,8 @@ class WarmupStableDecaySchedule(Schedule):
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
+        if self.warmup_share is None and 1 in (self.stable_share, self.floor):
+            yield UnreadKey("total_steps", "the learning rate stays at its peak, however long the schedule is")
         if self.stable_share == 1:
             why = "schedule.stable_share is 1: there is no decay"
             yield UnreadKey("decay", why)

@@ -262,8 +262,8 @@ class Trainer(ABC, Generic[Batch]):
 
     @contextmanager
     def _trained_weights_kept(self) -> Iterator[None]:
-        """Where the body fails, as on a full disk, the state before it is saved, so that `--resume` trains nothing
-        anew; weights that the body has changed are trained again from the last checkpoint, to the same bits."""
+        """Where the body fails, as on a full disk, the state before it is saved, so that `--resume` repeats no
+        update; weights that the body has changed are trained again from the last checkpoint, to the same bits."""
         before, generator = self._versions(), torch.get_rng_state()
         try:
             yield
@@ -399,7 +399,7 @@ def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
     try:
         write(writing)
     except (DataError, OSError) as error:
-        shutil.rmtree(writing, ignore_errors=True)  # what is there takes the room that a checkpoint needs
+        shutil.rmtree(writing, ignore_errors=True)  # what is there takes the disk space that a checkpoint needs
         raise DataError(
             f"{writing}: cannot write the model: {error}; free space and run again with --resume"
         ) from error

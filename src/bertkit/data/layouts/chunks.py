@@ -1,9 +1,9 @@
 """Chunks of one document: [CLS] sentence sentence ... [SEP], BERT's samples without a second segment.
 
 Izsak et al. 2021, 24-hour BERT, arXiv:2104.07705, as its released dataset/data/create_pretraining_data.py makes them
-with --no_nsp. Unlike doc-sentences (sentences.py) a chunk ends with the sentence by which it reaches its aim, not with
-the last that fits; what is too long loses tokens one at a time, front or back with equal chance; and one document in
-ten aims at less, at a length drawn uniformly.
+with --no_nsp. Unlike doc-sentences (sentences.py) a chunk ends with the sentence that reaches its target length, not
+with the last that fits; a longer chunk loses tokens one at a time, front or back with equal chance; and one document
+in ten has a shorter target, drawn uniformly.
 
 Shapes: N documents, R planned chunks.
 """

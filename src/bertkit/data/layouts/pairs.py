@@ -6,7 +6,7 @@ ALBERT, arXiv:1909.11942, section 3.1 (B follows or precedes); Wang et al. 2019,
 layout, and SEGMENT-PAIR of Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.2; `SentencePair` is RoBERTa's
 SENTENCE-PAIR.
 
-Quirks kept: segments that a random partner displaced return to the text; the random document is drawn again, up to ten
+Quirks kept: segments that a random partner replaced are used again; the random document is drawn again, up to ten
 times, if it is the same one; a pair that is too long loses tokens of its longer side, front or back with equal chance;
 a document draws its target length once, short with probability 0.1. In BERT's and ALBERT's code a chunk of a single
 segment always has a random partner, so that more than half of the pairs have label 1, and a few of ALBERT's negatives
@@ -136,8 +136,8 @@ def _labels(plan_B: Plan) -> dict[str, Integers]:
     return {"next_sentence": not_next_B, "sentence_order": not_next_B, "sentence_structure": relation_B}
 
 
-class Chunk(Protocol):
-    """How much text a pair is made of."""
+class PairLength(Protocol):
+    """How much text a pair has."""
 
     def end(self, start_s1: list[int], segment: int) -> int:
         """The segment after the last of the chunk that begins with `segment`, not beyond the end of `start_s1`."""
@@ -161,7 +161,7 @@ class PairPlanner:
         self._chunks = 0
         self._drawn: list[list[float]] = []
 
-    def plan_document(self, document: int, chunk: Chunk) -> None:
+    def plan_document(self, document: int, chunk: PairLength) -> None:
         low, high = self.documents_N2[document].tolist()
         start_s1 = self.segment_start_S1[low : high + 1].tolist()
         count, segment = high - low, 0
@@ -189,7 +189,7 @@ class PairPlanner:
     def _random_partner(
         self, document: int, tokens: int, document_draws: list[float], start_draw: float
     ) -> tuple[int, int]:
-        """A run of segments from another document, up to the one with which it has so many tokens."""
+        """A run of segments from another document, up to the one with which it has this many tokens."""
         partner = document
         for uniform in document_draws:
             partner = int(uniform * len(self.documents_N2))

@@ -4,9 +4,9 @@ Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.2. FULL-SENTENCES continue
 separator; DOC-SENTENCES stops at the end of a document. Sibling of pairs.py, whose samples are two segments with a
 label.
 
-A sentence longer than a sample is cut into samples of its own. The plan is the same in every epoch, as in the released
-code: only the order and the masks change. PACKED-DOCUMENTS, ModernBERT's, fills samples like FULL-SENTENCES, but in
-each of them documents do not see one another.
+A sentence longer than a sample is split into samples of its own. The plan is the same in every epoch, as in the
+released code: only the order and the masks change. PACKED-DOCUMENTS, ModernBERT's, fills samples like FULL-SENTENCES,
+but in each of them documents do not see one another.
 
 Shapes: N documents, R planned runs, B runs of a batch.
 """
@@ -27,7 +27,7 @@ from bertkit.data.shards import TokenShards
 RUN_ROW = np.dtype([("start", "<u8"), ("end", "<u8")])
 """A sample's range of tokens."""
 _PART_BITS = 50
-"""A sample's number and its language (language_stream.py) lie below the number of a document in it."""
+"""A document's number in its sample is added above this many bits, which hold the sample and its language."""
 
 
 class Sentences(Layout):
@@ -151,7 +151,7 @@ class PackedDocuments(Sentences):
 
 
 def _unbroken(documents_N2: Ranges) -> list[Ranges]:
-    """Runs of documents that stand beside one another in the corpus."""
+    """Runs of adjacent documents of the corpus."""
     run_starts = np.flatnonzero(np.r_[True, documents_N2[1:, 0] != documents_N2[:-1, 1]])
     return np.split(documents_N2, run_starts[1:])
 

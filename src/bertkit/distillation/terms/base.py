@@ -141,7 +141,7 @@ def new_projections(terms: Sequence[DistillationTerm], shapes: ShapePair, *, see
 
 
 def add_projections(student: HeadedModel, terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> None:
-    """Put the projections of all terms beside the student: they train with it, and are never written with it."""
+    """Add the projections of all terms to the student: they are trained with it, and never written with it."""
     projections = new_projections(terms, shapes, seed=seed)
     if projections:
         student.companions[PROJECTIONS] = projections

@@ -144,7 +144,7 @@ def _name_points(axes: Axes, names: Sequence[str], xs: Sequence[float], ys: Sequ
 
 
 def spread(places: Sequence[float], *, least: float, top: float) -> list[float]:
-    """Rising places, moved as little as needs be to lie this far apart and not above the top."""
+    """Rising places, moved as little as possible to be this far apart and not above the top."""
     moved: list[float] = []
     for place in places:
         moved.append(place if not moved else max(place, moved[-1] + least))

@@ -155,7 +155,7 @@ def _described(timed_model: TimedModel) -> dict[str, Any]:
 
 
 def _cell_row(cell: Cell, timed_model: TimedModel, timings: Timings, reference: TimedModel) -> dict[str, Any]:
-    """A row of tables/speed.csv and of the table for people."""
+    """A row of tables/speed.csv and of the printed table."""
     row: dict[str, Any] = {"batch": cell.batch, "length": cell.length, "model": timed_model.label}
     own, theirs = timings[cell].get(timed_model.label), timings[cell].get(reference.label)
     if own is None:
@@ -241,7 +241,7 @@ def _protocol(settings: SpeedSettings, threads: int, device: torch.device) -> di
     where = f"{threads} {'thread' if threads == 1 else 'threads'}" if device.type == "cpu" else device.type
     return {
         "timed": f"forward pass on {where}, without gradients: the head of a task where the model has one, else the"
-        " states of all tokens; the text is cut into tokens beforehand and not timed",
+        " states of all tokens; the text is tokenized beforehand and not timed",
         "sentences": f"random tokens, all of one length, special tokens included; drawn with seed {settings.seed}",
         "clock": "time that passed" if settings.clock == "wall" else "time that the one thread computed",
         "rounds": f"{settings.rounds} after warming up, all models in each, in another order every time",

@@ -43,7 +43,7 @@ def evaluate_speed(
         progress: the display.
 
     Raises:
-        DataError: a model or a run is at fault.
+        DataError: a model or a run is invalid.
         UsageError: a model is given twice, or the options contradict each other.
     """
     twice = {name for name in settings.models if settings.models.count(name) > 1}

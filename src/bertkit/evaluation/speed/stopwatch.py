@@ -42,7 +42,7 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Half of the rounds lie between these; seconds."""
+        """The middle half of the rounds is between these; seconds."""
         low, high = np.percentile(self.seconds, [25, 75])
         return float(low), float(high)
 
@@ -98,7 +98,7 @@ def _timed(work: Callable[[], object], calls: int, clock: Callable[[], float]) -
 
 @dataclass
 class ProcessorShare:
-    """How much of the time this process was computing; 1 for a thread that nothing stood in the way of.
+    """How much of the time this process was computing; 1 for a thread that was never interrupted.
 
     Attributes:
         of_processor: processor seconds over seconds, all threads together; None while it is not known.
@@ -118,7 +118,7 @@ def processor_share() -> Iterator[ProcessorShare]:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[int]:
-    """So many threads for torch's operators while the body runs; as many as there are where None."""
+    """This many threads for torch's operators while the body runs; as many as there are where None."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:

@@ -178,6 +178,6 @@ def random_batch(tokenizer: Tokenizer, cell: Cell, seed: int, *, pairs: bool = F
 
 
 def reads_pairs(model: HeadedModel) -> bool:
-    """Whether a model answers for nothing but two texts."""
+    """Whether a model reads pairs of texts only."""
     config = model.encoder.config
     return isinstance(config, BilstmConfig) and config.texts == 2 and task_head(model) is not None

@@ -1,8 +1,8 @@
 """Features of a frozen encoder, computed once and kept on disk: what makes epochs of feature-based training cheap.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3. Sequences are known by their content, so that a text that
-stands in several splits is kept once. The files have no name and vanish with the process; in memory there are only the
-places of the sequences, the rest is the system's page cache. Before the first update all splits are read in a fixed
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3. Sequences are identified by their content, so that a text
+of several splits is stored once. The files have no name and vanish with the process; in memory there are only the
+offsets of the sequences, the rest is the system's page cache. Before the first update all splits are read in a fixed
 order, so a resumed run has the same features to the bit.
 
 Shapes: T tokens, W width of the features.
@@ -78,7 +78,7 @@ def fill(
 ) -> None:
     """Compute and keep the features of these splits, one after the other.
 
-    A split that no longer fits is left out, whole, and so is what a full disk does not take: the model computes it anew
+    A split that no longer fits is left out, whole, and so is what a full disk does not take: the model recomputes it
     in every pass.
 
     Args:
@@ -95,7 +95,7 @@ def fill(
         if store.size_bytes + wanted > max_bytes:
             log.warning(
                 "features of %s tokens would take %.2f GB more than the %.2f GB that engine.feature_store_gb leaves;"
-                " they are computed anew in every pass",
+                " they are recomputed in every pass",
                 *(f"{features.ids_T.size:,}", (store.size_bytes + wanted - max_bytes) / 1e9, max_bytes / 1e9),
             )
             continue

@@ -38,7 +38,7 @@ class FreeLb(Method):
     """Every weight, on adversarially perturbed word embeddings."""
 
     name: Literal["freelb"] = "freelb"
-    ascent_steps: int = Field(3, ge=1, description="K, passes over each batch; the update costs so many times more.")
+    ascent_steps: int = Field(3, ge=1, description="K, passes over each batch; the update costs K times as much.")
     step_size: float = Field(0.06, ge=0, description="Alpha, the length of one step of ascent.")
     epsilon: float | None = Field(
         0.14, gt=0, description="Largest Frobenius norm of a sequence's perturbation; null: no bound."

@@ -1,1 +1,1 @@
-"""`bertkit export`: a model written anew, and the proof that it is the same."""
+"""`bertkit export`: a model in another format, and a check that its outputs agree."""

@@ -1,4 +1,4 @@
-"""Do two copies of a model give the same numbers? A forward probe over real text and random tokens.
+"""Comparison of the outputs of two copies of a model on real text and random tokens.
 
 Own design, for `bertkit export`. Batches are packed, so lengths are unequal and nothing is padded; among them are one
 token, the longest text that the model reads (up to a limit), and pairs with their segment types.
@@ -81,7 +81,7 @@ class Agreement:
         return max(self.differences.values(), default=0.0)
 
     def add(self, name: str, wanted: Tensor, found: Tensor) -> None:
-        """Compare one output. What is not finite agrees with nothing."""
+        """Compare one output. Values that are not finite never agree."""
         if wanted.shape != found.shape:
             self.errors.append(f"{name} has shape {tuple(found.shape)}, the source {tuple(wanted.shape)}")
             return
@@ -111,9 +111,9 @@ class Agreement:
 
 
 class RoughAgreement(Agreement):
-    """As `Agreement`, of relative root mean squares: 0 is equal, 1 is as far away as zeros are.
+    """As `Agreement`, of relative root mean squares: 0 is equal, 1 is the error of all zeros.
 
-    They are taken over all rows of a batch, so that the state of one rare word decides nothing.
+    They are taken over all rows of a batch, so that one rare word's state does not decide it.
     """
 
     measure: ClassVar[str] = "root mean square as a share of the source's"
@@ -151,7 +151,7 @@ def probe_batches(model: HeadedModel, tokenizer: Tokenizer | None) -> list[list[
 def _real_rows(
     tokenizer: Tokenizer, texts: Sequence[str], others: Sequence[str] | None, longest: int
 ) -> list[ProbeRow]:
-    """As the tokenizer's own template puts them together."""
+    """Rows in the tokenizer's template."""
     inputs = list(texts) if others is None else list(zip(texts, others, strict=True))
     rows = []
     for encoding in tokenizer.backend.encode_batch(inputs):

@@ -1,4 +1,4 @@
-"""Export of a model for other tools: nothing is written unless it gives the numbers of its source.
+"""Export of a model for other tools: nothing is written unless its outputs agree with its source's.
 
 Own design (contract: `bertkit export`). What is written is read again and compared with the source on the same texts
 (agreement.py); only then does the directory get its name. Formats: a Hugging Face directory; the same with int8 weights
@@ -54,11 +54,11 @@ _SENTENCE_FILES = (MODULES_FILE, "config_sentence_transformers.json")
 
 @dataclass(frozen=True)
 class Source:
-    """A model that is to be written anew.
+    """A model that is to be exported.
 
     Attributes:
         name: as the user gave it.
-        directory: where it lies.
+        directory: where it is.
         inner: its encoder's directory below that one; "." for all but some sentence encoders.
         model, tokenizer, report: what was read; a model without tokenizer files has none.
     """
@@ -76,7 +76,7 @@ class Source:
 
 
 def export_model(name: str, to: Path, *, kind: Format = "hf", offline: bool = False) -> dict[str, Any]:
-    """Write a model anew into `to`; returns the contents of its export.json.
+    """Export a model to `to`; returns the contents of its export.json.
 
     Args:
         name: a model directory, a run directory or a Hub id.
@@ -121,7 +121,9 @@ def check_destination(to: Path, source: Path) -> None:
     """
     here, there = to.resolve(), source.resolve()
     if here == there or here in there.parents or there in here.parents:
-        raise UsageError(f"--to {to}: is, holds or lies in the model that is to be exported; choose another directory")
+        raise UsageError(
+            f"--to {to}: is, contains or is inside the directory of the model to export; choose another directory"
+        )
     if not to.exists():
         return
     if not to.is_dir():
@@ -199,7 +201,7 @@ def _write_model(
     agreement = compare(
         source.model, source.tokenizer, lambda rows: outputs_of(again, rows), tolerance=tolerance, kind=kind
     )
-    odd = [*report.drawn_anew, *report.unexpected]
+    odd = [*report.newly_initialised, *report.unexpected]
     if odd:
         agreement.errors.append(f"weights are missing or left over: {', '.join(odd[:3])}")
     if again.head_names != source.model.head_names:
@@ -217,7 +219,7 @@ def _copy_steps(source: Source, staging: Path) -> None:
     """Copy the modules after the encoder, and the settings of all.
 
     Raises:
-        DataError: modules.json or a link names what lies outside of the model.
+        DataError: modules.json or a link names a path outside of the model.
     """
     modules = source.directory / MODULES_FILE
     names = {*_SENTENCE_FILES, (PurePosixPath(source.inner) / "sentence_bert_config.json").as_posix()}

@@ -1,8 +1,8 @@
 """Annotated spans: phrases and entities that the corpus itself marks, masked whole or not at all.
 
 Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, as phrases.py, of which this is the form nearest to the
-paper: there, too, a chunker and a tagger marked the text beforehand. The spans stand in fields of the corpus's
-records (`data.reading.span_fields`) and come along beside the tokens (text/annotated.py); one that a sample cuts off is
+paper: there, too, a chunker and a tagger marked the text beforehand. The spans are in fields of the corpus's
+records (`data.reading.span_fields`) and travel with the tokens (text/annotated.py); one that a sample cuts off is
 none.
 
 A span has exactly the tokens that overlap it, which may be parts of words: what is left of such a word is a word of its

@@ -64,11 +64,11 @@ class MaskingStrategy(Settings, ABC):
         return []
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        """The same with what it must know of the vocabulary and the corpus.
+        """The same with what it needs of the vocabulary and the corpus.
 
         Raises:
             UsageError: if the tokenizer cannot serve it.
-            DataError: if a file that it names is at fault.
+            DataError: if a file that it names is invalid.
         """
         return self
 

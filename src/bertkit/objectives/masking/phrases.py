@@ -6,7 +6,7 @@ each token. The
 paper's phrases come from a chunker and an entity tagger; here they come from a file, or from the corpus as its
 collocations (data/collocations.py). Sibling annotated.py takes those that the corpus has marked.
 
-A phrase is a sequence of whole words; where several could stand, the longest does. Each one is chosen with probability
+A phrase is a sequence of whole words; where several overlap, the longest is taken. Each one is chosen with probability
 `phrase_rate`; then words outside of phrases fill up the count, and only where these do not reach phrases that were not
 chosen. A unit that no longer fits the count is skipped, as in words.py, so that the masking rate is as exact as there.
 

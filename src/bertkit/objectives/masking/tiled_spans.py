@@ -1,17 +1,17 @@
 """Short spans of tokens that cover the whole text, those first that were hidden least often in earlier epochs.
 
 Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159; procedure of the released pretraining/dataset.py: the text is
-cut into spans whose lengths are 1 to `longest`, each equally likely, with one uniform number u a span; a token that was
-predicted c times before has the key u e^c, and the tokens with the smallest keys are chosen. One draw decides for a
+divided into spans of 1 to `longest` tokens, each length equally likely, with one uniform number u a span; a token that
+was predicted c times before has the key u e^c, and the tokens with the smallest keys are chosen. One draw decides for a
 whole span whether it is masked, replaced or kept.
 
 There the dataset keeps the counts c. Here a sample's choices in the earlier epochs are made again from their draws, so
 that they stay a function of seed, epoch and sample, for any number of workers and after any resume. Sibling spans.py is
 SpanBERT's, in words and without memory.
 
-Quirks honoured: the masking rate is of the ordinary tokens; counts begin anew with every stage. Quirks left: the count
+Quirks honoured: the masking rate is of the ordinary tokens; counts start over with every stage. Quirks left: the count
 is rounded to the nearest, not up or down by chance, and the last span is cut where it is reached; earlier epochs are
-made again at the present masking rate, and as if no sample had been causal in them; counts also begin anew every 16
+made again at the present masking rate, and as if no sample had been causal in them; counts also start over every 16
 epochs, or the work would grow with the epochs.
 
 Shapes: T packed tokens, B sequences, M chosen tokens.
@@ -31,11 +31,11 @@ from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, MaskingStrategy
 
 REMEMBERED_EPOCHS = 16
-"""Epochs after which all counts begin anew."""
+"""Epochs after which all counts start over."""
 
 
 class TiledSpans(MaskingStrategy):
-    """Spans that lie end to end, chosen by chance and by how often their tokens were chosen before."""
+    """Adjacent spans that cover the text, chosen by chance and by how often their tokens were chosen before."""
 
     name: Literal["tiled-spans"] = "tiled-spans"
     longest: int = Field(3, ge=1, description="Tokens of the longest span.")

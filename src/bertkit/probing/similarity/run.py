@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 _WORDS: dict[CutInto, str] = {
     "words": "as the tokenizer that all models share cuts text, or as the treebank has them; the mean of their tokens",
-    "spaces": "separated by white space, because the models' tokenizers differ, or as the treebank has them; the mean"
-    " of their tokens, punctuation included",
+    "spaces": "separated by white space, since the models' tokenizers differ, or as the treebank has them; the mean of"
+    " their tokens, punctuation included",
 }
 
 

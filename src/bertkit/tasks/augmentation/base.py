@@ -77,7 +77,7 @@ class Augmentation(Settings, ABC):
             examples: all of them, for methods that learn from the whole.
 
         Raises:
-            DataError: a file or a model is at fault.
+            DataError: a file or a model is invalid.
         """
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Augmentation(Settings, ABC):
         one of its earlier copies is left out.
 
         Raises:
-            DataError: a file or a model is at fault.
+            DataError: a file or a model is invalid.
         """
         augmenter = self.augmenter(examples, surroundings or Surroundings())
         return self.with_copies(examples, augmenter.variants(examples))

@@ -44,13 +44,13 @@ def augmented_examples(
         examples: in any order; a copy's content depends on its own example alone (and, with learnt classes of words,
             on which examples there are).
         augmentation: the method.
-        cache: the cache's root; the files lie in `augmented/` below it.
+        cache: the cache's root; the files are in `augmented/` below it.
         surroundings: seed, device, network.
         progress: shows how many examples are done.
         block_examples: so many are made before they are written; decides memory and what a kill costs.
 
     Raises:
-        DataError: a file or a model is at fault, or the cached file is damaged and cannot be removed.
+        DataError: a file or a model is invalid, or the cached file is damaged and cannot be removed.
     """
     surroundings = surroundings or Surroundings()
     identity = augmented_identity(examples, augmentation, surroundings)

@@ -3,7 +3,7 @@
 Jiao et al. 2020, TinyBERT, arXiv:1909.10351, algorithm 1. A word that is one token is masked, and the model's M
 likeliest words are its candidates; a word of several tokens has the M nearest words by word vectors. In each of N
 copies every word becomes one of its candidates with probability p. As in the released data_augmentation.py the model
-reads the sentence twice, as a pair, the first time with the mask: it sees what stood there, and proposes words like it.
+reads the sentence twice, as a pair, the first time with the mask: it sees the original word and proposes similar ones.
 Stop words and whatever is not letters and digits stay (with `letters: a-z`, as in the code, whatever has another
 character than a to z); of a pair each text is altered by itself, N copies with one altered and N with the other.
 Sibling masking.py needs no model.

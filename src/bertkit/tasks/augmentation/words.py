@@ -1,4 +1,4 @@
-"""A text cut into words that can be exchanged, masked or cut out, all else of it left as it was.
+"""A text split into words that can be replaced, masked or removed; the rest of it stays as it was.
 
 Own design; the papers' releases cut with spaCy (Tang et al. 2019) or BERT's rules (Jiao et al. 2020) and join with
 spaces. A word is a run of letters and digits with the apostrophes and hyphens inside it; every other sign but a space

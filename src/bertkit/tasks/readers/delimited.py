@@ -47,7 +47,7 @@ def rows_of_lines(
 
     Raises:
         DataError: a delimiter that the first line does not have, a column named twice; and of a row that is not left
-            out, quotes at fault or another number of fields than the first line's.
+            out, unbalanced quotes, or another number of fields than the first line's.
     """
     reading = reading or TableReading()
     left_out = left_out or LeftOut(skip_bad=False)

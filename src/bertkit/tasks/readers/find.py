@@ -1,4 +1,4 @@
-"""Where a task's files lie below the data directory: `DIR/CoLA/train.tsv`, `DIR/SQuAD/dev-v1.1.json`, and so on.
+"""Where a task's files are below the data directory: `DIR/CoLA/train.tsv`, `DIR/SQuAD/dev-v1.1.json`, and so on.
 
 No paper. The names are those of the official archives; the folder's case and punctuation do not count, a collection's
 folder (`glue`) may come between, the directory may be the task's own folder, and files may be compressed.

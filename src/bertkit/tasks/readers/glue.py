@@ -88,7 +88,7 @@ def _mrpc_rows(path: Path, split: str) -> set[tuple[str, ...]] | None:
     """The dev pairs of Microsoft's archive, by their two ids; None where the whole file is wanted.
 
     The archive has no dev split; GLUE's is 408 pairs of train, listed in its dev_ids.tsv or given in dev.tsv. Where
-    either lies beside the archive's files, train leaves those pairs out.
+    either is in the archive's folder, train leaves those pairs out.
     """
     if split == "test":
         return None

@@ -1,7 +1,7 @@
 """The same tasks from the Hub: its columns, its splits and its numbered labels turned into the official names.
 
 No paper. Lhoest et al. 2021, arXiv:2109.02846, is the library. A Hub data set numbers its labels in an order of its own
-(MNLI: entailment, neutral, contradiction; WNLI the reverse of RTE) and names some anew (`acceptable` for CoLA's 1);
+(MNLI: entailment, neutral, contradiction; WNLI the reverse of RTE) and renames some (`acceptable` for CoLA's 1);
 examples have the official names, as from the files. How a copy differs is under `hub` in the task's entry.
 """
 
@@ -62,7 +62,7 @@ def _loaded(datasets: Any, hub_id: str, config: str | None, split: str, *, offli
         return datasets.load_dataset(hub_id, config, split=split)
     except (OSError, ValueError, RuntimeError) as fault:
         # Only online does the library tell a data set that is a program from others, which it does not run; offline it
-        # knows no more than that it has no copy.
+        # reports only that it has no copy.
         if not offline and "scripts are no longer supported" not in str(fault):
             raise
         files = _exported(hub_id, f"{config}/{split}/*.parquet", offline=offline)

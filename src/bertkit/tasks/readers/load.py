@@ -42,12 +42,12 @@ def load_split(spec: TaskSpec | str, split: str, data_dir: Path | str | None = N
     Args:
         spec: the task, or its name.
         split: `train`, `dev`, `test`, for MNLI also `dev_mm` and `test_mm`.
-        data_dir: where the official files lie; the Hub's copy where left out.
+        data_dir: where the official files are; the Hub's copy where left out.
         offline: use the Hub's local cache alone.
 
     Raises:
         UsageError: no such task or split.
-        DataError: the files are missing, or something in them is at fault.
+        DataError: the files are missing, or something in them is invalid.
     """
     spec = find_task(spec) if isinstance(spec, str) else spec
     if split not in spec.splits:

@@ -2,7 +2,7 @@
 
 Bowman et al. 2015, arXiv:1508.05326; Williams et al. 2018, arXiv:1704.05426; Marelli et al. 2014, LREC (and
 SemEval-2014 task 1). A gold label of `-` means that the annotators had no majority: such pairs are dropped and counted,
-as all do. SICK's labels are written in lower case, so that a model of SNLI or MNLI knows them.
+as all do. SICK's labels are written in lower case, so that they match those of SNLI and MNLI.
 """
 
 from __future__ import annotations

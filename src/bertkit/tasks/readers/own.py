@@ -35,7 +35,7 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
 
     Raises:
         UsageError: an unknown kind, an ending that the kind is not read from, or settings that it has no use for.
-        DataError: whatever is wrong with the file, with its place.
+        DataError: the file is invalid; the message names the place.
     """
     columns, reading = columns or Columns(), reading or TableReading()
     readers: dict[str, Callable[[Path, Columns, TableReading], Split]] = {
@@ -54,7 +54,7 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
     """As `read_own`, with the labels where every row has one, without them where not.
 
     Raises:
-        UsageError, DataError: as `read_own`; a label at fault is an error.
+        UsageError, DataError: as `read_own`; an invalid label is an error.
     """
     reading = reading or TableReading()
     without = columns.model_copy(update={"label": None})

@@ -19,7 +19,7 @@ from bertkit.text.file_format import FileFormat
 Item = TypeVar("Item")
 
 MISSING = ("NaN", "nan", "NAN", "-nan", "<NA>", "#N/A", "NULL", "null")
-"""How data frames, spreadsheets and databases write that a value is missing, and nobody calls a class."""
+"""How data frames, spreadsheets and databases write that a value is missing; none is used as a class name."""
 NO_LABEL_REASON = "no label"
 """Why a row without a label is left out."""
 NO_LABEL = "rows without a label (left out)"

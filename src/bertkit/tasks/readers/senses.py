@@ -61,7 +61,7 @@ def read_senses(path: Path) -> list[SenseSentence]:
     """The sentences of a `.jsonl` file (also compressed) or of a `.data.xml` file with its gold keys.
 
     Raises:
-        DataError: a file at fault or of another kind, no gold keys beside the XML, or no sense at all.
+        DataError: an invalid file, one of another kind, no gold keys beside the XML, or no sense at all.
     """
     bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     if bare.suffix == ".jsonl":

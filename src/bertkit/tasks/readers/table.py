@@ -1,6 +1,6 @@
 """A user's own table: CSV, TSV, JSON Lines or Parquet with columns of texts and a column of labels.
 
-No paper. The kind is the file's ending; delimited.py cuts CSV and TSV into fields, reading.py has the settings of it.
+No paper. The kind is the file's ending; delimited.py splits CSV and TSV into fields, reading.py has the settings of it.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Columns(Settings):
     separator: str = Field("|", min_length=1, description="What separates the names in a multi-label column of text.")
     group: str | None = Field(
         None,
-        description="Column of groups, such as authors: where one file is split, all rows of a group go to the same"
-        " side.",
+        description="Column whose rows with equal values, such as those of one author, are never divided"
+        " between train and dev where one file is split.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"group"})
 
     @property
     def named_label(self) -> str | None:
-        """The label's column where it is called otherwise than by default."""
+        """The label's column where it is not the default."""
         return None if self.label == type(self).model_fields["label"].default else self.label
 
 
@@ -116,7 +116,7 @@ def read_rows(
 
     Raises:
         UsageError: an ending that is not known.
-        DataError: a row at fault that is not left out, or too many that are.
+        DataError: an invalid row that is not left out, or too many that are.
     """
     left_out = LeftOut(skip_bad=reading.skip_bad_rows)
     rows: list[tuple[str, Labelled, str]] = []

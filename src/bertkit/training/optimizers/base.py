@@ -63,6 +63,7 @@ class OptimizerConfig(Settings, ABC):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.weight_decay == 0:
             yield UnreadKey("decay_biases_and_norms", "optimizer.weight_decay is 0: nothing is decayed")
+            yield UnreadKey("decay_per_step", "optimizer.weight_decay is 0: nothing is decayed")
 
     state_bytes: ClassVar[float] = 8.0
     """Of a parameter that the rule keeps between two updates, for `--plan`: two moments in float32, at most."""

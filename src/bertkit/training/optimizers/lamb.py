@@ -1,7 +1,7 @@
 """LAMB: Adam's update, made as long as the weights that it changes.
 
 You et al. 2020, arXiv:1904.00962, Algorithm 2, with the identity for its scaling function. What the released code of
-LAMB and of ALBERT (Lan et al. 2020, arXiv:1909.11942; lamb_optimizer.py) does otherwise than the paper is a setting
+LAMB and of ALBERT (Lan et al. 2020, arXiv:1909.11942; lamb_optimizer.py) does differently from the paper is a setting
 each: no bias correction, and no trust ratio where there is no decay. Sibling adam.py has the update without the ratio.
 """
 

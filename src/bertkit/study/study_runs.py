@@ -1,6 +1,6 @@
 """The runs that a study is made of: candidates of each arm's settings, then each arm at its choice for every seed.
 
-Own design. A piece is an ordinary pretraining run, whose recipe is the study's with the arm's settings.
+Own design. Each is an ordinary pretraining run, whose recipe is the study's with the arm's settings.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bertkit.study.settings import Study
 
 
 @dataclass(frozen=True)
-class Piece:
+class StudyRun:
     """One run of a study.
 
     Attributes:
         arm: its name.
-        setting: value of each key that is chosen.
+        setting: value of each key that the study chooses.
         seed: of the run.
-        share: of the budget.
+        share: fraction of the budget that it may spend.
         candidate: its number among the arm's candidates; None for a scored run.
     """
 
@@ -39,12 +39,12 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """Of its directories."""
+        """Name of its directories."""
         return f"{self.arm}-seed={self.seed}" if self.candidate is None else f"{self.arm}-candidate={self.candidate}"
 
     @property
     def shown(self) -> str:
-        """For people."""
+        """Arm, chosen settings and seed, for log lines."""
         return f"{self.arm}, {shown_setting(self.setting)}seed {self.seed}"
 
 
@@ -59,46 +59,46 @@ def short_key(key: str) -> str:
 
 
 def settings_of(study: Study, arm: str) -> list[dict[str, Any]]:
-    """The settings that an arm's are chosen among; one without keys where nothing is chosen."""
+    """The candidate settings of an arm; a single empty one where nothing is chosen."""
     grid = {**({} if study.choose is None else study.choose.grid), **study.arms[arm].grid}
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def candidates_of(study: Study, arm: str) -> list[Piece]:
+def candidates_of(study: Study, arm: str) -> list[StudyRun]:
     """A short run for each setting of an arm; none where nothing is chosen."""
     if study.choose is None:
         return []
     return [
-        Piece(arm, setting, study.choose.seed, study.choose.budget_share, number)
+        StudyRun(arm, setting, study.choose.seed, study.choose.budget_share, number)
         for number, setting in enumerate(settings_of(study, arm), start=1)
     ]
 
 
-def scored_of(study: Study, arm: str, setting: Mapping[str, Any]) -> list[Piece]:
+def scored_of(study: Study, arm: str, setting: Mapping[str, Any]) -> list[StudyRun]:
     """A whole run for each seed."""
-    return [Piece(arm, setting, seed) for seed in study.seeds]
+    return [StudyRun(arm, setting, seed) for seed in study.seeds]
 
 
-def piece_arguments(
-    study: Study, piece: Piece, steps: int | None, *, cache: Path, offline: bool, more: Sequence[Override] = ()
+def pretrain_arguments(
+    study: Study, study_run: StudyRun, steps: int | None, *, cache: Path, offline: bool, more: Sequence[Override] = ()
 ) -> PretrainArguments:
-    """The command line of a piece.
+    """The pretraining arguments of one run of a study.
 
     Args:
         study: resolved.
-        piece: one of its runs.
+        study_run: one of its runs.
         steps: of the run; None for the recipe's own.
         cache: the cache's root.
         offline: use no network.
-        more: overrides beside.
+        more: further overrides.
     """
-    arm = study.arms[piece.arm]
+    arm = study.arms[study_run.arm]
     overrides = [
         *(Override(key, value, f"set.{key}") for key, value in study.set.items()),
-        *(Override(key, value, f"arms.{piece.arm}.set.{key}") for key, value in arm.set.items()),
-        *(Override(key, value, f"a grid of arms.{piece.arm}") for key, value in piece.setting.items()),
-        Override("seed", piece.seed, "seeds"),
-        Override("name", re.sub(r"[^\w.+-]", "-", f"{study.name}-{piece.name}"), "the study"),
+        *(Override(key, value, f"arms.{study_run.arm}.set.{key}") for key, value in arm.set.items()),
+        *(Override(key, value, f"a grid of arms.{study_run.arm}") for key, value in study_run.setting.items()),
+        Override("seed", study_run.seed, "seeds"),
+        Override("name", re.sub(r"[^\w.+-]", "-", f"{study.name}-{study_run.name}"), "the study"),
         *more,
     ]
     if steps is not None:
@@ -106,8 +106,8 @@ def piece_arguments(
     return PretrainArguments(study.recipe, overrides, cache=cache, offline=offline)
 
 
-def piece_recipe(arguments: PretrainArguments, arm: str) -> Recipe:
-    """The recipe of a piece.
+def pretrain_recipe(arguments: PretrainArguments, arm: str) -> Recipe:
+    """The recipe of one run of a study.
 
     Raises:
         UsageError: errors in it, all of them at once, after the arm's name.

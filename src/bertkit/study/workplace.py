@@ -1,7 +1,7 @@
-"""One piece of a study: pretrained, asked every measure, and its disk freed.
+"""One run of a study: pretrained, scored by every measure, and its weights deleted.
 
-Own design. What is known of a finished piece is one file, `measured/NAME/scores.json`; a piece that has it is not
-repeated. A run whose training diverges is a finished piece, too: it has no scores, and is never chosen.
+Own design. The scores of a finished run are one file, `measured/NAME/scores.json`; a run that has it is not repeated.
+A run whose training diverges counts as finished: it has no scores, and is never chosen.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import Progress
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RECORD, RunDirectory
-from bertkit.study.measuring import Asking
-from bertkit.study.pieces import Piece, piece_arguments, piece_recipe
+from bertkit.study.measuring import Measurer
 from bertkit.study.settings import Study
-from bertkit.training.run import Begun
+from bertkit.study.study_runs import StudyRun, pretrain_arguments, pretrain_recipe
+from bertkit.training.run import OnStart
 
 RUNS, MEASURED, SCORES = "runs", "measured", "scores.json"
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where and how the pieces of a study are carried out.
+    """Where and how the runs of a study are trained and measured.
 
     Attributes:
         study: resolved.
@@ -52,61 +52,65 @@ class Workplace:
         """Until the deadline; None where there is none."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic()) / 60
 
-    def asked(self, piece: Piece) -> list[str]:
-        """The measures that a piece is asked: of a candidate those that decide alone."""
-        if piece.candidate is None or self.study.choose is None:
+    def measures_of(self, study_run: StudyRun) -> list[str]:
+        """The measures to compute for a run; for a candidate only those that decide."""
+        if study_run.candidate is None or self.study.choose is None:
             return list(self.study.measures)
         return self.study.choose.names
 
-    def run_of(self, piece: Piece) -> Path:
-        """The directory of a piece's pretraining run."""
-        return self.directory / RUNS / piece.name
+    def run_of(self, study_run: StudyRun) -> Path:
+        """The directory of the pretraining."""
+        return self.directory / RUNS / study_run.name
 
-    def scores_of(self, piece: Piece) -> dict[str, Any] | None:
-        """What is known of a finished piece; None before it is finished."""
-        file = self.directory / MEASURED / piece.name / SCORES
+    def scores_of(self, study_run: StudyRun) -> dict[str, Any] | None:
+        """The contents of scores.json; None before the run is finished."""
+        file = self.directory / MEASURED / study_run.name / SCORES
         return read_json(file) if file.is_file() else None
 
-    def carry_out(self, piece: Piece, steps: int, *, progress: Progress, begun: Begun = lambda run: None) -> None:
-        """Train and measure a piece, or go on with it.
+    def carry_out(
+        self, study_run: StudyRun, steps: int, *, progress: Progress, on_start: OnStart = lambda run: None
+    ) -> None:
+        """Train and measure a run, or resume it.
 
         Raises:
             StoppedError: a signal or the time limit came first; a checkpoint is saved.
-            UsageError, DataError: see `run_pretraining` and `Asking.ask`.
+            UsageError, DataError: see `run_pretraining` and `Measurer.measure`.
         """
         started = time.monotonic()
-        directory = self.directory / MEASURED / piece.name
+        directory = self.directory / MEASURED / study_run.name
         directory.mkdir(parents=True, exist_ok=True)
         keep = self.study.engine.keep
         more = [] if keep == "checkpoints" else [Override("engine.keep_checkpoints", 0, "engine.keep")]
-        arguments = piece_arguments(self.study, piece, steps, cache=self.cache, offline=self.offline, more=more)
-        recipe = piece_recipe(arguments, piece.arm)
+        arguments = pretrain_arguments(self.study, study_run, steps, cache=self.cache, offline=self.offline, more=more)
+        recipe = pretrain_recipe(arguments, study_run.arm)
         document: dict[str, Any] = {
-            "arm": piece.arm,
-            "seed": piece.seed,
-            "setting": dict(piece.setting),
+            "arm": study_run.arm,
+            "seed": study_run.seed,
+            "setting": dict(study_run.setting),
             "steps": steps,
             "tokens": None,
             "diverged": None,
             "answers": {},
         }
         try:
-            run = self._pretrained(piece, arguments, progress, begun)
+            run = self._pretrained(study_run, arguments, progress, on_start)
         except DivergedError as error:
             document["diverged"] = str(error)
         else:
             trained = time.monotonic()
             document |= {"tokens": run.record["tokens"], "training_seconds": round(trained - started, 1)}
-            asking = Asking(directory, self.command, progress, self.offline, self.minutes_left)
-            for name in self.asked(piece):
-                answer = asking.ask(name, self.study.measure(name), run, recipe)
+            measurer = Measurer(directory, self.command, progress, self.offline, self.minutes_left)
+            for name in self.measures_of(study_run):
+                answer = measurer.measure(name, self.study.measure(name), run, recipe)
                 document["answers"][name] = answer.document()
             document["measuring_seconds"] = round(time.monotonic() - trained, 1)
         write_json(directory / SCORES, document)
-        self._free(piece)
+        self._free(study_run)
 
-    def _pretrained(self, piece: Piece, arguments: PretrainArguments, progress: Progress, begun: Begun) -> RunDirectory:
-        place = self.run_of(piece)
+    def _pretrained(
+        self, study_run: StudyRun, arguments: PretrainArguments, progress: Progress, on_start: OnStart
+    ) -> RunDirectory:
+        place = self.run_of(study_run)
         place.parent.mkdir(parents=True, exist_ok=True)
         common: dict[str, Any] = {
             "cache": self.cache,
@@ -118,17 +122,17 @@ class Workplace:
             arguments = PretrainArguments(resume=str(place), **common)
         else:
             arguments = PretrainArguments(arguments.recipe, arguments.overrides, run_dir=place, **common)
-        return run_pretraining(arguments, progress=progress, begun=begun).run
+        return run_pretraining(arguments, progress=progress, on_start=on_start).run
 
-    def _free(self, piece: Piece) -> None:
+    def _free(self, study_run: StudyRun) -> None:
         """Delete the weights that the study does not keep."""
         keep = self.study.engine.keep
         if keep == "checkpoints":
             return
-        for path in (self.directory / MEASURED / piece.name).glob("*/model"):
+        for path in (self.directory / MEASURED / study_run.name).glob("*/model"):
             shutil.rmtree(path)
-        run = self.run_of(piece)
+        run = self.run_of(study_run)
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
-        if keep == "scores" or piece.candidate is not None:
+        if keep == "scores" or study_run.candidate is not None:
             for path in run.glob("*/config.json"):
                 shutil.rmtree(path.parent)
