@@ -25,6 +25,10 @@ class DataError(BertkitError):
     exit_code = 3
 
 
+class MissingColumnError(DataError):
+    """A table lacks a column that was named: a fault of all its rows."""
+
+
 class DivergedError(BertkitError):
     """Training diverged: the loss or the gradient stopped being finite."""
 

@@ -59,6 +59,17 @@ def test_a_log_gets_a_progress_line_only_now_and_then(
     assert lines[-1].endswith("loss 2.1")
 
 
+def test_the_last_progress_line_is_not_written_twice(
+    opened: Console, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10_000, 100)).__next__  # every update is late enough for a line
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: float(clock()))
+    with opened.progress("dev", total=2) as meter:
+        meter.advance()
+        meter.advance()
+    assert [line.partition(" (")[0] for line in capsys.readouterr().err.splitlines()] == ["dev: 1/2", "dev: 2/2"]
+
+
 def test_lines_of_every_layer_are_told_and_the_logger_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("bertkit")
     before = (logger.level, list(logger.handlers), logger.propagate)

@@ -139,6 +139,20 @@ def test_a_blank_line_is_answered_by_null_so_that_lines_stay_together(trained: T
     assert "stdin has nothing to predict" in empty.stderr
 
 
+@pytest.mark.parametrize("kind", ["classification", "tagging"])
+@pytest.mark.parametrize("content", ["", " \n\n"])
+def test_an_empty_document_has_no_prediction(
+    trained: Trained, piped: Bertkit, tmp_path: Path, kind: str, content: str
+) -> None:
+    path = tmp_path / "empty.txt"
+    path.write_text(content)
+    outcome = piped("", path, "--format", "document", "--model", trained.of(kind)[0])
+    assert outcome.code == 0, outcome.stderr
+    (found,) = lines_of(outcome.stdout)
+    assert not any(value for key, value in found.items() if key not in ("id", "text"))
+    assert "blank" in outcome.stderr
+
+
 def test_top_keeps_the_greatest_scores_first(trained: Trained, piped: Bertkit) -> None:
     run, _ = trained.of("classification")
     (line,) = lines_of(piped("the fine cat\n", "--model", run, "--top", "1").stdout)

@@ -168,7 +168,12 @@ def test_the_command_prints_classes_and_mistakes_and_draws_figures(
     assert done.code == 0, done.stderr
     assert "dev, by class" in done.stderr
     assert "calibration error" in done.stderr
-    assert "mistake: " in done.stderr
+    assert "mistake: predicted " in done.stderr
+    confusion = json.loads((tmp_path / "run" / "results.json").read_text())["confusion"]["dev"]
+    printed = done.stderr[done.stderr.index("dev, confusion") :].splitlines()[1:]
+    assert printed[0].split() == ["label", "\\", "predicted", *confusion["labels"]]
+    for line, name, counts in zip(printed[1:], confusion["labels"], confusion["counts"], strict=False):
+        assert line.split() == [name, *map(str, counts)]
     written = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
     assert written == {
         f"{stem}.{suffix}" for stem in ("learning-curve", "confusion-dev") for suffix in ("svg", "png", "csv")

@@ -69,7 +69,11 @@ def info(*, common: Output) -> None:
 def clear(
     kinds: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KIND]...", show_default=False, help="As `cache info` names them (default: all)."),
+        typer.Argument(
+            metavar="[KIND]...",
+            show_default=False,
+            help="Kinds of cached results, as `cache info` lists them (default: all).",
+        ),
     ] = None,
     older_than: OlderThan = None,
     dry_run: DryRun = False,
@@ -77,7 +81,7 @@ def clear(
     *,
     common: Output,
 ) -> None:
-    """Delete cached results; each is computed again when it is needed. Text that a living run reads is kept."""
+    """Delete cached results; each is computed again when needed. Token shards that a running run reads are kept."""
     unknown = [kind for kind in kinds or () if kind not in KINDS]
     if unknown:
         raise UsageError(f"no cache named {unknown[0]}; there are {', '.join(KINDS)}")
@@ -122,7 +126,7 @@ def _date(entries: list[_Entry]) -> str:
 
 
 def _shards_in_use() -> set[Path]:
-    """Token shards that a living run reads."""
+    """Token shards that a running run reads."""
     from bertkit.run.find import find_runs
 
     runs = (run for run in find_runs(runs_root()) if run.status == "running")

@@ -40,6 +40,7 @@ class Meter:
     def __init__(self, console: Console, label: str, total: int | None, unit: str) -> None:
         self._console, self._label, self._total, self._unit = console, label, total, unit
         self._started = self._printed = time.monotonic()
+        self._shown: int | None = None
         self._bar: rich.progress.Progress | None = None
         self.completed = 0
         self.note = ""
@@ -56,6 +57,7 @@ class Meter:
             self._bar.update(self._bar.task_ids[0], completed=completed, note=self.note)
         elif time.monotonic() - self._printed >= PLAIN_LINE_SECONDS:
             self._printed = time.monotonic()
+            self._shown = completed
             self._console.line(self.text())
 
     def text(self) -> str:
@@ -191,7 +193,7 @@ class Console:
         meter = Meter(self, label, total, unit)
         if self._verbosity < 0 or not self.is_terminal:
             yield meter
-            if self._verbosity >= 0 and meter.completed and meter._printed > meter._started:
+            if self._verbosity >= 0 and meter._shown is not None and meter.completed != meter._shown:
                 self.line(meter.text())
             return
         from rich import progress as bars

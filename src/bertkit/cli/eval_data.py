@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.cli.console import console, figure
+from bertkit.cli.finetune import print_confusion
 from bertkit.cli.generated_options import Options
 from bertkit.cli.options import Measuring, Metrics, option
 
@@ -84,6 +85,8 @@ def _print(results: dict[str, Any]) -> None:
             for name, scores in list(classes.items())[:SHOWN_CLASSES]
         ]
         console.table(["class", "examples", "precision", "recall", "f1"], by_class, title="by class")
+    for confusion in results.get("confusion", {}).values():
+        print_confusion(confusion, title="confusion")
     for found in results.get("calibration", {}).values():
         error = found.get("ece_at_temperature", found.get("ece"))
         console.line(f"calibration error {error:.3f}")

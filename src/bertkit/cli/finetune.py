@@ -6,6 +6,7 @@ Nothing here follows a paper. Sibling pretrain.py learns from text alone; here e
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -239,8 +240,8 @@ def grid_values(options: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     return grid
 
 
-SHOWN_CLASSES, SHOWN_MISTAKES, SHOWN_CHARACTERS = 20, 3, 100
-"""Rows of the table of classes, mistakes and characters of a mistake's text that are printed."""
+SHOWN_CLASSES, SHOWN_CONFUSION, SHOWN_MISTAKES, SHOWN_CHARACTERS = 20, 8, 3, 100
+"""Rows of the table of classes, classes of a confusion matrix, mistakes, and characters of a mistake's text."""
 
 
 def print_scores(outcome: FinishedRun) -> None:
@@ -271,6 +272,13 @@ def print_scores(outcome: FinishedRun) -> None:
     console.line(f"{duration(seconds)} in {len(outcome.runs)} {'run' if len(outcome.runs) == 1 else 'runs'}")
 
 
+def print_confusion(confusion: Mapping[str, Any] | None, title: str) -> None:
+    """The confusion matrix, a row for each true label; of few classes only, a picture has the others."""
+    if confusion is not None and len(confusion["labels"]) <= SHOWN_CONFUSION:
+        rows = [(name, *counts) for name, counts in zip(confusion["labels"], confusion["counts"], strict=True)]
+        console.table([r"label \ predicted", *confusion["labels"]], rows, title=title)
+
+
 def _print_classes(outcome: FinishedRun) -> None:
     """Scores by class and the most confident mistakes of the run, or of a suite's chosen run, with its figures."""
     from pathlib import Path
@@ -292,6 +300,7 @@ def _print_classes(outcome: FinishedRun) -> None:
         more = len(classes) - len(rows)
         title = f"{split}, by class" + (f" (the commonest {SHOWN_CLASSES} of {len(classes):,})" if more else "")
         console.table(["class", "examples", "precision", "recall", "f1"], rows, title=title)
+        print_confusion(results.get("confusion", {}).get(split), title=f"{split}, confusion")
     for split, found in results.get("calibration", {}).items():
         after = "" if "temperature" not in found else f", {found['ece_at_temperature']:.3f} at the model's temperature"
         console.line(f"{split}: calibration error {found['ece']:.3f}{after}")
@@ -301,7 +310,7 @@ def _print_classes(outcome: FinishedRun) -> None:
             text = " / ".join(str(row[key]) for key in ("text", "text_pair") if key in row)
             shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
             share = row["scores"][row["prediction"]]
-            console.line(f"mistake: {row['prediction']} ({share:.0%}), is {row['label']}: {shown}")
+            console.line(f"mistake: predicted {row['prediction']} ({share:.0%}), labelled {row['label']}: {shown}")
         console.line(f"the most confident mistakes: {path}")
     if figures:
         console.line(f"figures: {figures[0].parent}")

@@ -148,8 +148,8 @@ RunDir = Annotated[
     _common(
         "--run-dir",
         metavar="DIR",
-        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/); behind --resume RUN, a"
-        " copy of RUN continues there.",
+        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/); with --resume RUN, a"
+        " copy of RUN is continued there.",
     ),
 ]
 Seed = Annotated[int | None, FromField("bertkit.recipe.header:RecipeHeader", "seed", panel=COMMON_PANEL)]
@@ -248,7 +248,7 @@ class Measuring(Common):
 class Hyperparameters(Options):
     """What is changed most of a recipe: short for `--set lr=...` and so on, one name for every command that trains."""
 
-    lr: Annotated[float | None, option("--lr", metavar="X", help="The highest learning rate.")] = None
+    lr: Annotated[float | None, option("--lr", metavar="X", help="Peak learning rate.")] = None
     batch: Annotated[
         int | None, option("--batch", metavar="N", min=1, help="Sequences, or examples of a task, per update.")
     ] = None
@@ -320,7 +320,7 @@ class Training(Common):
             "recipe": f"{plan['recipe']} ({plan['what_hash'][:8]})",
             "parameters": f"{at_most}{parameters['total']:,} ({parameters['backbone']:,} without heads)",
             "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
-            "tokens": f"{plan['tokens']:,}",
+            "tokens": f"{plan['tokens']:,}{_passes(plan)}",
             "FLOPs": f"{plan['flops']:.3g}",
             "memory": f"{plan['memory_mb']:,.0f} MB ({parts})",
             "disk": f"{plan['disk_mb']:,.0f} MB",
@@ -374,3 +374,17 @@ def set_overrides(texts: Sequence[str] | None) -> list[Override]:
 def keep_log(run: RunDirectory) -> None:
     """Write the traceback of a bug in the run's log; for a request's `on_start`."""
     console.log_file = run.log_file
+
+
+MANY_PASSES = 200
+"""Passes over a text beyond which a plan names the option for fewer; BERT made about 40."""
+
+
+def _passes(plan: dict[str, Any]) -> str:
+    """How often the text is read, where its size is known."""
+    passes = plan.get("text_passes")
+    if passes is None:
+        return ""
+    number = f"{passes:,.0f}" if passes >= 10 else f"{passes:.2g}"
+    fewer = "; --max-steps N makes fewer" if passes > MANY_PASSES else ""
+    return f" (about {number} {'pass' if number == '1' else 'passes'} over the text{fewer})"

@@ -66,7 +66,11 @@ class Input(Options):
     ] = None
     question: Annotated[
         str | None,
-        option("--question", metavar="Q", help="Question to a model for answers: of a file of text, or of each row."),
+        option(
+            "--question",
+            metavar="Q",
+            help="Question to a question-answering model, about a text file or about each row.",
+        ),
     ] = None
     delimiter: Annotated[str | None, FromField(READING, "delimiter", "--delimiter CHAR")] = None
     encoding: Annotated[str | None, FromField(READING, "encoding", "--encoding NAME")] = None
@@ -115,7 +119,10 @@ def predict(
     top: Annotated[
         int | None,
         option(
-            "--top", metavar="K", min=1, help="The K greatest scores, or best answers (default: all labels; 5 answers)."
+            "--top",
+            metavar="K",
+            min=1,
+            help="Show the K highest scores or best answers (default: all labels; 5 answers).",
         ),
     ] = None,
     max_length: Annotated[
@@ -128,8 +135,9 @@ def predict(
 ) -> None:
     """Label new text with a fine-tuned model: JSON Lines, one object for each example, in input order.
 
-    A tagger finds the entities of plain text, with their characters; CoNLL columns come out as columns, the predicted
-    tag last (with --json as JSON). A model for answers gives each one's characters in the context.
+    A tagger finds the entities of plain text, with their character offsets; CoNLL columns come out as columns, the
+    predicted tag last (with --json as JSON). A question-answering model gives answers with their character offsets in
+    the context.
 
     Examples:
     `echo "a fine film" | bertkit predict --model RUN`

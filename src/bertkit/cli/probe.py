@@ -187,7 +187,7 @@ def request(
 def points(
     model: Models = None,
     sentence: Annotated[
-        str, option("--sentence", metavar="TEXT", help=f"The sizes are those of this sentence (default: {EXAMPLE}).")
+        str, option("--sentence", metavar="TEXT", help=f"Sentence whose shapes are shown (default: {EXAMPLE}).")
     ] = EXAMPLE,
     *,
     common: Common,

@@ -71,7 +71,12 @@ def show_run(run: RunName, *, common: Output) -> None:
     console.table(("field", "value"), [*_summary(shown), *_flat("", record["fingerprints"])], title=found.id)
     for title in ("metrics", "results"):
         if shown[title]:
-            rows = _flat("", {key: value for key, value in shown[title].items() if key != "degenerate"})
+            hidden = (
+                "degenerate",
+                "looks",
+                "evaluations",
+            )  # told below, an older name of the next, and the curve's figure
+            rows = _flat("", {key: value for key, value in shown[title].items() if key not in hidden})
             console.table((title, "value"), rows)
     for line in degenerate_lines(shown["results"] or {}):
         console.warn(line)
@@ -89,7 +94,9 @@ def diff(
     metric: Annotated[
         str | None, option("--metric", metavar="NAME", help="In place of the task's primary metric.")
     ] = None,
-    resamples: Annotated[int, typer.Option("--resamples", metavar="N", min=1, help="Of the bootstrap.")] = 10_000,
+    resamples: Annotated[
+        int, typer.Option("--resamples", metavar="N", min=1, help="Number of bootstrap resamples.")
+    ] = 10_000,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the bootstrap.")] = 0,
     *,
     common: Common,
@@ -183,7 +190,7 @@ def prune(
 ) -> None:
     """Delete the checkpoints of finished runs; models, metrics and results stay.
 
-    RUN@STEP then names nothing any more in `eval` and `probe`.
+    `eval` and `probe` can then no longer read RUN@STEP.
     """
     from bertkit.files import bytes_in
     from bertkit.run.find import find_runs
@@ -284,7 +291,8 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, object]]:
     """A nested mapping as rows of dotted key and value."""
     if isinstance(value, dict):
         return [row for key, item in value.items() for row in _flat(f"{prefix}.{key}" if prefix else str(key), item)]
-    return [(prefix, value)] if value is not None else []
+    shown = f"{value:.6g}" if isinstance(value, float) else value
+    return [(prefix, shown)] if value is not None else []
 
 
 def _score(results: dict[str, Any] | None) -> str:

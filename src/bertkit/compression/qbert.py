@@ -64,7 +64,7 @@ class QBert(Quantising):
     sensitivity_share: float = Field(0.1, gt=0, le=1, description="Share of the training examples for the Hessian.")
     sensitivity_examples: int = Field(128, ge=2, description="At most this many examples, whatever the share.")
     sensitivity_parts: int = Field(4, ge=2, description="Parts of these examples, over which Omega is taken.")
-    sensitivity_iterations: int = Field(20, ge=1, description="Most steps of a power iteration.")
+    sensitivity_iterations: int = Field(20, ge=1, description="Maximum number of steps of a power iteration.")
     sensitivity_tolerance: float = Field(
         0.01, gt=0, description="A power iteration ends when its eigenvalue changes by a smaller share."
     )

@@ -42,7 +42,7 @@ class Collocations(Settings):
     longest: int = Field(3, ge=2, le=5, description="Words of the longest collocation; the shortest has two.")
     min_count: int = Field(10, ge=2, description="A collocation occurs at least this often.")
     min_association: float = Field(
-        0.5, gt=-1, le=1, description="Least normalised pointwise mutual information; 1: its words never occur apart."
+        0.5, gt=-1, le=1, description="Minimum normalised pointwise mutual information; 1: its words never occur apart."
     )
     most: int = Field(100_000, ge=1, description="At most this many are kept, those of the strongest association.")
 

@@ -117,7 +117,9 @@ class BilstmStudent(BilstmConfig):
     vocabulary: Literal["wordpiece", "words"] = Field(
         "wordpiece", description="Pieces of words, or whole words, all but the commonest of which are then unknown."
     )
-    vocab_size: int = Field(3000, ge=6, description="Most entries of the vocabulary, special tokens included.")
+    vocab_size: int = Field(
+        3000, ge=6, description="Maximum number of entries of the vocabulary, special tokens included."
+    )
     lowercase: bool = Field(True, description="Whether words are lowercased.")
     word_vectors: str | None = Field(
         None, description="File of word vectors (GloVe or word2vec text) that known words begin with."

@@ -249,7 +249,7 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
         if isinstance(own := stage["set"].get("optimisation.schedule"), dict):
             stage["set"]["optimisation.schedule"] = shorter_schedule(own)
     warmup = schedule.get("warmup_steps", 0)
-    log.info("%d steps in place of %d, warm-up %d", max_steps, optimisation.steps, warmup)
+    log.info("%s steps in place of %s, warm-up %s", f"{max_steps:,}", f"{optimisation.steps:,}", f"{warmup:,}")
     changed = {"steps": max_steps, "schedule": schedule, "stages": stages}
     return with_overrides(recipe, [Override(f"optimisation.{key}", value) for key, value in changed.items()])
 

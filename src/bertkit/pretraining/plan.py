@@ -21,6 +21,7 @@ from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.arguments import shortened
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
@@ -31,6 +32,8 @@ from bertkit.training.plan import PlannedTeacher, PlannedVocabulary, plan_docume
 
 _BYTES_OF_A_TOKEN = 4.5
 """Of English text."""
+_COMPRESSED_RATIO = 3.0
+"""Bytes of a text for each byte of its compressed file."""
 SAMPLED_MEGABYTES = 8.0
 """Most text that a plan learns a vocabulary from."""
 
@@ -49,6 +52,7 @@ def pretraining_plan(
         offline: use no network.
     """
     recipe, steps_estimated = _with_planned_steps(recipe)
+    text_tokens = _text_tokens(recipe)
     engine = resolve_engine(recipe.engine)
     text_bytes = 0.0
     if vocab_size is None:
@@ -91,12 +95,13 @@ def pretraining_plan(
         stretches = _within(whole, hours * 3600 * planned_rate(engine) / (1 + beside))
         teacher = None if teacher is None else replace(teacher, flops=beside * _flops(stretches))
     kept = engine.intervals.keep_checkpoints + 1
+    tokens = sum(each.steps * each.step_tokens for each in stretches)
     document = plan_document(
         recipe,
         engine,
         parameters=parameters,
         steps=sum(each.steps for each in stretches),
-        tokens=sum(each.steps * each.step_tokens for each in stretches),
+        tokens=tokens,
         flops=_flops(stretches),
         memory={
             **memory,
@@ -108,26 +113,36 @@ def pretraining_plan(
         vocabulary=vocabulary,
         teacher=teacher,
     )
+    if text_tokens:
+        document["text_passes"] = tokens / text_tokens
     return document | ({"steps_estimated": True} if steps_estimated else {})
 
 
 def _with_planned_steps(recipe: Recipe) -> tuple[Recipe, bool]:
     """The recipe with the steps that its passes will make, and whether they are an estimate from the size of the text:
     of files and shards they are, of any other text `steps` is taken, which they do not exceed."""
-    optimisation, sources = recipe.optimisation, recipe.data.sources
+    optimisation = recipe.optimisation
     if optimisation.passes is None:
         return recipe, False
-    files = [Path(source).expanduser() for source in sources]
-    if len(sources) == 1 and is_shards(sources[0]):
-        tokens = float(TokenShards.open(files[0]).tokens)
-    elif not recipe.data.languages and all(file.is_file() for file in files):
-        tokens = sum(file.stat().st_size for file in files) / _BYTES_OF_A_TOKEN
-    else:
+    tokens = _text_tokens(recipe)
+    if tokens is None:
         return recipe, True
     tokens *= optimisation.passes * (1 - recipe.data.held_out)
     return shortened(
         recipe, max(1, math.ceil(tokens / (optimisation.batch_sequences * recipe.data.sequence_length)))
     ), True
+
+
+def _text_tokens(recipe: Recipe) -> float | None:
+    """Tokens of the text: of shards counted, of files estimated from their bytes; None of any other text."""
+    sources = recipe.data.sources
+    files = [Path(source).expanduser() for source in sources]
+    if len(sources) == 1 and is_shards(sources[0]):
+        return float(TokenShards.open(files[0]).tokens)
+    if not files or recipe.data.languages or not all(file.is_file() for file in files):
+        return None
+    ratios = [_COMPRESSED_RATIO if file.suffix in COMPRESSIONS else 1.0 for file in files]
+    return sum(ratio * file.stat().st_size for file, ratio in zip(files, ratios, strict=True)) / _BYTES_OF_A_TOKEN
 
 
 def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[PlannedVocabulary, float]:

@@ -149,7 +149,7 @@ class Recipe(RecipeHeader):
         if self.data.sequence_length > self.model.max_tokens:
             errors.append(
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
-                f" ({self.model.max_tokens}); lower it, or raise model.max_position_embeddings"
+                f" ({self.model.max_tokens}); lower it (--max-length), or raise model.max_position_embeddings"
             )
         for objective in self.objectives:
             errors += objective.errors(self.data, self.model) + objective.errors_beside(self.objectives)

@@ -43,7 +43,7 @@ class TokenizerConfig(Settings):
     strip_accents: bool | None = Field(
         None, description="Remove accents (default: where the text is lowercased, as BERT does)."
     )
-    min_frequency: int = Field(2, gt=0, description="Least occurrences of a merge of two tokens (all but unigram).")
+    min_frequency: int = Field(2, gt=0, description="Minimum count of a merge of two tokens (all but unigram).")
     character_coverage: float = Field(
         0.9999,
         gt=0,
@@ -51,7 +51,7 @@ class TokenizerConfig(Settings):
         description="Share of the text's characters that get a token of their own; the rarest rest become [UNK].",
     )
     sample_megabytes: float = Field(
-        64.0, gt=0, description="Most text that the vocabulary is learnt from, drawn from the whole corpus."
+        64.0, gt=0, description="Megabytes of text that the vocabulary is learnt from, sampled from the whole corpus."
     )
     path: str | None = Field(
         None,
@@ -61,10 +61,10 @@ class TokenizerConfig(Settings):
     add_tokens: int = Field(
         0,
         ge=0,
-        description="With a path: new words to add behind its vocabulary, those that save the most tokens of the text;"
+        description="With a path: number of new words to append to its vocabulary, those that save the most tokens;"
         " all its ids stay.",
     )
-    added_frequency: int = Field(5, gt=0, description="Least occurrences, in the sample, of a word that is added.")
+    added_frequency: int = Field(5, gt=0, description="Minimum count, in the sample, of a word that is added.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"add_tokens", "added_frequency"})
 

@@ -27,7 +27,7 @@ _FINE_STEPS = 1 << 30
 class Schedule(Settings):
     """A learning rate for every step: a linear rise to the peak, then `after_warmup`."""
 
-    peak: float | None = Field(None, gt=0, description="The highest learning rate.")
+    peak: float | None = Field(None, gt=0, description="Peak learning rate.")
     warmup_steps: int | None = Field(
         None, ge=0, description="Updates over which the learning rate rises from zero to the peak."
     )

@@ -10,7 +10,7 @@ from bertkit.probing import ProbeSettings
 
 
 class AttentionSettings(ProbeSettings):
-    """What every head attends to, with a page to see it; with trees, what it parses:
+    """What every head attends to, with an HTML viewer; with a treebank, the dependencies that heads find:
     `bertkit probe attention --model M --data treebank.conllu`"""
 
     kind: ClassVar[str] = "attention"

@@ -12,7 +12,7 @@ Baseline = Literal["mask", "pad", "zero"]
 
 
 class AttributionSettings(ProbeSettings):
-    """What of each token is in a hidden state, and what a prediction rests on:
+    """How much each token contributes to a hidden state and to a prediction:
     `bertkit probe attribution --model M --data text.txt --text "The capital of France is [MASK]."`"""
 
     kind: ClassVar[str] = "attribution"

@@ -24,5 +24,5 @@ class BehaviourSettings(ProbeSettings, BlimpSettings):
         min_length=1,
         description="k of the accuracy in a blank: among the k most probable words (default: 1 5).",
     )
-    margin: float = Field(0.01, ge=0, lt=1, description="Least difference of probabilities of a clear preference.")
+    margin: float = Field(0.01, ge=0, lt=1, description="Minimum difference of probabilities of a clear preference.")
     ending: str = Field("", description="Text after a blank, such as a full stop; the paper's code has none.")

@@ -18,10 +18,12 @@ class ContextualitySettings(ProbeSettings):
     words: list[str] = Field(
         default_factory=list, description="Measure this word only (default: all that occur often enough)."
     )
-    min_contexts: int = Field(5, ge=2, description="Least number of sentences that a word must occur in.")
-    max_contexts: int = Field(100, ge=2, description="Most sentences of a word; of more, so many are drawn.")
+    min_contexts: int = Field(5, ge=2, description="Minimum number of sentences that a word must occur in.")
+    max_contexts: int = Field(
+        100, ge=2, description="Maximum number of sentences of a word; more are sampled down to it."
+    )
     max_vectors: int = Field(
-        20_000, ge=2, description="Most occurrences in memory; words are drawn until they fill it."
+        20_000, ge=2, description="Maximum number of occurrences in memory; words are sampled until it is reached."
     )
     static_layers: list[int] = Field(
         default_factory=list,

@@ -20,7 +20,7 @@ class HeadsSettings(ProbeSettings):
     )
     sentences: int = Field(1000, ge=1, description="Sentences, or training examples, that importance is the mean of.")
     score_sentences: int = Field(
-        200, ge=1, description="Other sentences, or dev examples, that every ablation is scored on."
+        200, ge=1, description="Held-out sentences, or dev examples, that every ablation is scored on."
     )
     normalise: Literal["layer", "none"] = Field(
         "layer",

@@ -20,7 +20,7 @@ class ProbeFit(Settings):
     penalty: float = Field(
         1.0, gt=0, description="Weight of half the squared parameters, beside the summed cross-entropy."
     )
-    max_iterations: int = Field(100, ge=0, description="Most iterations of L-BFGS.")
+    max_iterations: int = Field(100, ge=0, description="Maximum number of iterations of L-BFGS.")
     pooling: SpanPooling = Field("attention", description="How the states of a span's words become one vector.")
 
 

@@ -19,7 +19,9 @@ class SensesSettings(ProbeSettings):
     ks: list[int] = Field(
         [1, 3, 5, 10], min_length=1, description="Number of neighbours that vote (default: 1 3 5 10)."
     )
-    capped: bool = Field(True, description="No more neighbours vote than the word's rarest sense has examples.")
+    capped: bool = Field(
+        True, description="Cap the number of neighbours at the number of examples of the word's rarest sense."
+    )
     candidates: Candidates = Field(
         "lemma", description="What examples share with a word: lemma, lemma-pos or word (as written)."
     )

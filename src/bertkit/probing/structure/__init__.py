@@ -17,8 +17,8 @@ class ProbeTraining(Settings):
     """How a structural probe is trained: by Adam, the learning rate cut by ten after every epoch without gain on
     the held-out loss."""
 
-    max_epochs: int = Field(40, ge=1, description="Most epochs that each probe is trained for.")
-    patience_epochs: int = Field(5, ge=1, description="Stop after so many epochs without a gain of 1e-4.")
+    max_epochs: int = Field(40, ge=1, description="Maximum number of training epochs of each probe.")
+    patience_epochs: int = Field(5, ge=1, description="Stop after this many epochs without a gain of 1e-4.")
     learning_rate: float = Field(
         5e-3, gt=0, description="Initial learning rate of Adam; 1e-3 in the paper, on 40,000 trees."
     )

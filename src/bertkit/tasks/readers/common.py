@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, MissingColumnError
 from bertkit.json_input import parse_json
 from bertkit.tasks.examples import Example, SkippedRow, Split
 from bertkit.text.lines import read_lines
@@ -149,7 +149,7 @@ def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:
     """The index of the first of `names` that is a column.
 
     Raises:
-        DataError: none is; the nearest columns are named.
+        MissingColumnError: none is; the nearest columns are named.
     """
     names = tuple(names)
     for name in names:
@@ -157,7 +157,7 @@ def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:
             return list(columns).index(name)
     near = get_close_matches(names[0], [str(column) for column in columns], n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
-    raise DataError(
+    raise MissingColumnError(
         f"{where}: no column {' or '.join(repr(each) for each in names)}; there are: "
         f"{', '.join(repr(str(column)) for column in list(columns)[:30]) or 'none'}{hint}"
     )

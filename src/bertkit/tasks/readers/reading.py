@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 
 from pydantic import Field
 
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError, MissingColumnError, UsageError
 from bertkit.tasks.examples import SkippedRow
 from bertkit.text.file_format import FileFormat
 
@@ -23,6 +23,8 @@ MISSING = ("NaN", "nan", "NAN", "-nan", "<NA>", "#N/A", "NULL", "null")
 NO_LABEL_REASON = "no label"
 """Why a row without a label is left out."""
 NO_LABEL = "rows without a label (left out)"
+SKIP_HINT = "; --skip-bad-rows of `finetune` and `predict` leaves such rows out"
+"""Behind the error of one bad row."""
 BAD_ROWS = "bad rows (left out)"
 
 
@@ -80,10 +82,12 @@ class LeftOut:
         """Note a row that cannot be read.
 
         Raises:
-            DataError: `error`, where bad rows are not left out.
+            DataError: `error`, with the option that leaves it out, where bad rows are not left out.
         """
         if not self.skip_bad:
-            raise error
+            if isinstance(error, MissingColumnError):
+                raise error
+            raise DataError(f"{error}{SKIP_HINT}") from error
         self._first = self._first or error
         self._bad += 1
         self.rows.append(SkippedRow(place, str(error).removeprefix(place).lstrip(",: ")))
