@@ -33,6 +33,7 @@ Bertkit = Callable[..., Any]
         (["tokenize", "nowhere.txt", "--out", "x", "--json"], 3, "nowhere.txt"),
         (["export", "./nowhere", "--to", "x", "--json"], 3, "does not exist"),
         (["show-batch", "bertt", "--json"], 2, "bertt"),
+        (["study", "objectivess", "--json"], 2, "objectivess"),
         (["pretrain", "--no-such-option", "--json"], 2, "--no-such-option"),
         (["no-such-command", "--json"], 2, "no-such-command"),
     ],

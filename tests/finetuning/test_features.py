@@ -135,7 +135,7 @@ def test_a_stopped_run_ends_with_the_same_bytes(place: Place, method: str, tmp_p
 def test_one_pass_of_freelb_from_the_words_themselves_is_a_plain_run_to_the_bit(place: Place) -> None:
     steps = "optimisation.max_steps=9"
     plain = place.run(steps)
-    freelb = place.run(steps, "method={name: freelb, ascent_steps: 1, start: 0.0, step_size: 0.0}")
+    freelb = place.run(steps, "method={name: freelb, ascent_steps: 1, start: 0.0}")
     assert weights(freelb) == weights(plain)
     moved = place.run(steps, "method={name: freelb, ascent_steps: 2}")
     assert weights(moved) != weights(plain)

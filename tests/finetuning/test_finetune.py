@@ -447,7 +447,7 @@ def test_a_task_in_yaml_names_files_beside_it(place: Place, tmp_path: Path) -> N
     task.write_text("train: train.csv\ndev: dev.csv\ntest: dev.csv\ncolumns: {text: review, label: stars}\n")
     outcome = place.run('data.predict=["test"]', "optimisation.max_steps=2", task=str(task))
     assert outcome.results["tasks"].keys() == {"stars"}
-    assert outcome.results["splits"].keys() == {"dev"}
+    assert outcome.results["splits"].keys() == {"dev", "test"}
     files = [path.name for path in sorted((outcome.run.path / "predictions").iterdir())]
     assert files == ["stars-dev.jsonl", "stars-test.jsonl"]
 

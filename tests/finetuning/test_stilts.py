@@ -140,7 +140,8 @@ def test_numbers_as_labels_say_nothing_of_another_task(place: Place) -> None:
 
 def test_another_kind_of_head_is_drawn_whatever_the_labels(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     lines = [
-        {"words": text.split(), "tags": ["X" if w in GOOD else "O" for w in text.split()]} for text, _ in reviews(20, 8)
+        {"words": text.split(), "tags": ["B-X" if w in GOOD else "O" for w in text.split()]}
+        for text, _ in reviews(20, 8)
     ]
     path = place.directory / "tags.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))

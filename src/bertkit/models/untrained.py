@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from bertkit.models.headed import POOLER
+from bertkit.models.heads import HEAD_KINDS
 
 _PRETRAIN = "train it by `bertkit pretrain RECIPE --init MODEL`"
 _FINETUNE = "train it by `bertkit finetune --model MODEL`"
@@ -41,6 +42,13 @@ _PARTS = {
 }
 
 
+def _other_part(part: str) -> _ModelPart:
+    """A head of an objective that was added to the others, or a module."""
+    if part in HEAD_KINDS:
+        return _ModelPart(f"{part.replace('_', '-')} head", "its predictions", _PRETRAIN)
+    return _ModelPart(part.replace("_", " "), "what it predicts", _FINETUNE)
+
+
 def untrained_parts(names: Mapping[str, str], drawn: Collection[str], *, source: str, is_trained: bool) -> list[str]:
     """A sentence for each part of a model of which weights are drawn at random.
 
@@ -55,7 +63,7 @@ def untrained_parts(names: Mapping[str, str], drawn: Collection[str], *, source:
     for part in dict.fromkeys(name.partition(".")[0] for name, hub_name in names.items() if hub_name in drawn):
         own = {hub_name for name, hub_name in names.items() if name.partition(".")[0] == part}
         lacking = sorted(own & drawn)
-        known = _PARTS.get(part) or _ModelPart(part.replace("_", " "), "what it predicts", _FINETUNE)
+        known = _PARTS.get(part) or _other_part(part)
         weights = ", ".join(lacking[:2]) + (f" and {len(lacking) - 2} more" if len(lacking) > 2 else "")
         has = f"has no {known.name}" if lacking == sorted(own) else f"lacks weights of its {known.name}"
         means = (
