@@ -98,6 +98,7 @@ class TaskDraws:
                 "shows in files of other forms: tests/tasks/test_readers_reading.py",
             ),
             "split": "excludes dev, which names a file",
+            "early_stopping": "ends a run after evaluations that were no better, of which a tiny one has two",
             "texts": "of a student, the task's",
         }
 
