@@ -208,6 +208,7 @@ class PretrainingDraws:
             "min_count": [2, 5],
             "min_association": [-0.5, 0.7],
             "most": [1, 4, 100_000],
+            "longest": [2, 10],
             "collocations.longest": [2, 3],
             "read_tokens": [200, 30_000_000],
             "p": [0.2, 0.8],
