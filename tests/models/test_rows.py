@@ -57,3 +57,13 @@ def test_the_last_feed_forward_layer_sees_these_tokens_only(family: str) -> None
     model.encoder.layers[-1].feed_forward.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0]))
     model.encoder.forward_tokens(PackedBatch.from_ids(SEQUENCES), INDEX_M)
     assert seen == [INDEX_M.numel()]
+
+
+@pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if "type_vocab_size" in kind.model_fields])
+def test_with_one_type_of_segment_all_tokens_have_it(family: str) -> None:
+    config = FAMILIES[family]
+    sizes = {name: value for name, value in SIZES.items() if name in config.model_fields}
+    model = HeadedModel(config.model_validate({**sizes, "type_vocab_size": 1}).build(40)).eval()
+    model.initialise(seed=2)
+    pair = PackedBatch.from_ids([[5, 6, 7, 8]], [[0, 0, 1, 1]])
+    assert torch.equal(model(pair), model(PackedBatch.from_ids([[5, 6, 7, 8]])))

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -148,6 +149,11 @@ def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) 
     }
 
 
+def segment_types(batch: PackedBatch, table: nn.Embedding) -> Tensor:
+    """Each token's row of a table of segment types, (T,); where it has one row, all tokens have it."""
+    return batch.token_types_T if table.num_embeddings > 1 else torch.zeros_like(batch.token_types_T)
+
+
 class WordEmbeddings(nn.Module, ABC):
     """A table of words and one of positions, of the width of the hidden states unless another is given."""
 
@@ -173,7 +179,7 @@ class Embeddings(WordEmbeddings):
         """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`, `hook_token_type_embed`."""
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
         position_TD = scope.tap("hook_pos_embed", self.position(batch.positions_T))
-        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(batch.token_types_T))
+        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(segment_types(batch, self.token_type)))
         return word_TD + token_type_TD + position_TD
 
 

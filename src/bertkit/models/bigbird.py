@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention
-from bertkit.models.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads
+from bertkit.models.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, segment_types
 from bertkit.models.block_sparse import BlockPattern, attend_blocks
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig
@@ -136,7 +136,7 @@ class BigBirdEmbeddings(Embeddings):
         """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`, `hook_token_type_embed`."""
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T) * self.scale)
         position_TD = scope.tap("hook_pos_embed", self.position(batch.positions_T))
-        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(batch.token_types_T))
+        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(segment_types(batch, self.token_type)))
         normed_TD: Tensor = self.norm(self.dropout(word_TD + token_type_TD + position_TD))
         return normed_TD
 

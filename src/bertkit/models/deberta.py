@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.bert import segment_types
 from bertkit.models.disentangled import DisentangledAttention, Distances, KeysWithoutBias, Kind
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
@@ -212,7 +213,7 @@ class DebertaEmbeddings(nn.Module):
         if self.position is not None:
             sum_TE = sum_TE + scope.tap("hook_pos_embed", self.position(batch.positions_T))
         if self.token_type is not None:
-            sum_TE = sum_TE + scope.tap("hook_token_type_embed", self.token_type(batch.token_types_T))
+            sum_TE = sum_TE + scope.tap("hook_token_type_embed", self.token_type(segment_types(batch, self.token_type)))
         normed_TD: Tensor = self.norm(self.widen(sum_TE))
         return normed_TD
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention
-from bertkit.models.bert import EMBEDDING_NAMES, BertStack, Embeddings, bert_heads
+from bertkit.models.bert import EMBEDDING_NAMES, BertStack, Embeddings, bert_heads, segment_types
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig
 from bertkit.models.heads import HeadPlan, HeadShape, MaskedLMHead, Pooler
@@ -172,7 +172,7 @@ class MobileBertEmbeddings(Embeddings):
         if self.trigrams or words.shape[1] != self.width:
             words = self.projection(words)
         position_TD = scope.tap("hook_pos_embed", self.position(batch.positions_T))
-        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(batch.token_types_T))
+        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(segment_types(batch, self.token_type)))
         normed_TD: Tensor = self.norm(words + position_TD + token_type_TD)
         return normed_TD
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
 from bertkit.models.attention import Bias, SelfAttention, attend
-from bertkit.models.bert import bert_heads
+from bertkit.models.bert import bert_heads, segment_types
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig, Encoder
 from bertkit.models.heads import HeadPlan, MaskedLMHead
@@ -105,7 +105,7 @@ class MosaicBertEmbeddings(nn.Module):
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D). Points, each (T, D): `hook_embed`, `hook_token_type_embed`."""
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
-        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(batch.token_types_T))
+        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(segment_types(batch, self.token_type)))
         normed_TD: Tensor = self.norm(word_TD + token_type_TD)
         return normed_TD
 

@@ -134,10 +134,7 @@ class RobertaEmbeddings(NormedEmbeddings):
 
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D), with the points of BERT's."""
-        types_T = batch.token_types_T
-        if self.token_type.num_embeddings == 1:
-            types_T = torch.zeros_like(types_T)
-        return super().forward(replace(batch, positions_T=self.positions_T(batch), token_types_T=types_T), scope)
+        return super().forward(replace(batch, positions_T=self.positions_T(batch)), scope)
 
     def positions_T(self, batch: PackedBatch) -> Tensor:
         """Rows of the position table."""
