@@ -40,6 +40,7 @@ COMMANDS = {
     "probe": "bertkit.cli.probe:Kinds",
     "study": "bertkit.cli.study:study",
     "predict": "bertkit.cli.predict:predict",
+    "embed": "bertkit.cli.embed:embed",
     "export": "bertkit.cli.export:export",
     "runs": "bertkit.cli.runs:Runs",
     "cache": "bertkit.cli.cache:Cache",
