@@ -2,9 +2,9 @@
 
     python -m benchmarks.index_speed --vectors sentences.npy [--count 1000000] [--kinds exact ivf hnsw]
 
-The vectors are derived from real ones (`bertkit embed --normalise --out sentences.npy`): each is a random mixture of two
-of them and noise, at length one, so that they lie as sentence vectors do and as many are there as wanted. Queries are
-such mixtures, too, and not among them.
+The vectors are derived from real ones (`bertkit embed --normalise --out sentences.npy`): each is a random mixture of
+two of them and noise, at length one, so that they lie as sentence vectors do and as many are there as wanted. Queries
+are such mixtures, too, and not among them.
 """
 
 from __future__ import annotations
