@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import socket
@@ -83,7 +82,7 @@ class Live:
         connection.connect(self.place)
         return connection
 
-    def stop(self, number: int = signal.SIGTERM) -> int:
+    def stop(self, number: int) -> int:
         """Its exit code."""
         self.process.send_signal(number)
         return self.process.wait(SECONDS)
@@ -95,7 +94,13 @@ def live(tmp_path: Path, *arguments: str | Path) -> Iterator[Live]:
     errors = tmp_path / "server.txt"
     command = [sys.executable, "-m", "bertkit", "serve", *map(str, arguments), "--port", "0"]
     with errors.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(command, stderr=file, stdout=subprocess.PIPE, text=True, env=os.environ.copy())
+        process = subprocess.Popen(
+            command,
+            stderr=file,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background ignore it
+        )
     try:
         end = time.monotonic() + SECONDS
         while (found := re.search(r"^listening on (http://\S+)$", errors.read_text(encoding="utf-8"), re.M)) is None:

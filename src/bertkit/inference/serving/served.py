@@ -119,11 +119,16 @@ class ServedModel:
     def blame(self, error: DataError | UsageError) -> tuple[bool, str]:
         """Whether the model is at fault rather than the request, and the message without the model's place."""
         message = str(error)
-        for path in (self.model.directory, encoder_directory(self.model.directory)):
-            for text in (str(path.resolve()), str(path)):
-                if text in message:
-                    return True, message.replace(text, self.name)
-        return False, message
+        directory = self.model.directory
+        places = [
+            each for path in (directory, encoder_directory(directory)) for each in (str(path.resolve()), str(path))
+        ]
+        for place in places:
+            if place in message:
+                return True, message.replace(place, self.name)
+        given, colon, rest = message.partition(": ")
+        is_own = bool(colon) and given == self.model.name
+        return is_own, f"{self.name}: {rest}" if is_own else message
 
 
 def apart(items: Sequence[Item]) -> list[Item]:
