@@ -9,7 +9,7 @@ from typing import Any
 from tests.recipe.observed_runs import write_texts
 from tests.training.tiny_run import write_model
 
-from bertkit.distillation.recipe import DistillTextRecipe
+from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.models.bert import BertConfig
 from bertkit.models.layers import ACTIVATIONS
 from bertkit.pretraining.recipe import Recipe

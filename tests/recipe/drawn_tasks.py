@@ -9,7 +9,7 @@ from typing import Any
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import BAD, GOOD, NOUNS, write_model
 
-from bertkit.distillation.recipe import DistillRecipe
+from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.models.labels import Labels
 from bertkit.recipe.errors import validate
