@@ -20,7 +20,8 @@ from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.models.recorder import Recorder, layer_points
+from bertkit.models.points import layer_points
+from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer_files import load_tokenizer
