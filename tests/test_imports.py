@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 
@@ -53,6 +54,24 @@ def test_a_package_imports_its_own_level_and_those_below(package: str) -> None:
         if name in below and below[name] < below[package]
     }
     assert not upwards
+
+
+def modules_imported(file: Path) -> set[Path]:
+    """The files of bertkit that a file imports, inside functions and for types too."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertkit."):
+            module = ROOT.joinpath(*(node.module or "").split(".")[1:])
+            inside = {module / f"{alias.name}.py" for alias in node.names}
+            candidates = {module.with_suffix(".py"), *inside}
+            found |= {path for path in candidates if path.is_file()}
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    # A package's __init__ only hands names on.
+    graph = {file: modules_imported(file) for file in ROOT.rglob("*.py") if file.name != "__init__.py"}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the circle
 
 
 def test_a_class_name_is_used_once() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_schema import AdamW, Lamb, SmallRecipe
 from tests.overrides import parsed
 
-from bertkit.distillation.recipe import load_distill_recipe
+from bertkit.distillation.task_recipe import load_distill_recipe
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import load_finetune_recipe
 from bertkit.pretraining.recipe import load_recipe
