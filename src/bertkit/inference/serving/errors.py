@@ -21,6 +21,8 @@ TYPES = {
     429: "rate_limit_error",
 }
 """Of a status; that of any other is server_error."""
+_MOST_CHARACTERS = 500
+"""Of a message, which may repeat what a client sent."""
 
 
 class RequestError(HTTPException):
@@ -38,7 +40,7 @@ class RequestError(HTTPException):
         self, status: int, message: str, *, code: str, param: str | None = None, retry_seconds: int | None = None
     ) -> None:
         super().__init__(status, message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status, self.message, self.code, self.param = status, message[:_MOST_CHARACTERS], code, param
         self.retry_seconds = retry_seconds
 
     @property

@@ -80,9 +80,12 @@ class ServedModel:
         """The sequences of texts or token ids.
 
         Raises:
-            DataError: an id that is not in the vocabulary.
+            DataError: an id that is not in the vocabulary; a text without a token in a model without special ones.
         """
         sequences = self.model.sequences(texts)
+        empty = next((number for number, each in enumerate(sequences) if not each.ids), None)
+        if empty is not None:
+            raise DataError(f"text {empty} has no tokens; leave it out")
         return Work(list(sequences), [len(each.ids) for each in sequences])
 
     def predict_work(self, inputs: Sequence[Any]) -> Work:
