@@ -3,8 +3,8 @@
 N clients, each with one connection that is kept, ask for the vector of one real sentence again and again, as fast as
 they are answered. The servers are processes of their own, one at a time and in turn, each after a warm-up that is not
 counted. Reported: answers a second, milliseconds to an answer, processor time of the server for one (which other work
-on the machine disturbs least), resident memory in the course of it, and the greatest difference between the two servers'
-vectors. Then bertkit's gets SIGTERM under the same load, and what becomes of each request that was sent is counted.
+on the machine disturbs least), resident memory in the course of it, and the greatest difference between the vectors of
+the two. Then bertkit's gets SIGTERM under the same load, and what becomes of each request that was sent is counted.
 
     python -m benchmarks.serve_load --seconds 60
     python -m benchmarks.serve_load --seconds 600 --rounds 1      # memory over ten minutes
