@@ -74,11 +74,28 @@ def write_rte(directory: Path) -> None:
         path.write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *rows]) + "\n", encoding="utf-8")
 
 
+def write_nli(directory: Path) -> None:
+    """MNLI and STS-B of GLUE, and SNLI."""
+    write_glue(directory)
+    (directory / "SNLI").mkdir()
+    names = {"good": "entailment", "bad": "contradiction"}
+    for split in ("train", "dev"):
+        rows = [
+            {"sentence1": text, "sentence2": "the list", "gold_label": names[label], "pairID": str(i)}
+            for i, (text, label) in enumerate(reviews(23, 5))
+        ]
+        path = directory / "SNLI" / f"snli_1.0_{split}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 DATA: dict[str, Callable[[Path], object]] = {
     "conll2003": write_conll,
     "rte": write_rte,
     "mrpc": write_glue,
     "sst2": write_glue,
+    "stsb": write_glue,
+    "sts-embedding": write_glue,
+    "nli-embedding": write_nli,
 }
 """A few made examples of the recipes' tasks, in their official layout."""
 

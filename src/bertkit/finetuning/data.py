@@ -18,6 +18,7 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.embedding import embedding_task, evaluated_by
 from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.label_counts import label_counts, tell_labels
 from bertkit.finetuning.own_data import read_own_split
@@ -37,6 +38,7 @@ from bertkit.tasks.classification import (
     Regression,
     class_weights,
 )
+from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Split
 from bertkit.tasks.readers import label_names, load_split
@@ -177,12 +179,15 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     names_of_labels = preparation.labels(names_of_labels)
     recipe = with_start(recipe, names_of_labels, directory)
     task = build_task(recipe, train.examples, names_of_labels, config, contents, directory)
+    if isinstance(task, Embedding):
+        spec = evaluated_by(spec, task, splits[watched[0]].examples)
     task.additional = tuple(load_metric(name, offline=offline) for name in recipe.metrics)
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
     counts = {name: label_counts(task, each.examples) for name, each in {"train": train, **splits}.items()}
     tell_labels(spec.name, counts)
     train = preparation.learnt_from(train)
-    labelled = (*(("train",) if preparation.needs_labels else ()), *watched)
+    train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may read none
+    labelled = (*(("train",) if train_needs_labels else ()), *watched)
     encoded = {
         name: encode_split(task, name, split, encoder, must_be_scored=name in labelled)
         for name, split in {"train": train, **splits}.items()
@@ -229,6 +234,8 @@ def build_task(
         DataError: the model has the head already, and its labels are not the task's.
     """
     spec, settings = recipe.spec, recipe.task_settings
+    if spec.kind == "embedding":
+        return embedding_task(spec, settings, examples, directory)
     if spec.kind == "regression":
         if settings.label_smoothing or settings.class_weights:
             raise UsageError("text.label_smoothing and text.class_weights are for labels; a regression has none")
@@ -302,7 +309,7 @@ def watched_splits(spec: TaskSpec) -> tuple[str, ...]:
 
 def load_examples(recipe: FinetuneRecipe, split: str, *, offline: bool = False) -> Split:
     """The examples of one split of the recipe's task."""
-    if not isinstance(recipe.task, OwnTask):
+    if not isinstance(recipe.task, OwnTask) or split in recipe.spec.sources:
         return load_split(recipe.spec, split, recipe.data.directory, offline=offline)
     files = recipe.spec.splits
     if split not in files:

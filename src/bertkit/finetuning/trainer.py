@@ -14,6 +14,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ from bertkit.models.headed import HeadedModel
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.embedding.task import Embedding
+from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
@@ -142,6 +145,10 @@ class Finetuner(Trainer[TaskBatch]):
         """What an update reads of these training items."""
         return task_trainer.prepared.train.features.batch(items)
 
+    def joined_batch(self, task_trainer: TaskTrainer, parts: Sequence[NDArray[np.int64]]) -> TaskBatch:
+        """What an update reads of these training items as a whole."""
+        return task_trainer.prepared.train.features.joined_batch(parts)
+
     def batches(self) -> Generator[list[TaskBatch], None, None]:
         with closing(prefetch(self._batches, range(self.step, self.steps))) as prepared:
             while self.step < self.steps and not self._stops_early():
@@ -151,6 +158,8 @@ class Finetuner(Trainer[TaskBatch]):
         """The micro-batches of an update."""
         task_trainer = self.task_trainers[self.order.task(step)]
         parts = task_trainer.prepared.train.features.cut(self.order.items(step), self.engine.micro_batch_tokens)
+        if task_trainer.task.reads_whole_batch:
+            return [self.joined_batch(task_trainer, parts)]
         return [self.batch(task_trainer, items) for items in parts]
 
     def update(self, batches: Sequence[TaskBatch]) -> StepOutcome:
@@ -246,8 +255,19 @@ class Finetuner(Trainer[TaskBatch]):
             tuned.append(settings)
         models = {task_trainer.name: task_trainer.model for task_trainer in self.task_trainers}
         tokenizer = self.task_trainers[0].prepared.tokenizer
-        self.write_model(partial(save_joined, self.model, models, tokenizer))
+        self.write_model(partial(self._save, models, tokenizer))
         return self.results(predictions, self._labelled(tuned))
+
+    def _save(self, models: Mapping[str, HeadedModel], tokenizer: Tokenizer, directory: Path) -> None:
+        """The model's directory; that of a sentence embedder has the files of one."""
+        save_joined(self.model, models, tokenizer, directory)
+        for each in self.task_trainers:
+            if isinstance(each.task, Embedding):
+                each.task.write_files(
+                    directory if len(models) == 1 else directory / each.name,
+                    width=each.model.encoder.width,
+                    max_tokens=each.max_tokens,
+                )
 
     def _write_predictions(self, task_trainer: TaskTrainer, predictions: Predictions) -> None:
         """Those of each split, and the most confident mistakes on the selecting one."""
