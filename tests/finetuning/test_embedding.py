@@ -15,7 +15,10 @@ from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import OwnTask
 from bertkit.finetuning.run import finetune
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
+from bertkit.tasks.embedding.losses.margin import MarginLoss
+from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun
 from tests.overrides import parsed
@@ -225,3 +228,83 @@ def test_what_cannot_be_trained_is_refused(place: EmbeddingPlace, tmp_path: Path
     columns = PAIR.model_copy(update={"negatives": ("third",)})
     with pytest.raises(DataError, match=r"no column 'third'"):
         place.run(task=OwnTask(kind="embedding", train=str(place.train), dev=str(place.dev), columns=columns))
+
+
+def test_a_student_learns_the_vectors_of_a_wider_teacher(place: EmbeddingPlace, tmp_path: Path) -> None:
+    """Its cosines come nearer to the teacher's; wider vectors are projected."""
+    texts = [text for text, _ in reviews(300, 8)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    data = glue(tmp_path / "glue", place)
+    task = OwnTask(kind="embedding", train=str(tmp_path / "texts.txt"), dev="stsb")
+    teacher = place.run(
+        "embedding.largest_score=5", "epochs=6", "embedding.pooling=[mean, cls]", run_dir=tmp_path / "teacher"
+    )
+    run = place.run(
+        "embedding.loss={name: teacher_vectors}",
+        f"embedding.teacher={teacher.run.model}",
+        "epochs=6",
+        task=task,
+        data_dir=str(data),
+        run_dir=tmp_path / "run",
+    )
+
+    def cosines(directory: Path) -> Any:
+        vectors = bertkit.load(str(directory)).encode(texts[:60])
+        return np.corrcoef(vectors)[np.triu_indices(60, 1)]
+
+    wanted = cosines(teacher.run.model)
+    assert np.corrcoef(cosines(run.run.model), wanted)[0, 1] > np.corrcoef(cosines(place.model), wanted)[0, 1] + 0.1
+    assert "teacher" in json.loads((run.run.path / "run.json").read_text())["fingerprints"]
+
+
+def test_margins_of_a_cross_encoder(place: EmbeddingPlace, tmp_path: Path) -> None:
+    rows = [text for text, _ in reviews(150, 3)]
+    made = [{"a": rows[i], "p": rows[i + 1], "n": rows[i + 2]} for i in range(0, 147, 3)]
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
+    columns = Columns(text="a", text_pair="p", negatives=("n",))
+    task = OwnTask(kind="embedding", train=str(file), dev=str(file), columns=columns)
+    labels = Labels.unnamed(1, "regression")
+    teacher = write_model(tmp_path / "cross", heads=("sequence_classification",), labels=labels)
+    loss = "embedding.loss={name: margin}"
+    run = place.run(loss, f"embedding.teacher={teacher}", "epochs=2", task=task, run_dir=tmp_path / "run")
+    margins = FinetuneArguments.prepare(
+        place.request(loss, f"embedding.teacher={teacher}", task=task),
+        place.request(task=task)
+        .requested()
+        .model_copy(update={"embedding": EmbeddingSettings(loss=MarginLoss(), teacher=str(teacher))}),
+    ).train.features.example_labels["label"]
+    cross = bertkit.load(str(teacher))
+    scores = [
+        each["prediction"]
+        for each in cross.predict([(r["a"], r["p"]) for r in made] + [(r["a"], r["n"]) for r in made])
+    ]
+    np.testing.assert_allclose(margins[:, 0], np.array(scores[:49]) - np.array(scores[49:]), atol=1e-5)
+    assert run.results["primary"] == "accuracy"
+    with pytest.raises(DataError, match="no head with one output"):
+        place.run(loss, f"embedding.teacher={place.model}", task=task)
+    with pytest.raises(UsageError, match="name it with embedding.teacher"):
+        place.run("embedding.loss={name: teacher_vectors}", task=task)
+    with pytest.raises(UsageError, match="reads nothing of a teacher"):
+        place.run("embedding.loss={name: multiple_negatives}", f"embedding.teacher={teacher}", task=task)
+
+
+@pytest.mark.parametrize("loss", ["simcse", "tsdae"])
+def test_texts_alone(place: EmbeddingPlace, tmp_path: Path, loss: str) -> None:
+    """A stopped run goes on to the same bytes: deletions and dropout are those of the step."""
+    texts = [text for text, _ in reviews(40, 8)]
+    (tmp_path / "texts.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    task = OwnTask(kind="embedding", train=str(tmp_path / "texts.txt"), dev=str(place.dev), columns=PAIR)
+    task = task.model_copy(update={"dev": "stsb", "columns": Columns()})
+    data = glue(tmp_path / "glue", place)
+    fields = {"task": task, "data_dir": str(data)}
+    settings = (f"embedding.loss={{name: {loss}}}", "embedding.pooling=cls", "engine.save_every_steps=2", "epochs=2")
+    whole = place.run(*settings, **fields, run_dir=tmp_path / "whole")
+    assert whole.results["examples"] == {"train": 40, "dev": 23}
+    assert whole.results["notes"]["train"] == {"blank lines (left out)": 39}
+    with stopping_at(7), pytest.raises(StoppedError):
+        place.run(*settings, **fields, run_dir=tmp_path / "stopped")
+    arguments = FinetuneArguments(resume=str(tmp_path / "stopped"), runs_root=place.directory / "runs")
+    resumed = finetune(arguments, progress=silent_progress)
+    files = [each.run.model / "model.safetensors" for each in (whole, resumed)]
+    assert sha256_of(files[0]) == sha256_of(files[1])

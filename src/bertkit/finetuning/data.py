@@ -19,6 +19,7 @@ import numpy as np
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.embedding import embedding_task, evaluated_by
+from bertkit.finetuning.embedding_teacher import taught
 from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.label_counts import label_counts, tell_labels
 from bertkit.finetuning.own_data import read_own_split
@@ -47,6 +48,7 @@ from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +195,19 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         for name, split in {"train": train, **splits}.items()
     }
     task.check_additional(splits[watched[0]].examples)
+    hashes = {"tokenizer": tokenizer.fingerprint, "model": weights_hash(directory)}
+    if isinstance(task, Embedding) and recipe.task_settings.teacher is not None:
+        features, hashes["teacher"] = taught(
+            encoded["train"].features,
+            encoded["train"].examples,
+            task,
+            teacher=recipe.task_settings.teacher,
+            width=task.width(preparation.encoder_config(config)),
+            max_tokens=encoder.max_tokens,
+            engine=resolve_engine(recipe.engine, TASK_INTERVALS),
+            offline=offline,
+        )
+        encoded["train"] = replace(encoded["train"], features=features)
     return Prepared(
         spec=spec,
         task=task,
@@ -204,11 +219,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         others=encoded,
         watched=watched,
         label_counts={name: own for name, own in counts.items() if own},
-        fingerprints={
-            "data": _fingerprint({"train": train, **splits}),
-            "tokenizer": tokenizer.fingerprint,
-            "model": weights_hash(directory),
-        },
+        fingerprints={"data": _fingerprint({"train": train, **splits}), **hashes},
     )
 
 

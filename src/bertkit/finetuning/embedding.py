@@ -56,6 +56,7 @@ def embedding_task(
         classes=classes,
         matryoshka=settings.matryoshka,
         largest_score=settings.largest_score or spec.largest_score or 1.0,
+        has_teacher=settings.teacher is not None,
     )
     task.check_training(examples)
     return task

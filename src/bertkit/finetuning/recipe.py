@@ -106,6 +106,8 @@ class FinetuneRecipe(FinetuneInputs):
             kinds = " and ".join(dict.fromkeys(spec.kind for spec in self.specs))
             read = " and ".join(map(repr, sorted(own)))
             raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {kinds} reads {read}")
+        if "embedding" in own and self.kind != "finetune":
+            raise ValueError("task: an embedding learns from a teacher in `bertkit finetune`, by embedding.teacher")
         if "embedding" in own and self.method.name not in _METHODS_OF_EMBEDDING:
             known = ", ".join(_METHODS_OF_EMBEDDING)
             raise ValueError(f"method: {self.method.name} does not train embeddings; known are {known}")

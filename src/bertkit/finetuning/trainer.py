@@ -160,7 +160,11 @@ class Finetuner(Trainer[TaskBatch]):
         parts = task_trainer.prepared.train.features.cut(self.order.items(step), self.engine.micro_batch_tokens)
         if task_trainer.task.reads_whole_batch:
             return [self.joined_batch(task_trainer, parts)]
-        return [self.batch(task_trainer, items) for items in parts]
+        epoch, seed = self.order.epoch(step), self.recipe.seed
+        return [
+            task_trainer.task.corrupted(self.batch(task_trainer, items), items, seed=seed, epoch=epoch)
+            for items in parts
+        ]
 
     def update(self, batches: Sequence[TaskBatch]) -> StepOutcome:
         self._set_trained(self.order.epoch(self.step))

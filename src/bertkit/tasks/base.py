@@ -306,6 +306,16 @@ class Task(ABC):
         becomes; nothing for most tasks."""
         return {}
 
+    def corrupted(self, batch: TaskBatch, items: NDArray[np.int64], *, seed: int, epoch: int) -> TaskBatch:
+        """A training batch as the model reads it in this epoch: as it is, of most tasks.
+
+        Args:
+            batch: of these training examples.
+            items: their numbers.
+            seed, epoch: address the draws.
+        """
+        return batch
+
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
         """The summed loss over one micro-batch."""
         return self.loss_with(model, self.logits(model, hidden_TD, batch), batch)

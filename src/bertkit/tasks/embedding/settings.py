@@ -33,6 +33,11 @@ class EmbeddingSettings(Settings):
         None,
         description="Whether vectors have length one (default: as the model's own where it is a sentence embedder).",
     )
+    teacher: str | None = Field(
+        None,
+        description="Model that the losses margin (a cross-encoder) and teacher_vectors (an embedder) learn from: a Hub"
+        " id, a model or a run directory; margins may be the labels instead.",
+    )
     matryoshka: Matryoshka | None = Field(
         None, description="Compute the loss of the first numbers of the vectors, too, so that they can be cut."
     )

@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -31,8 +33,10 @@ from bertkit.models.sentence import PoolingMode, pool
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import LABEL, label_ids
+from bertkit.tasks.embedding.deletion import WHOLE, WORD, without_words, words_of_tokens
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors
 from bertkit.tasks.embedding.losses.matryoshka import Matryoshka
+from bertkit.tasks.embedding.losses.tsdae import predicted_tokens
 from bertkit.tasks.embedding.similarity import ACCURACY, ComparedBy, compared, predicted, reference
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
@@ -62,6 +66,7 @@ class Embedding(Task):
         classes: names of the classes that the loss reads; empty where it reads none.
         matryoshka: at which widths the loss is computed; None: at the whole.
         largest_score: what scores are divided by.
+        has_teacher: whether the loss learns from a teacher in place of labels.
     """
 
     head: ClassVar[str] = "sentence_vector"
@@ -77,6 +82,7 @@ class Embedding(Task):
         classes: Sequence[str] = (),
         matryoshka: Matryoshka | None = None,
         largest_score: float = 1.0,
+        has_teacher: bool = False,
     ) -> None:
         super().__init__(Labels.unnamed(), metrics)
         self.objective = loss
@@ -85,6 +91,11 @@ class Embedding(Task):
         self.classes_of_loss = tuple(classes)
         self.matryoshka = matryoshka
         self.largest_score = largest_score
+        self.has_teacher = has_teacher
+
+    def width(self, config: EncoderConfig) -> int:
+        """E, with an encoder of this configuration."""
+        return int(getattr(config, "hidden_size", 0)) * len(self.pooling)
 
     @property
     def reads_whole_batch(self) -> bool:
@@ -115,8 +126,9 @@ class Embedding(Task):
         target = self._targets(examples)
         if target is not None:
             labels[LABEL] = target
+        words = {WORD: words_of_tokens(texts, encoder)} if self.objective.rebuilds_text else None
         labelled = self.metrics == METRICS_OF.get(compared(examples))
-        return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, labelled=labelled)
+        return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, words, labelled=labelled)
 
     def check_training(self, examples: Sequence[SentenceExample]) -> None:
         """Whether the loss can be computed of these examples.
@@ -137,6 +149,10 @@ class Embedding(Task):
                 " --text, --text-pair and --negatives, or choose another loss"
             )
         reads = self.objective.wanted
+        if reads == "vectors" and not self.has_teacher:
+            raise UsageError(f"embedding.loss: {name} learns from a teacher; name it with embedding.teacher=MODEL")
+        if self.has_teacher:
+            return
         if reads is not None and any(each.label is None for each in examples):
             raise UsageError(
                 f"embedding.loss: {name} reads a {reads} of each example, and there is none; name its column with"
@@ -151,7 +167,7 @@ class Embedding(Task):
             DataError: they are not, and `strict`.
         """
         wanted = self.objective.wanted
-        if wanted is None or not examples:
+        if wanted is None or wanted == "vectors" or self.has_teacher or not examples:
             return None
         try:
             if wanted == "class":
@@ -187,10 +203,15 @@ class Embedding(Task):
             self.matryoshka.check(self.objective, width)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = self.objective.module(width, len(self.classes_of_loss))
+            module = self.objective.module(width, len(self.classes_of_loss), model)
         return {} if module is None else {MODULE: module}
 
+    def corrupted(self, batch: TaskBatch, items: NDArray[np.int64], *, seed: int, epoch: int) -> TaskBatch:
+        return without_words(batch, items, self.objective, Draw(seed, "tsdae"), epoch)
+
     def count(self, batch: TaskBatch) -> int:
+        if WHOLE in batch.example_labels:
+            return predicted_tokens(batch.example_labels[WHOLE])
         return self.objective.count(batch.num_examples)
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
@@ -202,7 +223,7 @@ class Embedding(Task):
 
     def loss_with(self, model: HeadedModel, logits: Tensor, batch: TaskBatch) -> LossSum:
         labels = batch.example_labels
-        vectors = TextVectors(logits, labels.get(LABEL), labels.get(TEXT_NUMBER))
+        vectors = TextVectors(logits, labels.get(LABEL), labels.get(TEXT_NUMBER), labels.get(WHOLE), model)
         module: nn.Module | None = model.companions[MODULE] if MODULE in model.companions else None  # noqa: SIM401  # a ModuleDict has no get
         if self.matryoshka is not None:
             return self.matryoshka.loss(self.objective, vectors, module)

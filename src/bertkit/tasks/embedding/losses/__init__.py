@@ -12,8 +12,11 @@ from bertkit.tasks.embedding.losses.cosent import CosentLoss
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.losses.margin import MarginLoss
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
+from bertkit.tasks.embedding.losses.simcse import SimcseLoss
 from bertkit.tasks.embedding.losses.softmax import SoftmaxLoss
+from bertkit.tasks.embedding.losses.teacher_vectors import TeacherVectorLoss
 from bertkit.tasks.embedding.losses.triplet import TripletLoss
+from bertkit.tasks.embedding.losses.tsdae import TsdaeLoss
 
 AnyLoss = Annotated[
     SoftmaxLoss
@@ -24,6 +27,9 @@ AnyLoss = Annotated[
     | MultipleNegativesLoss
     | ContrastiveLoss
     | OnlineContrastiveLoss
-    | MarginLoss,
+    | MarginLoss
+    | SimcseLoss
+    | TsdaeLoss
+    | TeacherVectorLoss,
     Field(discriminator="name"),
 ]

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 
-Wanted = Literal["score", "class", "margins"]
+Wanted = Literal["score", "class", "margins", "vectors"]
 """What a loss reads beside vectors: a number for each pair, a class for each pair, or for each negative by how much the
-positive's score is greater."""
+positive's score is greater, or a teacher's vector of the first text."""
 Distance = Literal["cosine", "euclidean", "manhattan"]
 
 
@@ -34,14 +35,18 @@ class TextVectors:
 
     Attributes:
         vectors_IAE: of each example's texts, the anchor first.
-        target: scores (I,), classes (I,), margins (I, A - 2) or a teacher's vectors (I, A, *); None: the loss reads
+        target: scores (I,), classes (I,), margins (I, A - 2) or a teacher's vectors (I, E); None: the loss reads
             none.
         text_IA: equal numbers of equal texts; only of a loss that compares examples.
+        whole_IS: the tokens of each text before some were deleted, -1 behind its end; only of a loss that rebuilds it.
+        model: whose vectors they are.
     """
 
     vectors_IAE: Tensor
     target: Tensor | None = None
     text_IA: Tensor | None = None
+    whole_IS: Tensor | None = None
+    model: HeadedModel | None = None
 
     @property
     def num_examples(self) -> int:
@@ -74,12 +79,19 @@ class EmbeddingLoss(Settings):
         """What the sum is divided by: the number of examples, or 1 of a loss that the batch has as a whole."""
         return examples
 
-    def module(self, width: int, labels: int) -> nn.Module | None:
+    rebuilds_text: ClassVar[bool] = False
+    """Whether words of the text are deleted before it is embedded, and it is rebuilt from the vector."""
+
+    def module(self, width: int, labels: int, model: HeadedModel | None = None) -> nn.Module | None:
         """What is trained with the model and dropped behind it; None of most losses.
 
         Args:
             width: E.
             labels: K.
+            model: for a module that shares weights with it.
+
+        Raises:
+            UsageError: it does not fit the model.
         """
         return None
 

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, pair
 
@@ -33,7 +34,7 @@ class SoftmaxLoss(EmbeddingLoss):
     wanted: ClassVar[Wanted | None] = "class"
     of_parts: ClassVar[bool] = False
 
-    def module(self, width: int, labels: int) -> nn.Module:
+    def module(self, width: int, labels: int, model: HeadedModel | None = None) -> nn.Module:
         return nn.Linear(len(self.parts) * width, labels)
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
