@@ -283,7 +283,7 @@ def test_margins_of_a_cross_encoder(place: EmbeddingPlace, tmp_path: Path) -> No
     assert run.results["primary"] == "accuracy"
     with pytest.raises(DataError, match="no head with one output"):
         place.run(loss, f"embedding.teacher={place.model}", task=task)
-    with pytest.raises(UsageError, match="name it with embedding.teacher"):
+    with pytest.raises(UsageError, match=r"name it with embedding\.teacher"):
         place.run("embedding.loss={name: teacher_vectors}", task=task)
     with pytest.raises(UsageError, match="reads nothing of a teacher"):
         place.run("embedding.loss={name: multiple_negatives}", f"embedding.teacher={teacher}", task=task)

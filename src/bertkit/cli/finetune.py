@@ -174,6 +174,9 @@ def finetune(
     pooling: Annotated[
         str | None, option("--pooling", metavar="MODE", help="Of an embedding: mean, cls, max, lasttoken, ...")
     ] = None,
+    method: Annotated[
+        str | None, option("--method", metavar="NAME", help="What is trained, and how: full, lora, setfit, ...")
+    ] = None,
     resume: Resume = None,
     *,
     hyperparameters: TaskHyperparameters,
@@ -190,6 +193,7 @@ def finetune(
     `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`
     `bertkit finetune --task rte,mrpc,stsb --data-dir glue`
     `bertkit finetune --task rte --model MNLI-RUN`
+    `bertkit finetune --train few.csv --dev d.csv --text review --label stars --method setfit`
     `bertkit finetune --task sts-embedding --data-dir glue --loss cosent`
     `bertkit finetune --kind embedding --train q.jsonl --split 0.1 --text question --text-pair answer`
     """
@@ -200,13 +204,14 @@ def finetune(
 
     head = [] if new_head is None else [Override("new_head", new_head)]
     metrics = [Override("metrics", metric)] if metric else []
+    methods = [Override("method", {"name": method})] if method else []
     embedding = [Override("embedding.loss", {"name": loss})] if loss else []
     embedding += [Override("embedding.pooling", pooling)] if pooling else []
     request = FinetuneArguments(
         recipe=recipe or None,
         task=own.task_or(tasks.names),
         model=model,
-        overrides=[*head, *metrics, *embedding, *hyperparameters.overrides, *task_overrides(own, common)],
+        overrides=[*head, *metrics, *methods, *embedding, *hyperparameters.overrides, *task_overrides(own, common)],
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,

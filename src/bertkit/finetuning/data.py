@@ -37,6 +37,7 @@ from bertkit.tasks.classification import (
     Classification,
     MultiLabelClassification,
     Regression,
+    VectorClassification,
     class_weights,
 )
 from bertkit.tasks.embedding.task import Embedding
@@ -271,6 +272,8 @@ def build_task(
     else:
         weight_K = class_weights(settings.class_weights, examples, labels.names)
         kind = {"classification": Classification, "multi_label": MultiLabelClassification}[spec.kind]
+        if recipe.method.name == "setfit":
+            kind = VectorClassification
         task = kind(labels, spec.metrics, settings, positive=spec.positive, class_weight_K=weight_K)
     task.label_order = spec.labels or names
     return task

@@ -106,6 +106,8 @@ class FinetuneRecipe(FinetuneInputs):
             kinds = " and ".join(dict.fromkeys(spec.kind for spec in self.specs))
             read = " and ".join(map(repr, sorted(own)))
             raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {kinds} reads {read}")
+        if self.method.name == "setfit" and [spec.kind for spec in self.specs] != ["classification"]:
+            raise ValueError("method: setfit learns one task of the kind classification")
         if "embedding" in own and self.kind != "finetune":
             raise ValueError("task: an embedding learns from a teacher in `bertkit finetune`, by embedding.teacher")
         if "embedding" in own and self.method.name not in _METHODS_OF_EMBEDDING:
@@ -180,6 +182,13 @@ _OWN_EMBEDDING_SETTINGS = FinetuneDefaults(
 )
 
 
+SETFIT = FinetuneDefaults(
+    learning_rate=2e-5,
+    epochs=1,
+    batch_sequences=16,
+    source="SetFit, arXiv:2209.11055, section 4: 2e-5, batch 16, 1 epoch of the pairs; warm-up of the released code",
+)
+"""How pairs of texts are learnt where the recipe sets nothing else."""
 SEVERAL_TASKS = FinetuneDefaults(
     learning_rate=5e-5,
     epochs=5,
@@ -279,6 +288,8 @@ def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
     specs, given = recipe.specs, recipe.optimisation
     is_one = len(specs) == 1
     settings = specs[0].settings if is_one else SEVERAL_TASKS
+    if recipe.method.name == "setfit":
+        settings = SETFIT
     schedule = given.schedule.model_copy(
         update={"peak": settings.learning_rate if given.schedule.peak is None else given.schedule.peak}
     )

@@ -22,7 +22,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.progress import Progress
 from bertkit.tasks.base import Prediction, Scores
-from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, TEMPERATURE, THRESHOLDS, Regression
+from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, TASK_HEAD, TEMPERATURE, THRESHOLDS, Regression
 from bertkit.tasks.span import THRESHOLD
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.method import TrainingData
@@ -30,7 +30,7 @@ from bertkit.training.method import TrainingData
 Predictions = dict[str, list[Prediction]]
 """By split."""
 
-_OF_TASK = (TEMPERATURE, THRESHOLDS, THRESHOLD, ACTIVATION_OWNER, LARGEST_SCORE)
+_OF_TASK = (TEMPERATURE, THRESHOLDS, THRESHOLD, ACTIVATION_OWNER, LARGEST_SCORE, TASK_HEAD)
 LEARNT_TASK = "finetuning_task"
 """The key of config.json that names the published task of a head, as `transformers` calls it."""
 

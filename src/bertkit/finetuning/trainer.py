@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from bertkit.data.stream import prefetch
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.loss_terms import TaskTerms
+from bertkit.finetuning.methods.setfit import PairTerms, Setfit
 from bertkit.finetuning.multitask import joined, save_joined, task_seed
 from bertkit.finetuning.own_data import write_split
 from bertkit.finetuning.recipe import FinetuneRecipe
@@ -33,9 +35,11 @@ from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
 from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
+from bertkit.models.sentence_files import write_sentence_files
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.classification import VectorClassification
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.clipping import RowClipping
@@ -74,6 +78,9 @@ class Finetuner(Trainer[TaskBatch]):
     def __init__(self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory) -> None:
         super().__init__(run, resolve_engine(recipe.engine, TASK_INTERVALS))
         self.recipe = recipe
+        self.labelled_texts = [each.train.features for each in prepared]
+        if isinstance(recipe.method, Setfit):
+            prepared = [with_pairs(each, recipe.method, recipe.seed) for each in prepared]
         self.task_trainers = [
             self.new_task_trainer(
                 alone,
@@ -133,6 +140,8 @@ class Finetuner(Trainer[TaskBatch]):
             task_trainer: of the task.
             companion: of several tasks, the name of the model's companion with the task's head.
         """
+        if isinstance(self.recipe.method, Setfit):
+            return PairTerms(task_trainer.task)
         return TaskTerms(task_trainer.task, companion)
 
     def loss_terms(self, step: int) -> LossTerms[TaskBatch]:
@@ -194,6 +203,9 @@ class Finetuner(Trainer[TaskBatch]):
 
     def evaluate(self) -> None:
         """Score the watched splits, and keep the weights where they are the best so far."""
+        if isinstance(self.recipe.method, Setfit):
+            (task_trainer,), (texts,) = self.task_trainers, self.labelled_texts
+            self.recipe.method.fit_head(task_trainer.model, task_trainer.task, texts, self.engine)
         predictions = [
             {split: self._predicted(task_trainer, split) for split in task_trainer.prepared.watched}
             for task_trainer in self.task_trainers
@@ -266,12 +278,11 @@ class Finetuner(Trainer[TaskBatch]):
         """The model's directory; that of a sentence embedder has the files of one."""
         save_joined(self.model, models, tokenizer, directory)
         for each in self.task_trainers:
+            where, width = directory if len(models) == 1 else directory / each.name, each.model.encoder.width
             if isinstance(each.task, Embedding):
-                each.task.write_files(
-                    directory if len(models) == 1 else directory / each.name,
-                    width=each.model.encoder.width,
-                    max_tokens=each.max_tokens,
-                )
+                each.task.write_files(where, width=width, max_tokens=each.max_tokens)
+            elif isinstance(each.task, VectorClassification):
+                write_sentence_files(where, width=width, pooling=("mean",), normalise=False, max_tokens=each.max_tokens)
 
     def _write_predictions(self, task_trainer: TaskTrainer, predictions: Predictions) -> None:
         """Those of each split, and the most confident mistakes on the selecting one."""
@@ -371,6 +382,12 @@ class Finetuner(Trainer[TaskBatch]):
             log.info(
                 "updates an epoch: %s", ", ".join(f"{task_trainer.name} {count:,}" for task_trainer, count in counts)
             )
+
+
+def with_pairs(prepared: Prepared, method: Setfit, seed: int) -> Prepared:
+    """What is learnt from as pairs of texts."""
+    train = replace(prepared.train, features=method.pairs(prepared.train.features, seed))
+    return replace(prepared, train=train)
 
 
 def by_name(splits: dict[str, Scores], main: str) -> Scores:

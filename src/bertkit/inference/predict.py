@@ -19,6 +19,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json
 from bertkit.finetuning.data import build_task, has_head
 from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.methods.setfit import Setfit
 from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import head_directory, recipe_of
@@ -32,7 +33,7 @@ from bertkit.models.sentence_files import VERSION_FILE
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import Account, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec
-from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, SIGMOID
+from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, SIGMOID, TASK_HEAD, VectorClassification
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Example, TaggedExample
 from bertkit.tasks.span import THRESHOLD, Span
@@ -111,9 +112,10 @@ class Predictor:
                 raise DataError(f"{name}: learnt several tasks; name the head of one with --model: {heads}")
             recipe = None
         if recipe is None or (spec is not None and spec.name != recipe.spec.name):
-            recipe = _with_sigmoid(_recipe_from(spec or head_kind(config, contents, name), name), contents, directory)
+            plain = _recipe_from(spec or head_kind(config, contents, name), name)
+            recipe = _with_vectors(contents, _with_sigmoid(plain, contents, directory))
         found = recipe.spec
-        if not has_head(config, contents, found.head):
+        if not has_head(config, contents, found.head) and contents.get(TASK_HEAD) != VectorClassification.head:
             if found.kind == "embedding":
                 raise DataError(
                     f"{name}: embeds texts, and predicts no label; `bertkit embed --model {name}` embeds them"
@@ -250,6 +252,8 @@ def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> 
     Raises:
         DataError: it has no head of a task.
     """
+    if contents.get(TASK_HEAD) == VectorClassification.head:
+        return "classification"
     heads = [head for head in dict.fromkeys(HEADS.values()) if has_head(config, contents, head)]
     if not heads:
         raise DataError(
@@ -318,6 +322,13 @@ def columns_of(recipe: FinetuneRecipe) -> InputColumns:
         first, *second = spec.hub.columns
         texts, pairs = (*texts, first), (*pairs, *second)
     return InputColumns(texts=texts, text_pairs=pairs)
+
+
+def _with_vectors(contents: Mapping[str, Any], recipe: FinetuneRecipe) -> FinetuneRecipe:
+    """The recipe of a classifier of vectors, where config.json names its head."""
+    if contents.get(TASK_HEAD) != VectorClassification.head or recipe.spec.kind != "classification":
+        return recipe
+    return recipe.model_copy(update={"method": Setfit()})
 
 
 def _with_sigmoid(recipe: FinetuneRecipe, contents: Mapping[str, Any], directory: Path) -> FinetuneRecipe:

@@ -39,12 +39,13 @@ HEAD_KINDS: dict[str, Reads] = {
     "span": "tokens",
     "multiple_choice": "sequences",
     "sentence_vector": "sequences",
+    "vector_classification": "sequences",
 }
 """Every head that a family may have, and what it reads: token states together with the word embeddings, token states,
 or one state a sequence. Regression is sequence classification with one output. A sentence vector is pooled of all
 states (models/sentence.py); its head has no weights."""
 
-LABELLED = frozenset({"sequence_classification", "token_classification"})
+LABELLED = frozenset({"sequence_classification", "token_classification", "vector_classification"})
 """Heads with as many outputs as there are labels."""
 
 SPAN_POSITIONS = 20
@@ -235,6 +236,9 @@ def auxiliary_heads(*, pooled: bool) -> dict[str, HeadPlan]:
         "replaced_token": _replaced_token_plan(),
         "span_boundary": _span_boundary_plan(),
         "sentence_vector": HeadPlan(None, lambda shape: nn.Identity(), summary="mean"),
+        "vector_classification": HeadPlan(
+            None, lambda shape: nn.Linear(shape.width, shape.num_labels), {"": "vector_classifier"}, summary="mean"
+        ),
     }
 
 

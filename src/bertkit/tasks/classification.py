@@ -42,6 +42,8 @@ TEMPERATURE, THRESHOLDS = "temperature", "label_thresholds"
 """Keys of config.json: the divisor of a classifier's logits, and the probability from which on each label holds."""
 ACTIVATION_OWNER, LARGEST_SCORE = "sentence_transformers", "largest_score"
 """Keys of config.json: where a cross-encoder names the function behind its output, and what its sigmoid is times."""
+TASK_HEAD = "task_head"
+"""The key of config.json that names the head of a task, where the Hub has no class with it."""
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _INNER_SHARE = 0.01
 ENOUGH_TO_TUNE = 100
@@ -287,6 +289,19 @@ class Classification(TextTask):
             accuracy = sum(map(eq, guesses, gold)) / len(gold)
             error = math.sqrt(accuracy * (1 - accuracy) / len(gold))
         return ConstantBaseline(str(commonest), metric, score, error)
+
+
+class VectorClassification(Classification):
+    """Classification by a linear map of the mean over a text's tokens, without a pooler: SetFit's.
+
+    The Hub has no class with such a head, so config.json names it; the directory is a sentence embedder's, too.
+    """
+
+    head: ClassVar[str] = "vector_classification"
+
+    @property
+    def config_keys(self) -> dict[str, Any]:
+        return {TASK_HEAD: self.head}
 
 
 class MultiLabelClassification(TextTask):
