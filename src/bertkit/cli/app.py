@@ -41,6 +41,7 @@ COMMANDS = {
     "study": "bertkit.cli.study:study",
     "predict": "bertkit.cli.predict:predict",
     "export": "bertkit.cli.export:export",
+    "serve": "bertkit.cli.serve:serve",
     "runs": "bertkit.cli.runs:Runs",
     "cache": "bertkit.cli.cache:Cache",
     "recipes": "bertkit.cli.recipes:Recipes",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.inference.documents import documents
+from bertkit.inference.documents import Item, documents
 from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
 from bertkit.models.fill_mask import fill_masks
@@ -35,6 +35,14 @@ from bertkit.training.engine_config import EngineConfig
 
 Input = str | tuple[str, str] | Sequence[str] | Mapping[str, Any]
 """A text, a pair of texts, the words of a sentence, or fields by name, as in JSON Lines for `bertkit predict`."""
+
+
+class TextSequence(NamedTuple):
+    """A text as the model reads it: ids and segment types with the special tokens, and how many tokens were cut off."""
+
+    ids: list[int]
+    types: list[int]
+    cut: int
 
 
 class Model:
@@ -81,11 +89,33 @@ class Model:
             DataError: the model has no fine-tuned head, or an input lacks a field.
             UsageError: `inputs` is a single text.
         """
+        return self.documents(self.examples(inputs), top=top)
+
+    def examples(self, inputs: Iterable[Input]) -> list[Item]:
+        """What `predict` reads of its inputs; None where there is nothing to read.
+
+        Raises:
+            DataError: the model has no fine-tuned head, or an input lacks a field.
+            UsageError: `inputs` is a single text.
+        """
         several = list(_several(inputs, "predict"))
-        kind = self._predictor.kind
+        kind = self.kind
         rows = [(f"input {number}", _fields(each, kind)) for number, each in enumerate(several)]
-        examples = examples_of(rows, kind, self._predictor.columns)
+        return list(examples_of(rows, kind, self._predictor.columns))
+
+    def documents(self, examples: Iterable[Item], *, top: int | None = None) -> list[dict[str, Any]]:
+        """The documents of examples, see `predict`. A tagger that was trained on documents reads neighbours whose
+        `document` is the same together."""
         return [document for _, document in documents(self._predictor, examples, top=top)]
+
+    @property
+    def kind(self) -> Kind:
+        """What the fine-tuned head predicts.
+
+        Raises:
+            DataError: there is none.
+        """
+        return self._predictor.kind
 
     def encode(self, texts: Iterable[str]) -> NDArray[np.float32]:
         """The vector of each text, of shape (N, E) and in the order of the texts.
@@ -97,27 +127,51 @@ class Model:
             UsageError: `texts` is a single text.
             DataError: a text has no tokens and the model's sequences no special ones.
         """
-        model = self._sentence_model
-        chosen = [text.lower() if model.lowercases else text for text in _several(texts, "encode")]
-        encoder = SequenceEncoder(
-            self._tokenizer,
-            max_tokens=model.max_tokens,
-            token_types=model.model.encoder.config.reads_token_types,
-        )
-        room = encoder.room(1)
-        sequences_N = [encoder.single.fill(ids[:room]) for ids in encoder.ids(chosen)]
-        empty = next((number for number, (ids, _) in enumerate(sequences_N) if not ids), None)
-        if empty is not None:
-            raise DataError(f"text {empty} ({chosen[empty]!r}) has no tokens; leave it out")
+        sequences = self.sequences(list(_several(texts, "encode")))
+        return self.vectors(sequences)
+
+    def sequences(self, texts: Sequence[str | Sequence[int]]) -> list[TextSequence]:
+        """The sequences of texts, or of the ids of their tokens without the special ones, as `vectors` reads them.
+
+        Raises:
+            DataError: an id that is not in the vocabulary; a text that has no tokens while the model's sequences have
+                no special ones.
+        """
+        encoder, lowercases = self._sentence_encoder, self._sentence_model.lowercases
+        strings = [text.lower() if lowercases else text for text in texts if isinstance(text, str)]
+        encoded, room, size = iter(encoder.ids(strings)), encoder.room(1), self._tokenizer.vocab_size
+        found = []
+        for number, text in enumerate(texts):
+            ids = next(encoded) if isinstance(text, str) else list(text)
+            if (
+                not isinstance(text, str)
+                and (bad := next((each for each in ids if not 0 <= each < size), None)) is not None
+            ):
+                raise DataError(f"text {number}: {bad!s:.40} is no token's id; the vocabulary has {size:,}")
+            sequence = TextSequence(*encoder.single.fill(ids[:room]), max(0, len(ids) - room))
+            if not sequence.ids:
+                raise DataError(f"text {number} ({text!r:.80}) has no tokens; leave it out")
+            found.append(sequence)
+        return found
+
+    def vectors(self, sequences: Sequence[TextSequence]) -> NDArray[np.float32]:
+        """The vector of each sequence, (N, E), in their order.
+
+        Raises:
+            DataError: the outputs are not finite numbers.
+        """
+        if not sequences:
+            return np.empty((0, self.vectors(self.sequences(["a"])).shape[1]), dtype=np.float32)
         vectors: dict[int, NDArray[np.float32]] = {}
         with torch.inference_mode():
-            for batch in _batches([len(ids) for ids, _ in sequences_N], self._engine.micro_batch_tokens):
-                ids, types = zip(*(sequences_N[number] for number in batch), strict=True)
+            for batch in _batches([len(each.ids) for each in sequences], self._engine.micro_batch_tokens):
+                ids, types = zip(*(sequences[number][:2] for number in batch), strict=True)
                 packed = PackedBatch.from_ids(ids, types).to(self._engine.device)
-                vectors.update(zip(batch, model(packed).cpu().numpy(), strict=True))
-        if not vectors:
-            return np.empty((0, self.encode(["a"]).shape[1]), dtype=np.float32)
-        return np.stack([vectors[number] for number in range(len(chosen))])
+                vectors.update(zip(batch, self._sentence_model(packed).cpu().numpy(), strict=True))
+        found = np.stack([vectors[number] for number in range(len(sequences))])
+        if not np.isfinite(found).all():
+            raise DataError(f"{self.directory}: its outputs are not finite numbers (NaN or infinity); it is damaged")
+        return found
 
     def fill(self, text: str, *, top: int = 5) -> list[list[dict[str, Any]]]:
         """The most probable tokens at each [MASK] of a text.
@@ -137,6 +191,30 @@ class Model:
         masks: list[list[dict[str, Any]]] = document["masks"]
         return masks
 
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of each text, without the special ones; nothing is cut."""
+        lengths: list[int] = self._tokenizer.encode_plain(list(texts))[1].tolist() if texts else []
+        return lengths
+
+    def can_fill(self) -> bool:
+        """Whether the model fills masks: it has a masked-LM head that was trained on them."""
+        try:
+            self.fill(self.mask_token, top=1)
+        except DataError:
+            self.__dict__.pop("_pretrained", None)  # its memory is of no more use
+            return False
+        return True
+
+    @property
+    def mask_token(self) -> str:
+        """What stands for a masked word in a text."""
+        return self._tokenizer.token(self._tokenizer.mask_id)
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens that are computed at once."""
+        return self._engine.micro_batch_tokens
+
     @cached_property
     def _predictor(self) -> Predictor:
         return Predictor.load(str(self.directory), self._engine, offline=self._offline)
@@ -148,6 +226,12 @@ class Model:
     @cached_property
     def _sentence_model(self) -> SentenceModel:
         return load_sentence_model(self.directory).to(self._engine.device)
+
+    @cached_property
+    def _sentence_encoder(self) -> SequenceEncoder:
+        model = self._sentence_model
+        reads_types = model.model.encoder.config.reads_token_types
+        return SequenceEncoder(self._tokenizer, max_tokens=model.max_tokens, token_types=reads_types)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
