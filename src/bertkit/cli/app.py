@@ -44,6 +44,7 @@ COMMANDS = {
     "search": "bertkit.cli.search:search",
     "mine-negatives": "bertkit.cli.search:mine_negatives",
     "export": "bertkit.cli.export:export",
+    "serve": "bertkit.cli.serve:serve",
     "runs": "bertkit.cli.runs:Runs",
     "cache": "bertkit.cli.cache:Cache",
     "recipes": "bertkit.cli.recipes:Recipes",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.errors import DataError, UsageError
-from bertkit.inference.documents import documents
+from bertkit.inference.documents import Item, documents
 from bertkit.inference.embedder import Embedder, TextSequence
 from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
@@ -89,11 +89,33 @@ class Model:
             DataError: the model has no fine-tuned head, or an input lacks a field.
             UsageError: `inputs` is a single text.
         """
+        return self.documents(self.examples(inputs), top=top)
+
+    def examples(self, inputs: Iterable[Input]) -> list[Item]:
+        """What `predict` reads of its inputs; None where there is nothing to read.
+
+        Raises:
+            DataError: the model has no fine-tuned head, or an input lacks a field.
+            UsageError: `inputs` is a single text.
+        """
         several = list(_several(inputs, "predict"))
-        kind = self._predictor.kind
+        kind = self.kind
         rows = [(f"input {number}", _fields(each, kind)) for number, each in enumerate(several)]
-        examples = examples_of(rows, kind, self._predictor.columns)
+        return list(examples_of(rows, kind, self._predictor.columns))
+
+    def documents(self, examples: Iterable[Item], *, top: int | None = None) -> list[dict[str, Any]]:
+        """The documents of examples, see `predict`. A tagger that was trained on documents reads neighbours whose
+        `document` is the same together."""
         return [document for _, document in documents(self._predictor, examples, top=top)]
+
+    @property
+    def kind(self) -> Kind:
+        """What the fine-tuned head predicts.
+
+        Raises:
+            DataError: there is none.
+        """
+        return self._predictor.kind
 
     def encode(self, texts: Iterable[str]) -> NDArray[np.float32]:
         """The vector of each text, of shape (N, E) and in the order of the texts.
@@ -138,6 +160,30 @@ class Model:
         (document,) = fill_masks(self._pretrained, self._tokenizer, [text], top=top, device=self._engine.device)
         masks: list[list[dict[str, Any]]] = document["masks"]
         return masks
+
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of each text, without the special ones; nothing is cut."""
+        lengths: list[int] = self._tokenizer.encode_plain(list(texts))[1].tolist() if texts else []
+        return lengths
+
+    def can_fill(self) -> bool:
+        """Whether the model fills masks: it has a masked-LM head that was trained on them."""
+        try:
+            self.fill(self.mask_token, top=1)
+        except DataError:
+            self.__dict__.pop("_pretrained", None)  # its memory is of no more use
+            return False
+        return True
+
+    @property
+    def mask_token(self) -> str:
+        """What stands for a masked word in a text."""
+        return self._tokenizer.token(self._tokenizer.mask_id)
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens that are computed at once."""
+        return self._engine.micro_batch_tokens
 
     @cached_property
     def _predictor(self) -> Predictor:
