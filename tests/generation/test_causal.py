@@ -71,16 +71,12 @@ def test_greedy_is_the_oracles_for_prompts_of_unequal_length_in_one_batch(twins:
 def test_beams_are_the_oracles_all_of_them(twins: tuple[Any, HeadedModel], beams: int, penalty: float) -> None:
     oracle, model = twins
     limits = Limits(frozenset({END}))
-    together = beam_search(
-        next_tokens(model), prompts(), limits, beams=beams, length_penalty=penalty, samples=beams
-    )
+    together = beam_search(next_tokens(model), prompts(), limits, beams=beams, length_penalty=penalty, samples=beams)
     for prompt, own in zip(prompts(), together, strict=True):
         more = {"length_penalty": penalty} if beams > 1 else {}
         expected = asked(oracle, prompt, num_beams=beams, num_return_sequences=beams, **more)
         assert [each.ids for each in own] == expected
-        alone = beam_search(
-            next_tokens(model), [prompt], limits, beams=beams, length_penalty=penalty, samples=beams
-        )
+        alone = beam_search(next_tokens(model), [prompt], limits, beams=beams, length_penalty=penalty, samples=beams)
         assert new_ids(alone) == [[each.ids for each in own]]
 
 
@@ -208,8 +204,10 @@ def test_a_damaged_model_is_named(twins: tuple[Any, HeadedModel]) -> None:
     with torch.no_grad():
         model.encoder.word_embedding.weight[5] = torch.nan
     try:
-        for search in (lambda: decode(next_tokens(model), prompts(), Limits(), sampling=None),
-                       lambda: beam_search(next_tokens(model), prompts(), Limits(), beams=2)):
+        for search in (
+            lambda: decode(next_tokens(model), prompts(), Limits(), sampling=None),
+            lambda: beam_search(next_tokens(model), prompts(), Limits(), beams=2),
+        ):
             with pytest.raises(DataError, match="not finite numbers"):
                 search()
     finally:

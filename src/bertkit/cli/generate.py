@@ -111,7 +111,7 @@ def _print(documents: list[dict[str, Any]]) -> None:
 
 
 def _whole(prompt: str, output: dict[str, Any]) -> str:
-    return str(output["text"]) if output.get("filled") else f"{prompt}{output['text']}"
+    return str(output["text"]) if output["finish"] == "filled" else f"{prompt}{output['text']}"
 
 
 class _Stream:

@@ -44,11 +44,26 @@ class Sampling:
             logits_RV: of the model; -inf is never drawn.
             uniform_R: where the distribution function is inverted.
         """
-        scaled_RV = logits_RV if self.temperature == 1 else logits_RV / self.temperature
         uniform_R1 = torch.from_numpy(np.asarray(uniform_R)).to(logits_RV.device)[:, None]
-        if self.top_k is None and self.top_p is None:
-            return _inverse(torch.softmax(scaled_RV.double(), dim=-1), uniform_R1)
+        index_RK, p_RK = self._narrowed(logits_RV)
+        place_R = _inverse(p_RK, uniform_R1)
+        return place_R if index_RK is None else index_RK.gather(1, place_R[:, None])[:, 0]
+
+    def log_p(self, logits_RV: Tensor, token_RX: Tensor) -> Tensor:
+        """The log-probability with which tokens are drawn, (R, X) in float64; -inf of one that never is."""
+        index_RK, p_RK = self._narrowed(logits_RV)
+        p_RK = p_RK / p_RK.sum(dim=-1, keepdim=True)
+        if index_RK is not None:
+            p_RK = torch.zeros(logits_RV.shape, dtype=p_RK.dtype, device=p_RK.device).scatter(1, index_RK, p_RK)
+        return p_RK.gather(1, token_RX).log()
+
+    def _narrowed(self, logits_RV: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The tokens that can be drawn, most probable first (None: all, in their order), and what they have of the
+        probability, (R, K) in float64, not normalised."""
+        scaled_RV = logits_RV if self.temperature == 1 else logits_RV / self.temperature
         vocabulary = scaled_RV.shape[-1]
+        if self.top_k is None and self.top_p is None:
+            return None, torch.softmax(scaled_RV.double(), dim=-1)
         if self.top_k is not None:
             best = scaled_RV.topk(min(self.top_k, vocabulary), dim=-1)
             p_RK = torch.softmax(best.values.double(), dim=-1)
@@ -64,8 +79,7 @@ class Sampling:
         if self.top_p is not None:
             before_RK = p_RK.cumsum(dim=-1) - p_RK
             p_RK = p_RK.masked_fill(before_RK >= self.top_p, 0.0)
-            p_RK[:, 0] = p_RK[:, 0].clamp_min(torch.finfo(p_RK.dtype).tiny)
-        return best.indices.gather(1, _inverse(p_RK, uniform_R1)[:, None])[:, 0]
+        return best.indices, p_RK
 
 
 def _inverse(p_RK: Tensor, uniform_R1: Tensor) -> Tensor:

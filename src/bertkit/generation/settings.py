@@ -55,7 +55,7 @@ class GenerationSettings(Settings):
         " of a masked one).",
     )
     max_new_tokens: int = Field(
-        64, ge=1, le=1 << 20, description="New tokens: at most so many, or exactly so many masks behind the prompt."
+        64, ge=1, le=60_000, description="New tokens: at most so many, or exactly so many masks behind the prompt."
     )
     samples: int = Field(1, ge=1, le=10_000, description="Outputs for each prompt; of a beam the best ones.")
     temperature: float = Field(
@@ -80,7 +80,7 @@ class GenerationSettings(Settings):
     iterations: int | None = Field(
         None,
         ge=1,
-        le=1 << 20,
+        le=60_000,
         description="Of a masked model: positions drawn (gibbs, default 500), sweeps over all (metropolis-hastings and"
         " parallel, 20), rounds (mask-predict, 10), steps (diffusion, 64).",
     )
@@ -118,6 +118,10 @@ class GenerationSettings(Settings):
                 )
         if method == "beam" and self.beam is not None and self.samples > self.beam:
             raise UsageError(f"--samples {self.samples}: a beam of {self.beam} has no more outputs; raise --beam")
+        if method == "gibbs" and self.burn_in is not None and self.top_k is self.top_p is None:
+            raise UsageError(
+                "--burn-in has no effect without --top-k or --top-p, which it keeps away; give one of them"
+            )
         return self.model_copy(update={"method": method})
 
     @property
@@ -125,3 +129,8 @@ class GenerationSettings(Settings):
         """The iterations of this method."""
         assert self.method is not None
         return USUAL_ITERATIONS[self.method] if self.iterations is None else self.iterations
+
+    @property
+    def burn_in_iterations(self) -> int:
+        """Iterations of gibbs that draw from the whole distribution."""
+        return round(BURN_IN_SHARE * self.rounds) if self.burn_in is None else self.burn_in
