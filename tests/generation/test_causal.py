@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.oracle import VOCABULARY, Case, all_cases, make_oracle
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
@@ -18,6 +17,7 @@ from bertkit.generation.sampling import Sampling
 from bertkit.models.decoding import next_tokens
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
+from tests.models.oracle import VOCABULARY, Case, all_cases, make_oracle
 
 pytest.importorskip("transformers")
 

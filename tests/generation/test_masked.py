@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def toy_texts(count: int) -> list[MaskedText]:
 
 
 def frequencies(fillings: Sequence[Filling]) -> np.ndarray:
-    found = {state: 0 for state in product((A, B), repeat=2)}
+    found = dict.fromkeys(product((A, B), repeat=2), 0)
     for each in fillings:
         found[(each.ids[1], each.ids[2])] += 1
     return np.array(list(found.values())) / len(fillings)
@@ -227,12 +227,12 @@ def test_diffusion_keeps_the_most_confident_an_equal_number_in_each_step(
     best = torch.softmax(logits, dim=-1).max(dim=-1).values
     left.append([])
     size = block or masks
-    counts = [len(before) - len(after) for before, after in zip(left, left[1:], strict=False)]
+    counts = [len(before) - len(after) for before, after in pairwise(left)]
     assert sum(counts) == masks
     if block is None:
         share, more = divmod(masks, min(steps, masks))
         assert counts == [share + (number < more) for number in range(min(steps, masks))]
-    for before, after in zip(left, left[1:], strict=False):
+    for before, after in pairwise(left):
         first = (before[0] - 1) // size * size
         own = [position for position in before if first < position <= first + size]
         filled = [position for position in own if position not in after]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.data.toy_corpus import vocabulary
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
@@ -20,6 +19,7 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.registry import OBJECTIVES
 from bertkit.objectives.replaced_token import ReplacedToken
+from tests.data.toy_corpus import vocabulary
 
 LENGTHS = [9, 30, 4, 17, 17]
 

@@ -17,6 +17,7 @@ SUITES = {
     "glue": "bertkit.cli.eval_tasks:glue",
     "blimp": "bertkit.cli.eval_suites:blimp",
     "mlm": "bertkit.cli.eval_suites:mlm",
+    "lm": "bertkit.cli.eval_suites:lm",
     "speed": "bertkit.cli.eval_speed:speed",
 }
 """Each suite's name on the command line and its command."""

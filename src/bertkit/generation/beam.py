@@ -69,7 +69,7 @@ class _Search:
         return [beam for _, beam, _ in running], [ids[-1] for ids in self.ids]
 
     def _rank(self, score: float, length: int) -> float:
-        return score / length**self.length_penalty
+        return score / float(length**self.length_penalty)
 
     def _finish(self, ids: list[int], score: float, finish: Finish) -> None:
         done = _Finished(self._rank(score, len(ids)), Generated(self.limits.kept(ids), score, finish))

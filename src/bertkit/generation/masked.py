@@ -230,16 +230,16 @@ def diffusion(
     for step in range(max(map(len, plans))):
         active = [row for row, plan in enumerate(plans) if step < len(plan)]
         moving = [fillings[row] for row in active]
-        starts = {id(fillings[row]): plans[row][step] for row in active}
-
-        def masks(each: Filling) -> list[int]:
-            first, last, _ = starts[id(each)]
-            return [position for position in each.text.free[first:last] if each.ids[position] == filler.mask_id]
-
-        places = _places(moving, masks)
+        own = [plans[row][step] for row in active]
+        places = [
+            (row, position)
+            for row, (each, (first, last, _)) in enumerate(zip(moving, own, strict=True))
+            for position in each.text.free[first:last]
+            if each.ids[position] == filler.mask_id
+        ]
         tokens, log_ps = _drawn(filler, moving, places, step)
         best = sorted(range(len(places)), key=lambda index: (places[index][0], -log_ps[index], places[index][1]))
-        left = {row: starts[id(each)][2] for row, each in enumerate(moving)}
+        left = [count for _, _, count in own]
         kept = []
         for index in best:
             row = places[index][0]
@@ -313,7 +313,10 @@ def _set_energies(filler: MaskFiller, fillings: Sequence[Filling], kind: str) ->
 
 def _energies(filler: MaskFiller, texts: Sequence[tuple[MaskedText, list[int]]], kind: str) -> list[float]:
     """Goyal et al. 2021, equations 2 and 3: as many copies of a text as it has filled positions."""
-    rows, places, tokens, owner = [], [], [], []
+    rows: list[list[int]] = []
+    places: list[Place] = []
+    tokens: list[int] = []
+    owner: list[int] = []
     for number, (text, ids) in enumerate(texts):
         for position in text.free:
             places.append((len(rows), position))

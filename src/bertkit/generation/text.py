@@ -112,8 +112,8 @@ class PromptTokens:
                 return
         near = self.tokenizer.decode(self.tokenizer.encode_batch([stop])[0])
         raise UsageError(
-            f"--stop {stop!r}: the model's vocabulary cannot form this text, so that no output would end there; it reads"
-            f" {near!r}"
+            f"--stop {stop!r}: the model's vocabulary cannot form this text, so that no output would end there; it"
+            f" reads {near!r}"
         )
 
 
