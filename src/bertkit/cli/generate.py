@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertkit.cli.console import console, result
+from bertkit.cli.console import console, figure, result
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import BatchTokens, Common, Device, Model, model_or_default, option
 from bertkit.errors import DataError, UsageError
 from bertkit.generation.settings import GenerationSettings
 from bertkit.progress import silent_progress
 from bertkit.visible import visible_document
+
+if TYPE_CHECKING:
+    import torch
 
 STREAMED = (None, "greedy", "sample")
 """Methods whose outputs grow from left to right."""
@@ -34,6 +37,16 @@ def generate(
     model: Model = None,
     *,
     settings: Annotated[GenerationSettings, spelled(stop="--stop TEXT", block_length="--block-length N")],
+    quality: Annotated[
+        bool,
+        option(
+            "--quality", metavar="", help="Also distinct-n and self-BLEU of each prompt's outputs, and of all together."
+        ),
+    ] = False,
+    judge: Annotated[
+        str | None,
+        option("--judge", metavar="MODEL", help="Also each output's perplexity, prompt included, under this model."),
+    ] = None,
     batch_tokens: BatchTokens = None,
     device: Device = None,
     common: Common,
@@ -76,6 +89,10 @@ def generate(
         progress=silent_progress if sys.stdout.isatty() else console.progress,
         **({} if batch_tokens in (None, "auto") else {"batch_tokens": engine.micro_batch_tokens}),
     )
+    if quality:
+        _add_quality(documents)
+    if judge is not None:
+        _add_perplexities(documents, judge, engine.device, offline=common.offline)
     if common.as_json:
         result(documents, as_json=True)
     elif stream is not None and stream.is_used:
@@ -108,6 +125,36 @@ def _print(documents: list[dict[str, Any]]) -> None:
                 result("")
             result(_whole(document["prompt"], output), as_document=True)
             number += 1
+
+
+def _add_quality(documents: list[dict[str, Any]]) -> None:
+    from bertkit.generation.quality import variety
+
+    for document in documents:
+        document["quality"] = variety([output["text"] for output in document["outputs"]])
+    found = variety([output["text"] for document in documents for output in document["outputs"]])
+    console.table(("of all outputs", ""), [(name, figure(value)) for name, value in found.items()])
+
+
+def _add_perplexities(documents: list[dict[str, Any]], name: str, device: torch.device, *, offline: bool) -> None:
+    from statistics import median
+
+    from bertkit.generation.quality import perplexities
+    from bertkit.models.hub import find_model, load_model
+    from bertkit.models.model_files import encoder_directory
+    from bertkit.text.tokenizer_files import load_tokenizer
+
+    directory = find_model(name, offline=offline)
+    model, _ = load_model(directory)
+    tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
+    outputs = [(document, output) for document in documents for output in document["outputs"]]
+    texts = [_whole(document["prompt"], output) for document, output in outputs]
+    found = perplexities(model, tokenizer, texts, source=name, device=device, progress=console.progress)
+    for (_, output), value in zip(outputs, found, strict=True):
+        output["perplexity"] = value
+    known = [value for value in found if value is not None]
+    if known:
+        console.info(f"perplexity under {name}: median {median(known):.1f} of {len(known)} outputs")
 
 
 def _whole(prompt: str, output: dict[str, Any]) -> str:
