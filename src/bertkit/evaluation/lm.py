@@ -251,7 +251,7 @@ def _rule(loaded: LoadedModel, settings: LmSettings, name: str) -> type[LeftToRi
         DataError: it does not predict the next token.
     """
     recorded = loaded.model.extras.get(SCORING_RULE)
-    chosen = settings.rule
+    chosen: str | None = settings.rule
     if chosen is None and "causal_lm" not in loaded.model.head_names and recorded == MaskedNextTokenScoring.name:
         chosen = EncoderLeftToRight.name  # the same states are trained to predict the next token, masked or not
     rule = choose_rule(loaded.model, chosen, source=name)
