@@ -36,6 +36,7 @@ COMMANDS = {
     "distill": "bertkit.cli.distill:distill",
     "show-batch": "bertkit.cli.show_batch:show_batch",
     "fill": "bertkit.cli.fill:fill",
+    "generate": "bertkit.cli.generate:generate",
     "eval": "bertkit.cli.eval:Suites",
     "probe": "bertkit.cli.probe:Kinds",
     "study": "bertkit.cli.study:study",

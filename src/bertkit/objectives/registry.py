@@ -9,6 +9,7 @@ from bertkit.models.heads import add_head
 from bertkit.objectives.base import Objective
 from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.causal_lm import CausalLM
+from bertkit.objectives.masked_diffusion import MaskedDiffusion
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.noise_contrastive import NoiseContrastive
@@ -32,6 +33,7 @@ def register(kind: type[Objective]) -> None:
 
 register(Capitalisation)
 register(CausalLM)
+register(MaskedDiffusion)
 register(MaskedLM)
 register(MaskedNextToken)
 register(NextSentence)

@@ -8,15 +8,17 @@ from pydantic import Field
 
 from bertkit.data.layouts.base import Address, Layout
 from bertkit.data.layouts.chunks import SingleSegment
+from bertkit.data.layouts.contiguous import Contiguous
 from bertkit.data.layouts.pairs import SegmentPair, SentencePair
 from bertkit.data.layouts.sentences import DocSentences, FullSentences, PackedDocuments
 
-_Layouts = SegmentPair | SentencePair | FullSentences | DocSentences | PackedDocuments | SingleSegment
+_Layouts = SegmentPair | SentencePair | FullSentences | DocSentences | PackedDocuments | SingleSegment | Contiguous
 AnyLayout = Annotated[_Layouts, Field(discriminator="name")]
 
 __all__ = [
     "Address",
     "AnyLayout",
+    "Contiguous",
     "DocSentences",
     "FullSentences",
     "Layout",
