@@ -72,6 +72,9 @@ PUBLISHED = {
     "bert-stacking": (111_833_602, 111_207_168),
     "bert-universal": (32_138_298, 32_106_240),
     "bert-left-to-right": (109_514_298, 109_482_240),
+    # 117M of the base model; a bias of the head on top.
+    "xlnet-base": (116_750_336, 116_718_336),
+    "xlnet-large": (360_300_800, 360_268_800),
     # 149M, 395M and 137M; then of the paper's size, 120M, but not of its exact parts.
     "modernbert": (149_655_232, 149_014_272),
     "modernbert-large": (395_881_664, 394_781_696),
@@ -440,3 +443,14 @@ def _tokens(stage: Stage) -> int:
     """Of a stage, were all its sequences full."""
     recipe = stage.recipe
     return stage.sequences() * recipe.data.sequence_length
+
+
+def test_xlnet_has_the_values_of_its_table_7_and_code() -> None:
+    recipe = load_recipe("xlnet-large")
+    schedule, peak = recipe.optimisation.schedule, 4e-4
+    assert schedule.learning_rate(20_000, 500_000) == pytest.approx(peak / 2, rel=1e-3)
+    assert schedule.learning_rate(500_000, 500_000) == pytest.approx(peak / 1000)
+    assert recipe.optimisation.batch_sequences == 8192
+    objective = recipe.objectives[0]
+    assert objective.expected_count(512) == 85
+    assert load_recipe("xlnet-base").optimisation.schedule.peak == 1e-4

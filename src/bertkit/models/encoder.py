@@ -248,6 +248,20 @@ class Encoder(nn.Module, ABC):
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states, (T, D)."""
 
+    def forward_carried(
+        self, batch: PackedBatch, state: Mapping[str, Tensor] | None, recorder: Recorder | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """As `forward`, for sequences that continue others: also what those that continue them will need.
+
+        Args:
+            state: what `forward_carried` gave of the sequences before, each tensor with B rows; None: there were none.
+
+        Returns:
+            States, (T, D), and by name tensors with B rows each; none of a family that carries nothing.
+        """
+        hidden_TD: Tensor = self(batch, recorder)
+        return hidden_TD, {}
+
     def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states of one token per sequence, (B, D), for a head that reads no other.
 

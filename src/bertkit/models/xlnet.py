@@ -22,6 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.layouts import LaneLayout
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import Classifier, DenseClassifier, HeadPlan
@@ -60,7 +61,9 @@ class XlnetConfig(EncoderConfig):
     layer_norm_eps: float = Field(1e-12, gt=0, description="Added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
     clamp_len: int = Field(-1, description="Larger distances count as this one; no limit where not positive.")
-    mem_len: int | None = Field(None, ge=0, description="Tokens of the memory; null or 0: all there were.")
+    mem_len: int | None = Field(
+        None, ge=0, description="Tokens of the memory; null or 0: all there were, and none in training."
+    )
     reuse_len: int | None = Field(
         None, ge=0, description="First tokens of each sequence that go into the memory; null or 0: all."
     )
@@ -96,9 +99,11 @@ class XlnetConfig(EncoderConfig):
     }
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        why = "training reads each batch without a memory of those before"
-        yield UnreadKey("mem_len", why)
-        yield UnreadKey("reuse_len", why)
+        layout = getattr(getattr(recipe, "data", None), "layout", None)
+        if not isinstance(layout, LaneLayout):
+            why = "training reads each batch without a memory of those before"
+            yield UnreadKey("mem_len", why, "take data.layout.name: reused-segments")
+        yield UnreadKey("reuse_len", "of training data.layout.reused_tokens is read", "set that")
 
     @property
     def reads_token_types(self) -> bool:
@@ -278,8 +283,30 @@ class Xlnet(Encoder):
         return self.word
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """The content stream, (T, D). Points: `hook_embed`, and `blocks.N.` with each layer's."""
-        return self.streams(batch, recorder=recorder).content_TD
+        """The content stream, (T, D); of a batch with an order, the query stream at its targets. Points: `hook_embed`,
+        and `blocks.N.` with each layer's."""
+        return self.forward_carried(batch, None, recorder)[0]
+
+    def forward_carried(
+        self, batch: PackedBatch, state: Mapping[str, Tensor] | None, recorder: Recorder | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """As `forward`; the state is the memory of each layer, (B, memory, D)."""
+        order = None if batch.ranks_T2 is None else PermutationOrder(batch.ranks_T2[:, 0], batch.ranks_T2[:, 1])
+        memory = None if state is None else [state[_layer_name(n)] for n in range(len(self.layers))]
+        streams = self.streams(
+            batch,
+            order=order,
+            memory=memory,
+            direction_B=None if batch.lanes is None else batch.lanes.reversed_B.long(),
+            recorder=recorder,
+        )
+        hidden_TD = streams.content_TD
+        if streams.query_MD is not None:
+            hidden_TD = hidden_TD.index_copy(0, batch.targets[PERMUTATION].index_M, streams.query_MD)
+        if batch.lanes is None or not self.settings.mem_len:
+            return hidden_TD, {}
+        following = self.remember(streams, batch, memory, reused_tokens=batch.lanes.reused_tokens)
+        return hidden_TD, {_layer_name(number): part for number, part in enumerate(following)}
 
     def streams(
         self,
@@ -321,19 +348,27 @@ class Xlnet(Encoder):
         query_MD = None if query_MD is None else self.dropout(query_MD)
         return Streams(self.dropout(content_TD), query_MD, tuple(inputs))
 
-    def remember(self, streams: Streams, batch: PackedBatch, previous: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def remember(
+        self,
+        streams: Streams,
+        batch: PackedBatch,
+        previous: Sequence[Tensor] | None = None,
+        *,
+        reused_tokens: int | None = None,
+    ) -> list[Tensor]:
         """The memory for the text that follows each sequence: a tensor (B, memory, D) per layer, without gradient.
 
         Args:
             streams: of the batch, computed with `previous`.
             batch: sequences of one length.
             previous: the memory before it.
+            reused_tokens: the first tokens of each sequence that are remembered; None: `reuse_len` of the settings.
 
         Raises:
             ValueError: sequences differ in length.
         """
         _check_memory(previous or (), batch)
-        reused, kept = self.settings.reuse_len or None, self.settings.mem_len or 0
+        reused, kept = reused_tokens or self.settings.reuse_len or None, self.settings.mem_len or 0
         memory = []
         for number, input_TD in enumerate(streams.inputs_TD):
             states_BSD = input_TD.detach().view(batch.num_sequences, -1, self.width)[:, :reused]
@@ -392,6 +427,11 @@ class Xlnet(Encoder):
             )
             for here, hub in _PROJECTIONS.items()
         ]
+
+
+def _layer_name(number: int) -> str:
+    """The memory of a layer, by name."""
+    return f"memory.{number}"
 
 
 def _check_memory(memory: Sequence[Tensor], batch: PackedBatch) -> None:

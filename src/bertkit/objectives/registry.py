@@ -12,6 +12,7 @@ from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.noise_contrastive import NoiseContrastive
+from bertkit.objectives.permutation_lm import PermutationLM
 from bertkit.objectives.random_token_detection import RandomTokenDetection
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.sentence_relations import NextSentence, SentenceOrder, SentenceStructure
@@ -36,6 +37,7 @@ register(MaskedLM)
 register(MaskedNextToken)
 register(NextSentence)
 register(NoiseContrastive)
+register(PermutationLM)
 register(RandomTokenDetection)
 register(ReplacedToken)
 register(SentenceOrder)

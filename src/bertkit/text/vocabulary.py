@@ -27,7 +27,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
-from bertkit.text.tokenizer_files import bert_template
+from bertkit.text.tokenizer_files import bert_template, xlnet_template
 
 # Ids 0 to 4 of every learnt vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -37,6 +37,9 @@ SCORE_DECIMALS = 4
 BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 # A run of punctuation, or of anything else, each with the word mark before it: GPT-2's way, without its contractions.
 _WORD_OR_PUNCTUATION = Regex(r"▁?((?!▁)[\p{P}\p{S}])+|▁?[^▁\p{P}\p{S}]+|▁+")
+
+
+_TEMPLATES = {"bert": bert_template, "xlnet": xlnet_template}
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -53,6 +56,10 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     texts = list(texts)
     if not any(text and not text.isspace() for text in texts):
         raise DataError("there is no text to learn a vocabulary from")
+    if config.type == "word":
+        words = word_tokenizer(texts, config.vocab_size, lowercase=config.lowercases)
+        words.backend.post_processor = _TEMPLATES[config.template](words)
+        return words
     backend = _untrained(config)
     alphabet = BYTE_ALPHABET if config.type == "byte-bpe" else _alphabet(backend, texts, config.character_coverage)
     continuing = [f"##{c}" for c in alphabet if _continues_words(backend, c)] if config.type == "wordpiece" else []
@@ -218,7 +225,7 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
     plain = Backend.from_str(json.dumps(settings))
     plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()])
     tokenizer = Tokenizer(plain, dict(SPECIAL_TOKENS), lowercases=config.lowercases)
-    plain.post_processor = bert_template(tokenizer)
+    plain.post_processor = _TEMPLATES[config.template](tokenizer)
     return tokenizer
 
 
