@@ -45,6 +45,18 @@ model:
   {family: xlnet, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 3, intermediate_size: 40, mem_len: 20}
 objective: [permutation_lm]
 """,
+    "transfo-xl": """
+data: {layout: {name: continuous}, sequence_length: 16, held_out: 0.1}
+model:
+  family: transfo-xl
+  hidden_size: 24
+  num_hidden_layers: 2
+  num_attention_heads: 3
+  intermediate_size: 40
+  mem_len: 20
+  cutoffs: [60, 150]
+objective: [forward_lm]
+""",
 }
 
 
@@ -103,7 +115,10 @@ def test_how_a_batch_is_cut_changes_nothing(family: str, tmp_path: Path) -> None
     assert losses(cut) == pytest.approx(losses(whole), rel=1e-4)
 
 
-NO_DROPOUT: dict[str, dict[str, Any]] = {"xlnet": {"model.hidden_dropout_prob": 0.0}}
+NO_DROPOUT: dict[str, dict[str, Any]] = {
+    "xlnet": {"model.hidden_dropout_prob": 0.0},
+    "transfo-xl": {"model.hidden_dropout_prob": 0.0},
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -75,6 +75,8 @@ PUBLISHED = {
     # 117M of the base model; a bias of the head on top.
     "xlnet-base": (116_750_336, 116_718_336),
     "xlnet-large": (360_300_800, 360_268_800),
+    # 151M.
+    "transformer-xl": (151_107_538, 150_838_570),
     # 149M, 395M and 137M; then of the paper's size, 120M, but not of its exact parts.
     "modernbert": (149_655_232, 149_014_272),
     "modernbert-large": (395_881_664, 394_781_696),
@@ -443,6 +445,16 @@ def _tokens(stage: Stage) -> int:
     """Of a stage, were all its sequences full."""
     recipe = stage.recipe
     return stage.sequences() * recipe.data.sequence_length
+
+
+def test_transformer_xl_has_the_values_of_its_script() -> None:
+    recipe = load_recipe("transformer-xl")
+    schedule = recipe.optimisation.schedule
+    assert schedule.learning_rate(0, 200_000) == pytest.approx(2.5e-4)
+    assert schedule.learning_rate(100_000, 200_000) == pytest.approx(1.25e-4)
+    assert recipe.optimisation.optimizer.clip_norm == 0.25
+    assert recipe.optimisation.batch_sequences == 60
+    assert recipe.data.sequence_length == recipe.model.model_dump()["mem_len"] == 150
 
 
 def test_xlnet_has_the_values_of_its_table_7_and_code() -> None:

@@ -77,6 +77,9 @@ class EncoderConfig(Settings, ABC):
     causal_attention: ClassVar[bool] = True
     """Whether single sequences of a batch can be read from left to right only."""
 
+    reads_backward: ClassVar[bool] = False
+    """Whether lanes of text that are read from right to left have a part of the model of their own."""
+
     default_pad_id: ClassVar[int] = 0
     """What a config.json means that does not name the padding's id."""
 

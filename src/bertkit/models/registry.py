@@ -24,6 +24,7 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
+from bertkit.models.transformer_xl import TransformerXlConfig
 from bertkit.models.xlnet import XlnetConfig
 
 AnyEncoderConfig = Annotated[
@@ -46,6 +47,7 @@ AnyEncoderConfig = Annotated[
     | ModernBertConfig
     | MosaicBertConfig
     | RobertaConfig
+    | TransformerXlConfig
     | XLMRobertaConfig
     | XlnetConfig,
     Field(discriminator="family"),

@@ -27,6 +27,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import Classifier, DenseClassifier, HeadPlan
 from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.memory import check_memory, layer_name, remembered
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.relative_attention import (
     Pairs,
@@ -199,9 +200,9 @@ class Streams:
 class DroppedFeedForward(FeedForward):
     """Dropout on what is between the two maps, too."""
 
-    def __init__(self, config: XlnetConfig) -> None:
-        super().__init__(config.hidden_size, config.intermediate_size, config.hidden_act)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+    def __init__(self, width: int, inner_width: int, activation: Activation, dropout_rate: float) -> None:
+        super().__init__(width, inner_width, activation)
+        self.dropout = Dropout(dropout_rate)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
@@ -218,7 +219,7 @@ class XlnetLayer(nn.Module):
         rate = config.hidden_dropout_prob
         self.attention = RelativeAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward = DroppedFeedForward(config)
+        self.feed_forward = DroppedFeedForward(config.hidden_size, config.intermediate_size, config.hidden_act, rate)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(rate)
 
@@ -292,7 +293,7 @@ class Xlnet(Encoder):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """As `forward`; the state is the memory of each layer, (B, memory, D)."""
         order = None if batch.ranks_T2 is None else PermutationOrder(batch.ranks_T2[:, 0], batch.ranks_T2[:, 1])
-        memory = None if state is None else [state[_layer_name(n)] for n in range(len(self.layers))]
+        memory = None if state is None else [state[layer_name(n)] for n in range(len(self.layers))]
         streams = self.streams(
             batch,
             order=order,
@@ -306,7 +307,7 @@ class Xlnet(Encoder):
         if batch.lanes is None or not self.settings.mem_len:
             return hidden_TD, {}
         following = self.remember(streams, batch, memory, reused_tokens=batch.lanes.reused_tokens)
-        return hidden_TD, {_layer_name(number): part for number, part in enumerate(following)}
+        return hidden_TD, {layer_name(number): part for number, part in enumerate(following)}
 
     def streams(
         self,
@@ -332,7 +333,7 @@ class Xlnet(Encoder):
             ValueError: a memory, and sequences that differ in length or in number from the memory's.
         """
         if memory is not None:
-            _check_memory(memory, batch)
+            check_memory(batch, memory)
         scope = Scope(recorder, "")
         memory_length = 0 if memory is None else memory[0].shape[1]
         views = self._views(batch, order, direction_B, memory_length, scope)
@@ -367,15 +368,8 @@ class Xlnet(Encoder):
         Raises:
             ValueError: sequences differ in length.
         """
-        _check_memory(previous or (), batch)
         reused, kept = reused_tokens or self.settings.reuse_len or None, self.settings.mem_len or 0
-        memory = []
-        for number, input_TD in enumerate(streams.inputs_TD):
-            states_BSD = input_TD.detach().view(batch.num_sequences, -1, self.width)[:, :reused]
-            if previous is not None:
-                states_BSD = torch.cat([previous[number], states_BSD], dim=1)
-            memory.append(states_BSD[:, -kept:])
-        return memory
+        return list(remembered(streams.inputs_TD, batch, previous, reused=reused, kept=kept).values())
 
     def _views(
         self,
@@ -427,16 +421,3 @@ class Xlnet(Encoder):
             )
             for here, hub in _PROJECTIONS.items()
         ]
-
-
-def _layer_name(number: int) -> str:
-    """The memory of a layer, by name."""
-    return f"memory.{number}"
-
-
-def _check_memory(memory: Sequence[Tensor], batch: PackedBatch) -> None:
-    """A memory needs sequences of one length, as many as it has; ValueError otherwise."""
-    if batch.num_sequences * batch.sequences.max_length != batch.num_tokens:
-        raise ValueError("a memory needs sequences of one length in a batch")
-    if memory and memory[0].shape[0] != batch.num_sequences:
-        raise ValueError(f"the memory is of {memory[0].shape[0]} sequences, the batch has {batch.num_sequences}")

@@ -9,6 +9,7 @@ from bertkit.models.heads import add_head
 from bertkit.objectives.base import Objective
 from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.causal_lm import CausalLM
+from bertkit.objectives.directional_lm import BackwardLM, ForwardLM
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.noise_contrastive import NoiseContrastive
@@ -32,7 +33,9 @@ def register(kind: type[Objective]) -> None:
 
 
 register(Capitalisation)
+register(BackwardLM)
 register(CausalLM)
+register(ForwardLM)
 register(MaskedLM)
 register(MaskedNextToken)
 register(NextSentence)

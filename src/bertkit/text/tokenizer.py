@@ -43,7 +43,9 @@ class TokenizerConfig(Settings):
     strip_accents: bool | None = Field(
         None, description="Remove accents (default: where the text is lowercased, as BERT does)."
     )
-    min_frequency: int = Field(2, gt=0, description="Minimum count of a merge of two tokens (all but unigram).")
+    min_frequency: int = Field(
+        2, gt=0, description="Minimum count of a merge of two tokens, or of a word (all but unigram)."
+    )
     character_coverage: float = Field(
         0.9999,
         gt=0,
@@ -115,8 +117,8 @@ class TokenizerConfig(Settings):
         if self.type == "unigram":
             yield UnreadKey("min_frequency", "a unigram vocabulary has no merges", "take another tokenizer.type")
         elif self.type == "word":
-            why = "a vocabulary of words has the commonest ones, without merges or single characters"
-            for name in ("min_frequency", "character_coverage", "strip_accents"):
+            why = "a vocabulary of words has the commonest ones, without single characters"
+            for name in ("character_coverage", "strip_accents"):
                 yield UnreadKey(name, why, "take another tokenizer.type")
         elif self.type == "byte-bpe":
             yield UnreadKey(

@@ -57,7 +57,9 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     if not any(text and not text.isspace() for text in texts):
         raise DataError("there is no text to learn a vocabulary from")
     if config.type == "word":
-        words = word_tokenizer(texts, config.vocab_size, lowercase=config.lowercases)
+        words = word_tokenizer(
+            texts, config.vocab_size, lowercase=config.lowercases, min_frequency=config.min_frequency
+        )
         words.backend.post_processor = _TEMPLATES[config.template](words)
         return words
     backend = _untrained(config)
@@ -229,7 +231,9 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
-def word_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
+def word_tokenizer(
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, min_frequency: int = 1
+) -> Tokenizer:
     """A tokenizer of the most frequent words, equally frequent ones by code points; any other word is [UNK].
 
     Words are split as BERT does, and the tokenizer is a WordPiece one without continuing tokens.
@@ -238,6 +242,7 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = T
         texts: of the words.
         vocab_size: entries, special tokens included; fewer if the texts have fewer words.
         lowercase: of all words; accents are removed, too.
+        min_frequency: of a word.
 
     Raises:
         UsageError: `vocab_size` leaves no room for a word.
@@ -254,7 +259,11 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = T
         counts.update(word for word, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text)))
     if not counts:
         raise DataError("there is no text to take words from")
-    known = [word for word in counts if word not in SPECIAL_TOKENS.values() and len(word) <= MAX_WORD_CHARACTERS]
+    known = [
+        word
+        for word, count in counts.items()
+        if count >= min_frequency and word not in SPECIAL_TOKENS.values() and len(word) <= MAX_WORD_CHARACTERS
+    ]
     ranked = sorted(known, key=lambda word: (-counts[word], word))[: vocab_size - len(SPECIAL_TOKENS)]
     entries = {token: number for number, token in enumerate([*SPECIAL_TOKENS.values(), *ranked])}
     backend = Backend(
