@@ -18,6 +18,7 @@ from bertkit.models.deberta import DebertaConfig
 from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.electra import ElectraConfig
+from bertkit.models.elmo import ElmoConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt import GptConfig
 from bertkit.models.gpt2 import Gpt2Config
@@ -176,6 +177,8 @@ SIZES = {
         32_000,
         360_268_800,
     ),
+    # Peters et al. 2018; published without the softmax.
+    "elmo": Size(ElmoConfig(), 793_474, 93_600_848, published_millions=(93.6, 0.1)),
     # Dai et al. 2019, with WikiText-103's words.
     "transformer-xl": Size(TransformerXlConfig(), 267_735, 150_838_570, 151_107_538, ("causal_lm",), (151, 1)),
     # Sun et al. 2020; the printed count leaves out the columns of the masked-LM head that are its own, 384 a piece.

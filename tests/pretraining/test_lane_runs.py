@@ -57,6 +57,18 @@ model:
   cutoffs: [60, 150]
 objective: [forward_lm]
 """,
+    "elmo": """
+data: {layout: {name: continuous, bidirectional: true}, sequence_length: 16, held_out: 0.1}
+model:
+  family: elmo
+  character_size: 4
+  filters: [[1, 6], [3, 10]]
+  highway_layers: 1
+  max_characters: 12
+  projection_size: 14
+  lstm_width: 20
+objective: [forward_lm: {negatives: 40}, backward_lm: {weight: 2.0}]
+""",
 }
 
 
@@ -118,6 +130,7 @@ def test_how_a_batch_is_cut_changes_nothing(family: str, tmp_path: Path) -> None
 NO_DROPOUT: dict[str, dict[str, Any]] = {
     "xlnet": {"model.hidden_dropout_prob": 0.0},
     "transfo-xl": {"model.hidden_dropout_prob": 0.0},
+    "elmo": {"model.hidden_dropout_prob": 0.0, "objective": ["forward_lm", "backward_lm"]},
 }
 
 

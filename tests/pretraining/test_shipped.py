@@ -75,6 +75,8 @@ PUBLISHED = {
     # 117M of the base model; a bias of the head on top.
     "xlnet-base": (116_750_336, 116_718_336),
     "xlnet-large": (360_300_800, 360_268_800),
+    # 93.6M without the softmax.
+    "elmo": (500_653_010, 93_600_848),
     # 151M.
     "transformer-xl": (151_107_538, 150_838_570),
     # 149M, 395M and 137M; then of the paper's size, 120M, but not of its exact parts.
@@ -153,6 +155,10 @@ def shrunk(name: str) -> dict[str, Any]:
             smaller["data.sequence_length"] = min(stage["set"]["data.sequence_length"], LONGEST)
         stage["set"] |= smaller
     kept = {key: value for key, value in SHRUNK.items() if recipe.init is None or not key.startswith("tokenizer.")}
+    own = type(recipe.model).model_fields
+    kept = {key: value for key, value in kept.items() if key[:6] != "model." or key[6:] in own}
+    if "lstm_width" in own:
+        kept |= {"model.lstm_width": 20, "model.projection_size": 12}
     if recipe.tokenizer.type == "unigram":  # has no merges, and refuses their least frequency
         kept.pop("tokenizer.min_frequency", None)
     changed: dict[str, Any] = {"optimisation.stages": json.dumps(stages)} if stages else {}
@@ -445,6 +451,15 @@ def _tokens(stage: Stage) -> int:
     """Of a stage, were all its sequences full."""
     recipe = stage.recipe
     return stage.sequences() * recipe.data.sequence_length
+
+
+def test_elmo_has_the_values_of_its_code() -> None:
+    recipe = load_recipe("elmo")
+    optimisation = recipe.optimisation
+    assert optimisation.schedule.learning_rate(0, 100) == optimisation.schedule.learning_rate(99, 100) == 0.2
+    assert optimisation.optimizer.clip_norm == 10.0
+    assert optimisation.steps == 10 * (768_648_884 // (128 * 20 * 3))
+    assert [objective.weight for objective in recipe.objectives] == [0.5 * recipe.data.sequence_length] * 2
 
 
 def test_transformer_xl_has_the_values_of_its_script() -> None:

@@ -23,6 +23,7 @@ from bertkit.models.layers import Activation
 from bertkit.models.recorder import Recorder
 from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import Settings
+from bertkit.text.tokenizer import Tokenizer
 
 _SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
 """What makes a model narrower; depth and the width of the embeddings stay."""
@@ -311,6 +312,10 @@ class Encoder(nn.Module, ABC):
     def hub_copies(self) -> Names:
         """Tensors that the Hub's class keeps apart and this encoder shares, with the name of the one that is shared."""
         return {}
+
+    def read_vocabulary(self, tokenizer: Tokenizer) -> None:
+        """Take from the vocabulary what the family keeps of it beside weights."""
+        return
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:

@@ -13,6 +13,7 @@ from bertkit.models.deberta import DebertaConfig
 from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.electra import ElectraConfig
+from bertkit.models.elmo import ElmoConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.ernie import ErnieConfig
 from bertkit.models.gpt import GptConfig
@@ -36,6 +37,7 @@ AnyEncoderConfig = Annotated[
     | DebertaV2Config
     | DistilBertConfig
     | ElectraConfig
+    | ElmoConfig
     | ErnieConfig
     | Gpt2Config
     | GptBertConfig

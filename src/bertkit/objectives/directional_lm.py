@@ -14,18 +14,34 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
+from torch import Tensor
 
+from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.layouts import ContinuousText
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.errors import UsageError
+from bertkit.models.adaptive_softmax import AdaptiveProjection
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.models.sampled_softmax import sampled_cross_entropy
 from bertkit.objectives.base import TokenPrediction
 
 
 class DirectionalLM(TokenPrediction):
     """The next token of each token of the lanes that are read in one direction."""
 
+    negatives: int | None = Field(
+        None,
+        ge=1,
+        description="Words of a sampled softmax, drawn anew for every micro-batch; null: the whole softmax, which"
+        " evaluations compute in any case.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"negatives"})
     is_backward: ClassVar[bool]
     has_perplexity: ClassVar[bool] = True
 
@@ -51,6 +67,17 @@ class DirectionalLM(TokenPrediction):
                 " false"
             ]
         return []
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed cross-entropy in nats; in training against a sample of words, where there are `negatives`."""
+        if self.negatives is None or not model.training:
+            return super().loss(model, hidden_TD, batch)
+        targets = batch.targets[self.term]
+        projection = model.projection(self.heads[0], hidden_TD.index_select(0, targets.index_M))
+        if isinstance(projection, AdaptiveProjection):
+            raise UsageError(f"objective.{self.term}.negatives: the softmax is adaptive; write model.cutoffs: []")
+        loss, correct = sampled_cross_entropy(projection, targets.id_M, self.negatives)
+        return LossSum(loss, targets.count, correct)
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Mark what follows each token; ids stay as they are."""

@@ -379,9 +379,11 @@ class Pretrainer(Trainer[PackedBatch]):
                 remade is None and not self.recipe.init_tiling
             ):  # a companion's embeddings are of the old vocabulary, too
                 load_companions(model, directory)
+            model.encoder.read_vocabulary(self.tokenizer)
             return grown(model, config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model.initialise(self.recipe.seed)
+        model.encoder.read_vocabulary(self.tokenizer)
         return model
 
     def _prepared(self, objective: Objective) -> Objective:

@@ -60,10 +60,10 @@ class TokenizerConfig(Settings):
         description="Existing tokenizer to use as it is: a directory, a tokenizer.json, a vocab.txt or a Hub id. "
         "Of the other settings only add_tokens is then read, with what it needs.",
     )
-    template: Literal["bert", "xlnet"] = Field(
+    template: Literal["bert", "xlnet", "closed"] = Field(
         "bert",
-        description="Special tokens around the texts of a task: [CLS] A [SEP] B [SEP], or, as XLNet has them, A [SEP] B"
-        " [SEP] [CLS].",
+        description="Special tokens around the texts of a task: [CLS] A [SEP] B [SEP]; as XLNet has them, A [SEP] B"
+        " [SEP] [CLS]; or closed by separators alone.",
     )
     add_tokens: int = Field(
         0,

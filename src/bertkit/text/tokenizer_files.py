@@ -106,6 +106,14 @@ def xlnet_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
     )
 
 
+def closed_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """A [SEP], or A [SEP] B [SEP] with B of type 1."""
+    sep = tokenizer.roles["sep"]
+    return processors.TemplateProcessing(
+        single=f"$A:0 {sep}:0", pair=f"$A:0 {sep}:0 $B:1 {sep}:1", special_tokens=[(sep, tokenizer.sep_id)]
+    )
+
+
 def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
     """Load a directory, a tokenizer.json, a vocab.txt, a SentencePiece model, or a Hub id (`ORG/NAME` or `NAME`).
 

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
-from bertkit.text.tokenizer_files import bert_template, xlnet_template
+from bertkit.text.tokenizer_files import bert_template, closed_template, xlnet_template
 
 # Ids 0 to 4 of every learnt vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -39,7 +39,7 @@ BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _WORD_OR_PUNCTUATION = Regex(r"▁?((?!▁)[\p{P}\p{S}])+|▁?[^▁\p{P}\p{S}]+|▁+")
 
 
-_TEMPLATES = {"bert": bert_template, "xlnet": xlnet_template}
+_TEMPLATES = {"bert": bert_template, "xlnet": xlnet_template, "closed": closed_template}
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
