@@ -431,6 +431,7 @@ class Trainer(ABC, Generic[Batch]):
         tensors, state = self._tensors(self._generators()), self._state()
         spare = None if self.recipe.optimisation.roll_back is None else self._last_sound
         save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=keep, spare=spare)
+        self.run.seal_growing_files()
         self.run.update(steps=self.step, tokens=self.tokens)
 
     def _state(self) -> dict[str, Any]:
