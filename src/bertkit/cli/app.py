@@ -40,6 +40,7 @@ COMMANDS = {
     "probe": "bertkit.cli.probe:Kinds",
     "study": "bertkit.cli.study:study",
     "predict": "bertkit.cli.predict:predict",
+    "embed": "bertkit.cli.embed:embed",
     "export": "bertkit.cli.export:export",
     "serve": "bertkit.cli.serve:serve",
     "runs": "bertkit.cli.runs:Runs",

@@ -14,7 +14,8 @@ import numpy as np
 
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.documents import Item
-from bertkit.inference.model import Model, TextSequence
+from bertkit.inference.embedder import TextSequence
+from bertkit.inference.model import Model
 from bertkit.inference.predict import head_kind
 from bertkit.models.hub import read_config
 from bertkit.models.model_files import MODULES_FILE, encoder_directory
