@@ -2,9 +2,9 @@
 
 N clients, each with one connection that is kept, ask for the vector of one real sentence again and again, as fast as
 they are answered. The servers are processes of their own, one at a time and in turn, each after a warm-up that is not
-counted. Reported: answers a second, milliseconds to an answer, resident memory in the course of it, and the greatest
-difference between the two servers' vectors. Then bertkit's gets SIGTERM under the same load, and what becomes of each
-request that was sent is counted.
+counted. Reported: answers a second, milliseconds to an answer, processor time of the server for one (which other work
+on the machine disturbs least), resident memory in the course of it, and the greatest difference between the two servers'
+vectors. Then bertkit's gets SIGTERM under the same load, and what becomes of each request that was sent is counted.
 
     python -m benchmarks.serve_load --seconds 60
     python -m benchmarks.serve_load --seconds 600 --rounds 1      # memory over ten minutes
@@ -81,12 +81,14 @@ class Load:
         lost: what became of requests that had no answer, or another than 200.
         sent: requests that were sent whole.
         memory_mb: resident, of the server, once a second.
+        cpu_seconds: of the server, while the load lasted.
     """
 
     milliseconds: list[float] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     sent: int = 0
     memory_mb: list[float] = field(default_factory=list)
+    cpu_seconds: float = 0.0
 
 
 class KeptConnection:
@@ -124,6 +126,7 @@ def body_of(sentence: str) -> bytes:
 async def load(port: int, sentences: Sequence[str], clients: int, seconds: float, server: psutil.Process) -> Load:
     """Ask with all clients for so long; until they are told to close, where `seconds` is infinite."""
     found, bodies = Load(), [body_of(each) for each in sentences]
+    before = sum(server.cpu_times()[:2])
     end = time.monotonic() + seconds
 
     async def client(number: int) -> None:
@@ -155,6 +158,8 @@ async def load(port: int, sentences: Sequence[str], clients: int, seconds: float
         await asyncio.gather(*(client(number) for number in range(clients)))
     finally:
         watching.cancel()
+    if server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+        found.cpu_seconds = sum(server.cpu_times()[:2]) - before
     return found
 
 
@@ -209,6 +214,7 @@ def summary(found: Load, seconds: float) -> dict[str, Any]:
     p50, p95, p99 = np.percentile(found.milliseconds, [50, 95, 99]).round(1).tolist()
     return {
         "answers_per_second": round(len(found.milliseconds) / seconds, 1),
+        "cpu_ms_per_answer": round(1000 * found.cpu_seconds / max(1, len(found.milliseconds)), 2),
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,
