@@ -37,6 +37,7 @@ from bertkit.pretraining.arguments import (
     source_overrides,
     starting_from,
     warn_of_stages,
+    with_longest,
 )
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
@@ -86,6 +87,7 @@ class DistillTextArguments(PretrainArguments):
         ours += source_overrides(self.sources)
         recipe = load_as(DistillTextRecipe, self.named, [*self.overrides, *ours])
         recipe = with_phases(recipe, ShapePair.from_configs(recipe.model, teacher.config))
+        recipe = with_longest(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         done = completed(recipe, self.max_steps)
         assert isinstance(done, DistillTextRecipe)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,7 +16,7 @@ import pytest
 from bertkit.inference.serving.served import ServedModel, apart
 from bertkit.inference.serving.service import Service, shortened
 from bertkit.tasks.examples import TaggedExample
-from tests.inference.serving.clients import in_process, post
+from tests.inference.serving.clients import in_process, post, served
 
 Models = dict[str, ServedModel]
 TEXTS = ["the film was warm", "", "a", "of the story and the actors is not who what Was . , ?" * 5, "fine cat"]
@@ -129,7 +131,7 @@ def test_reranking_by_vectors_and_by_a_cross_encoder(models: Models) -> None:
 @pytest.mark.parametrize("kind", ["base", "classification", "tagging", "span", "choice"])
 def test_an_answer_is_the_same_alone_and_in_company(kind: str, models: Models) -> None:
     """Vectors to the bit; numbers of predictions to `TOLERANCE`, their labels, places and order exactly."""
-    served = models[kind]
+    model = models[kind]
     inputs = TEXTS if kind == "base" else inputs_of(kind) * 2
     path, key = ("/v1/embeddings", "input") if kind == "base" else ("/predict", "inputs")
 
@@ -153,12 +155,36 @@ def test_an_answer_is_the_same_alone_and_in_company(kind: str, models: Models) -
         )
         return alone, together, largest / batches
 
-    alone, together, requests_in_a_batch = in_process([served], ask, wait_ms=300.0)
+    alone, together, requests_in_a_batch = in_process([model], ask, wait_ms=300.0)
     assert requests_in_a_batch > 1.2
     if kind == "base":
         assert alone == together
     for one, other in zip(alone, together, strict=True):
         _assert_near(one, other)
+
+
+def test_what_a_directory_can_do(directories: dict[str, Path], models: Models, tmp_path: Path) -> None:
+    assert models["base"].abilities == {"embed", "rerank", "fill"}
+    assert models["regression"].abilities == {"predict", "rerank"}
+    assert models["tagging"].abilities == {"predict"}
+    # sentence-transformers 6 writes modules.json for cross-encoders, too, with the Transformer alone.
+    transformer = {
+        "idx": 0,
+        "name": "0",
+        "path": "",
+        "type": "sentence_transformers.base.modules.transformer.Transformer",
+    }
+    pooling = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    cross = tmp_path / "cross"
+    shutil.copytree(directories["regression"] / "model", cross)
+    (cross / "modules.json").write_text(json.dumps([transformer]))
+    assert served("cross", cross).abilities == {"predict", "rerank"}
+    sentences = tmp_path / "sentences"
+    shutil.copytree(directories["base"], sentences)
+    (sentences / "1_Pooling").mkdir()
+    (sentences / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+    (sentences / "modules.json").write_text(json.dumps([transformer, pooling]))
+    assert served("sentences", sentences).abilities == {"embed", "rerank"}
 
 
 def test_requests_of_several_models_and_kinds_at_once(models: Models) -> None:

@@ -11,6 +11,8 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
 from bertkit.inference.serving.run import names_of
@@ -132,6 +134,61 @@ def test_compressed_bodies_are_refused(models: Models) -> None:
     _refused(in_process([models["base"]], ask), 415, "unsupported_encoding")
 
 
+_SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(["[MASK]", "the [MASK]", "a fine cat", "base", "classification", "tagging", "span", "choice"]),
+)
+_VALUES = st.recursive(
+    _SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+_ROWS = st.lists(
+    st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("text", "text_pair", "words", "question", "context", "endings", "id"), _VALUES)
+    ),
+    max_size=3,
+)
+_FIELDS = {
+    "/v1/embeddings": ("model", "input", "encoding_format", "dimensions", "user"),
+    "/predict": ("model", "inputs", "top"),
+    "/rerank": ("model", "query", "documents", "top_n", "return_documents"),
+    "/fill": ("model", "input", "top"),
+}
+
+
+@st.composite
+def _bodies(draw: st.DrawFn) -> tuple[str, Any]:
+    """An address, and a body that has most of its fields with any values."""
+    path = draw(st.sampled_from(sorted(_FIELDS)))
+    body: dict[str, Any] = {name: draw(_VALUES) for name in draw(st.sets(st.sampled_from(_FIELDS[path])))}
+    names = st.sampled_from(["base", "classification", "regression", "tagging", "span", "choice"])
+    body["model"] = draw(names | _VALUES)
+    if path == "/predict" and draw(st.booleans()):
+        body["inputs"] = draw(_ROWS)
+    return path, draw(st.just(body) | _VALUES)
+
+
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@given(asked=st.lists(_bodies(), min_size=5, max_size=5))
+def test_no_json_is_a_bug(asked: list[tuple[str, Any]], models: Models) -> None:
+    """Whatever is asked, the answer is 200 or 4xx in OpenAI's shape."""
+
+    async def ask(client: httpx2.AsyncClient, _: Service) -> list[httpx2.Response]:
+        sent = [
+            client.post(path, content=json.dumps(body).encode(), headers={"content-type": "application/json"})
+            for path, body in asked
+        ]
+        return list(await asyncio.gather(*sent))
+
+    for response in in_process(list(models.values()), ask, wait_ms=0.0):
+        if response.status_code != 200:
+            assert response.status_code in (400, 404, 422), (asked, response.text)
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
 def test_a_full_queue_is_429_with_retry_after(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     base = models["base"]
 
@@ -141,8 +198,8 @@ def test_a_full_queue_is_429_with_retry_after(models: Models, monkeypatch: pytes
         assert (await client.post("/v1/embeddings", json=GOOD)).status_code == 200
         return found
 
-    for settings in ({"queue_tokens": 200, "max_request_tokens": 100}, {"queue_requests": 2}):
-        found = in_process([base], ask, **settings)
+    for limits in ({"queue_tokens": 200, "max_request_tokens": 100}, {"queue_requests": 2}):
+        found = in_process([base], ask, **limits)
         busy = [each for each in found if each.status_code == 429]
         assert 0 < len(busy) < 8
         assert {each.status_code for each in found} == {200, 429}

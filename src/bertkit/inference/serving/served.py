@@ -19,6 +19,7 @@ from bertkit.inference.model import Model
 from bertkit.inference.predict import head_kind
 from bertkit.models.hub import read_config
 from bertkit.models.model_files import MODULES_FILE, encoder_directory
+from bertkit.models.sentence import read_modules
 from bertkit.tasks.examples import TaggedExample
 
 Ability = Literal["embed", "predict", "rerank", "fill"]
@@ -152,17 +153,20 @@ def cosine(query_E: np.ndarray[Any, Any], vector_NE: np.ndarray[Any, Any]) -> li
 
 
 def _abilities(model: Model) -> frozenset[Ability]:
-    if (model.directory / MODULES_FILE).is_file():
-        return frozenset({"embed", "rerank"})
+    found: set[Ability] = set()
+    modules = model.directory / MODULES_FILE
+    # A cross-encoder of sentence-transformers 6 has this file, too, with its Transformer alone.
+    if modules.is_file() and any(step.kind == "Pooling" for step in read_modules(modules)):
+        found |= {"embed", "rerank"}
     config, contents = read_config(encoder_directory(model.directory))
     try:
         head_kind(config, contents, model.name)
     except DataError:
-        found: set[Ability] = {"embed", "rerank"}
-        if model.can_fill():
-            found.add("fill")
+        if not found:
+            found |= {"embed", "rerank"}
+            found |= {"fill"} if model.can_fill() else set()
         return frozenset(found)
-    return frozenset({"predict"})
+    return frozenset({*found, "predict"})
 
 
 def _texts_of(given: Any) -> list[str]:
