@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -212,10 +213,13 @@ def test_vectors_that_are_not_finite_are_an_error_that_names_the_model(
     assert not (tmp_path / "v.npy").exists()
 
 
-def test_an_empty_file_and_a_pipe(model: Path, tmp_path: Path, bertkit_process: Command) -> None:
+def test_an_empty_file_and_a_pipe(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bertkit: Command
+) -> None:
     (tmp_path / "none.txt").write_text("")
-    done = bertkit_process("embed", "--model", model, tmp_path / "none.txt", "--out", tmp_path / "v.npy")
+    done = bertkit("embed", "--model", model, tmp_path / "none.txt", "--out", tmp_path / "v.npy")
     assert (done.code, "has no text" in done.stderr) == (0, True)
     assert np.load(tmp_path / "v.npy").shape == (0, 30)
-    done = bertkit_process("embed", "--model", model, "-", input="the cat\n\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n\n")))
+    done = bertkit("embed", "--model", model, "-")
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["0", "1"]

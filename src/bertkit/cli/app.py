@@ -41,6 +41,8 @@ COMMANDS = {
     "study": "bertkit.cli.study:study",
     "predict": "bertkit.cli.predict:predict",
     "embed": "bertkit.cli.embed:embed",
+    "search": "bertkit.cli.search:search",
+    "mine-negatives": "bertkit.cli.search:mine_negatives",
     "export": "bertkit.cli.export:export",
     "serve": "bertkit.cli.serve:serve",
     "runs": "bertkit.cli.runs:Runs",

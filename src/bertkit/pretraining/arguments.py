@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
@@ -37,6 +37,8 @@ from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
 from bertkit.training.run import RunArguments
+
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +187,7 @@ def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
     return recipe
 
 
-def with_longest(recipe: Recipe, overrides: Sequence[Override]) -> Recipe:
+def with_longest(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
     """The recipe whose stages read no longer sequences than the command line wants (`--max-length`)."""
     longest, key = recipe.data.sequence_length, OF_TEXT["max_length"]
     stages = [stage.model_dump(mode="json") for stage in recipe.optimisation.stages]

@@ -1,5 +1,5 @@
-"""`bertkit eval sts`, `pairs`, `triplets`, `retrieval`: figures against plain formulas and other libraries, the published
-layouts, and faulty files."""
+"""`bertkit eval sts`, `pairs`, `triplets`, `retrieval`: figures against plain formulas and other libraries, layouts,
+and faulty files."""
 
 from __future__ import annotations
 
