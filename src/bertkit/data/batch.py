@@ -201,6 +201,19 @@ class TokenTargets:
 
 
 @dataclass(frozen=True)
+class BatchLanes:
+    """`bertkit.data.samples.Lanes` as tensors: what sequences continue, and which are read from right to left."""
+
+    number_B: Tensor
+    reversed_B: Tensor
+    reused_tokens: int
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> BatchLanes:
+        number_B, reversed_B = (each.to(device, non_blocking=non_blocking) for each in (self.number_B, self.reversed_B))
+        return BatchLanes(number_B, reversed_B, self.reused_tokens)
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """The input of a model and the targets of objectives.
 
@@ -211,6 +224,7 @@ class PackedBatch:
         labels: of sequences, by objective, each of shape B.
         global_T: bool, tokens that attend to all of their sequence and are attended to by all, for families with
             windowed attention; None: the family and its heads decide.
+        lanes, ranks_T2: as of `Samples`.
     """
 
     ids_T: Tensor
@@ -220,6 +234,8 @@ class PackedBatch:
     targets: Mapping[str, TokenTargets]
     labels: Mapping[str, Tensor]
     global_T: Tensor | None = None
+    lanes: BatchLanes | None = None
+    ranks_T2: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -243,6 +259,12 @@ class PackedBatch:
             sequences=PackedSequences.from_lengths(samples.lengths_B, causal_B=samples.causal_B),
             targets={term: TokenTargets.from_samples(targets) for term, targets in samples.targets.items()},
             labels={name: _tensor(label_B) for name, label_B in samples.labels.items()},
+            lanes=None
+            if samples.lanes is None
+            else BatchLanes(
+                _tensor(samples.lanes.number_B), _tensor(samples.lanes.reversed_B), samples.lanes.reused_tokens
+            ),
+            ranks_T2=None if samples.ranks_T2 is None else _tensor(samples.ranks_T2),
         )
 
     @classmethod

@@ -163,7 +163,14 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
     optimisation = recipe.optimisation
     if optimisation.passes is None:
         return recipe
-    training, _ = training_and_held_out(recipe.data, shards, seed=recipe.seed, stage=0, plans=cache / "plans")
+    training, _ = training_and_held_out(
+        recipe.data,
+        shards,
+        seed=recipe.seed,
+        stage=0,
+        plans=cache / "plans",
+        lanes=recipe.optimisation.batch_sequences,
+    )
     samples = optimisation.passes * training.epoch_length(0)
     steps = max(1, math.ceil(samples / optimisation.batch_sequences))
     log.info(

@@ -221,7 +221,7 @@ def build_index(
 
 
 def _embedded(directory: Path, deciding: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The counts of vectors that are all there, where their index was stopped in the making; None where they are not."""
+    """The counts of vectors that are all there while their index is not; None where some are missing."""
     if not ((directory / _EMBEDDED).is_file() and (directory / _VECTORS).is_file()):
         return None
     found = read_json(directory / _EMBEDDED)
