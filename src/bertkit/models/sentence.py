@@ -150,6 +150,13 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     ).eval()
 
 
+def is_embedder(directory: Path) -> bool:
+    """Whether a directory of `sentence-transformers` pools states; a cross-encoder of its version 6 has modules.json,
+    too, with its Transformer alone."""
+    listed = directory / MODULES_FILE
+    return listed.is_file() and any(module.kind == "Pooling" for module in read_modules(listed))
+
+
 def read_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], tuple[str, ...]]:
     """The pooling of a directory of `sentence-transformers`, and the kinds of modules behind it.
 
